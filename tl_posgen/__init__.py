@@ -1,0 +1,1 @@
+"""How does a language model's attention use position?"""

@@ -1,0 +1,21 @@
+"""What goes wrong, by who can mend it. A message names the thing, the place and the remedy."""
+
+
+class PosgenError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InputError(PosgenError, ValueError):
+    """A text, token, option or file given by the user cannot be used."""
+
+
+class ModelError(PosgenError):
+    """A model cannot be loaded, or is not sound (missing files, NaN weights, no network)."""
+
+
+class UnsupportedModelError(ModelError):
+    """A sound model whose attention this package cannot describe exactly, so it refuses."""
+
+
+class OutputError(PosgenError, OSError):
+    """A result cannot be written where the user asked."""

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: one question, one file. No model, no TransformerLens."""

@@ -1,0 +1,57 @@
+"""What one attention layer does with positions, in the words that every later floor uses."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_posgen.maths.rope import Rope
+
+Encoding = Literal["rotary", "alibi", "absolute", "none"]
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)) for j <= i and, in a window layer, i - j < window.
+
+    Attributes:
+        layer: index of the layer in the model.
+        encoding: how the layer knows positions. "absolute": learned or sinusoidal embeddings added to the residual
+            stream. "none": this layer does nothing with positions (NoPE).
+        n_heads, n_key_value_heads, d_head: shapes; query head h reads key head h // (n_heads / n_key_value_heads).
+        scale: multiplies <q, k> (1 / sqrt(d_head) in most models).
+        rope: planes and frequencies; `Rope()` where nothing turns.
+        soft_cap: c in c tanh(score / c), or None.
+        window: a query sees the `window` last keys, itself included; None sees all.
+        alibi_slopes: positive slope per head (the score falls by slope per token of distance), or None.
+        qk_norm: whether q and k are normalised before RoPE (the captured ones already are).
+        error: largest |recomputed - model's own score| over the probe tokens: the proof of this description.
+    """
+
+    layer: int
+    encoding: Encoding
+    n_heads: int
+    n_key_value_heads: int
+    d_head: int
+    scale: float
+    rope: Rope = field(default_factory=Rope)
+    soft_cap: float | None = None
+    window: int | None = None
+    alibi_slopes: Float[Tensor, " n_heads"] | None = None
+    qk_norm: bool = False
+    error: float | None = None
+
+    @property
+    def bilinear(self) -> bool:
+        """Whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is ever needed."""
+        return self.soft_cap is None and self.alibi_slopes is None
+
+    def key_head(self, head: int) -> int:
+        return head // (self.n_heads // self.n_key_value_heads)
+
+    def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
+        """Which key each of n queries sees: causal, and inside the window where there is one."""
+        distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)
+        return (distance >= 0) & (distance < (self.window or n))
