@@ -1,1 +1,47 @@
-"""How does a language model's attention use position?"""
+"""How does a language model's attention use position? A plugin for TransformerLens.
+
+Names are imported when first used: `import tl_posgen` loads neither torch nor TransformerLens.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "analyze": "analysis",
+    "attach": "analysis",
+    "analyze_cache": "analysis",
+    "Report": "report",
+    "Result": "results",
+    "load": "results",
+    "load_model": "models.load",
+    "random_like": "models.random_like",
+    "check": "models.probe",
+    "ThreeAxis": "analyzers.three_axis",
+    "Variance": "analyzers.variance",
+    "MeanKey": "analyzers.mean_key",
+    "PosgenError": "errors",
+}
+__version__ = "0.1.0"
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from tl_posgen.analysis import analyze, analyze_cache, attach
+    from tl_posgen.analyzers.mean_key import MeanKey
+    from tl_posgen.analyzers.three_axis import ThreeAxis
+    from tl_posgen.analyzers.variance import Variance
+    from tl_posgen.errors import PosgenError
+    from tl_posgen.models.load import load_model
+    from tl_posgen.models.probe import check
+    from tl_posgen.models.random_like import random_like
+    from tl_posgen.report import Report
+    from tl_posgen.results import Result, load
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tl_posgen' has no attribute {name!r}")
+    return getattr(import_module(f"tl_posgen.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -40,8 +40,9 @@ class Result:
         dataset = self.null if null else self.dataset
         assert dataset is not None
         rows = rows_of(dataset)
-        scalars = [name for name, array in dataset.data_vars.items() if array.dims == rows]
-        return dataset[scalars].to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *scalars]]
+        labels = [name for name, array in dataset.coords.items() if array.dims == rows and name not in rows]
+        scalars = [name for name, array in dataset.data_vars.items() if set(array.dims) == set(rows)]
+        return dataset[scalars].to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *labels, *scalars]]
 
     def plot(self, **options: Any):
         """A plotly Figure of this result beside its null. Draws; computes nothing."""
@@ -79,11 +80,13 @@ def save_results(results: Mapping[str, Result], path: str | os.PathLike) -> Path
     except OSError as error:
         raise OutputError(f"{path}: cannot write there ({error.strerror}); choose another path") from error
     try:
+        groups: dict[str, xr.Dataset] = {}
         for name, result in results.items():
-            dataset = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
-            dataset.to_netcdf(partial, mode="a", group=name, engine="h5netcdf")
+            groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
             if result.null is not None:
-                result.null.to_netcdf(partial, mode="a", group=f"null/{name}", engine="h5netcdf")
+                groups[f"null/{name}"] = result.null
+        for index, (group, dataset) in enumerate(groups.items()):
+            dataset.to_netcdf(partial, mode="a" if index else "w", group=group, engine="h5netcdf")
         Path(partial).chmod(0o644)
         Path(partial).replace(path)
     finally:
@@ -99,13 +102,14 @@ def load(path: str | os.PathLike) -> dict[str, Result]:
         tree = xr.open_datatree(path, engine="h5netcdf").load()
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a results file ({error}); give a .nc file that .save() wrote") from error
+    nulls = tree["null"].children if "null" in tree.children else {}
     results = {}
     for name, node in tree.children.items():
         if name == "null":
             continue
         dataset = node.to_dataset()
         provenance = json.loads(dataset.attrs.pop("provenance", "{}"))
-        null = tree[f"null/{name}"].to_dataset() if f"null/{name}" in tree else None
+        null = nulls[name].to_dataset() if name in nulls else None
         results[name] = Result(name, dataset, null, provenance)
     tree.close()
     return results

@@ -1,0 +1,152 @@
+"""The probe describes every family, on every backend that has it, and its description reproduces the model's scores."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from families import CONTEXT, FAMILIES
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.maths.rope import Rope, inverse_frequencies
+from tl_posgen.models.load import load_model
+from tl_posgen.models.probe import check, geometry_of, longest_prompt, probe
+from tl_posgen.models.probe_bridge import alibi_slopes
+
+PROVABLE = [(name, b) for name, family in FAMILIES.items() for b in ("hooked", "bridge") if getattr(family, b)]
+BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
+
+
+@pytest.mark.parametrize(("name", "backend"), PROVABLE)
+def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
+    errors = [layer.error for layer in geometry_of(family_model(name, backend))]
+    assert len(errors) == 2
+    assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_backends_are_described_alike(family_model, name):
+    for hooked, bridge in zip(*(geometry_of(family_model(name, b)) for b in ("hooked", "bridge")), strict=True):
+        torch.testing.assert_close(hooked.rope.inv_freq, bridge.rope.inv_freq, rtol=1e-6, atol=0)
+        assert hooked.rope.scaling == pytest.approx(bridge.rope.scaling, rel=1e-6)
+        assert hooked.rope.pairing == bridge.rope.pairing
+        assert hooked.scale == pytest.approx(bridge.scale, rel=1e-6)
+        if hooked.alibi_slopes is not None:
+            torch.testing.assert_close(hooked.alibi_slopes, bridge.alibi_slopes)
+        measured = {"rope": Rope(), "scale": 1.0, "alibi_slopes": None, "error": None}
+        assert replace(hooked, **measured) == replace(bridge, **measured)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("llama", {"encoding": "rotary", "n_heads": 4, "n_key_value_heads": 2, "d_head": 8, "scale": 8**-0.5}),
+        ("mistral", {"window": 6}),
+        ("gemma2", {"window": 6, "soft_cap": 50.0, "scale": 0.25}),
+        ("gpt2", {"encoding": "absolute"}),
+        ("bloom", {"encoding": "alibi"}),
+        ("qwen3", {"qk_norm": True}),
+        ("olmo2", {"qk_norm": True}),
+        ("falcon", {"n_key_value_heads": 1}),
+    ],
+)
+def test_first_layer_is_described_as_its_config_says(family_model, name, facts):
+    first = geometry_of(family_model(name, "bridge"))[0]
+    for field, value in facts.items():
+        assert getattr(first, field) == pytest.approx(value), field
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "pairing", "inv_freq"),
+    [
+        ("llama", "bridge", "half", inverse_frequencies(8)),
+        ("llama_linear", "bridge", "half", inverse_frequencies(8) / 4),
+        ("llama_linear", "hooked", "half", inverse_frequencies(8) / 4),
+        ("neox", "bridge", "half", inverse_frequencies(4)),
+        ("glm", "bridge", "adjacent", inverse_frequencies(4)),
+        ("gptj", "hooked", "adjacent", inverse_frequencies(4)),
+    ],
+)
+def test_frequencies_and_pairing_are_those_of_the_formula(family_model, name, backend, pairing, inv_freq):
+    rope = geometry_of(family_model(name, backend))[0].rope
+    assert rope.pairing == pairing
+    torch.testing.assert_close(rope.inv_freq, inv_freq, rtol=1e-6, atol=0)
+
+
+def test_yarn_scales_the_rotated_vectors(family_model):
+    rope = geometry_of(family_model("llama_yarn", "bridge"))[0].rope
+    assert rope.scaling == pytest.approx(0.1 * torch.tensor(4.0).log().item() + 1)
+
+
+def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
+    window, full = geometry_of(family_model("gemma3", "bridge"))
+    assert (window.window, full.window) == (6, None)
+    torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
+
+
+def test_gemma2_has_a_window_in_every_other_layer(family_model, backend):
+    assert [layer.window for layer in geometry_of(family_model("gemma2", backend))] == [6, None]
+
+
+def test_a_layer_without_positions_is_called_none(family_model):
+    assert [layer.encoding for layer in geometry_of(family_model("smollm3", "bridge"))] == ["rotary", "none"]
+
+
+@pytest.mark.parametrize("name", ["gptj", "opt"])
+def test_attention_left_to_hugging_face_is_refused_with_the_way_out(family_model, name):
+    with pytest.raises(UnsupportedModelError, match=r"layer 0: .* after softmax.*HookedTransformer"):
+        geometry_of(family_model(name, "bridge"))
+
+
+def test_check_reports_an_unsupported_model_without_raising(family_model, capsys):
+    table = check(family_model("opt", "bridge"))
+    assert table["supported"].tolist() == [False, False]
+    assert "after softmax" in capsys.readouterr().out
+
+
+def test_check_has_a_row_per_layer_and_prints_it(family_model, backend, capsys):
+    table = check(family_model("gemma2", backend))
+    assert table["layer"].tolist() == [0, 1]
+    assert table["supported"].all()
+    assert table["window"][0] == 6
+    assert table["shortest_wavelength"][0] == pytest.approx(2 * torch.pi)
+    assert (table["proof_error"] < 1e-5).all()
+    assert "proof" in capsys.readouterr().out
+
+
+def test_the_proof_runs_once_per_model(llama):
+    assert probe(llama) is probe(llama)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_are_proved_within_their_rounding(family_directory, backend, dtype):
+    for layer in geometry_of(load_model(family_directory("llama"), backend, dtype)):
+        assert layer.error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "limit"),
+    [
+        ("llama", "hooked", CONTEXT),
+        ("llama", "bridge", None),
+        ("llama_dynamic", "bridge", CONTEXT),
+        ("gpt2", "bridge", CONTEXT),
+        ("gpt2", "hooked", CONTEXT),
+        ("bloom", "hooked", None),
+    ],
+)
+def test_the_longest_prompt_is_known_beforehand(family_model, name, backend, limit):
+    assert longest_prompt(family_model(name, backend))[0] == limit
+
+
+@pytest.mark.parametrize("n", [4, 6, 8, 12])
+def test_alibi_slopes_are_those_transformers_uses(n):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    bias = build_alibi_tensor(torch.ones(1, 2), n, torch.float32)
+    torch.testing.assert_close(alibi_slopes(n), bias[:, 0, 1])
+
+
+def test_something_else_is_not_a_model():
+    with pytest.raises(InputError, match="Linear is not a model of TransformerLens"):
+        geometry_of(torch.nn.Linear(2, 2))

@@ -1,0 +1,130 @@
+"""The proof refuses every description that does not reproduce the scores, and says what is likely to be wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from families import FAMILIES
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.maths.rope import Rope
+from tl_posgen.models.load import load_model
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.proof import prove, without_row_offsets
+from tl_posgen.models.sites import plain_scores
+
+
+@pytest.fixture(scope="module")
+def probed(family_model):
+    """Geometry, q, k and scores of a tiny Llama's first layer on 20 tokens."""
+    model = family_model("llama", "bridge")
+    tokens = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(1))
+    names = [f"blocks.0.attn.hook_{part}" for part in ("q", "k", "attn_scores")]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=names)
+    q, k, scores = (cache[name][0] for name in names)
+    return geometry_of(model)[0], q.transpose(0, 1), k.transpose(0, 1), plain_scores(scores, torch.float32)
+
+
+def test_the_true_description_passes(probed):
+    geometry, q, k, scores = probed
+    assert prove([geometry], q, k, scores).error < 1e-5
+
+
+def test_the_best_of_several_drafts_is_taken(probed):
+    geometry, q, k, scores = probed
+    wrong = replace(geometry, rope=replace(geometry.rope, pairing="adjacent"))
+    assert prove([wrong, geometry], q, k, scores).rope.pairing == "half"
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda g: replace(g, rope=replace(g.rope, inv_freq=g.rope.inv_freq * 1.01)), "RoPE frequencies or pairing"),
+        (lambda g: replace(g, rope=replace(g.rope, pairing="adjacent")), "RoPE frequencies or pairing"),
+        (lambda g: replace(g, rope=Rope()), "RoPE frequencies or pairing"),
+        (lambda g: replace(g, encoding="none", rope=Rope()), "positional bias"),
+        (lambda g: replace(g, scale=g.scale * 1.001), "scale, soft cap"),
+        (lambda g: replace(g, soft_cap=30.0), "scale, soft cap"),
+        (lambda g: replace(g, window=7), "masks other keys than a causal mask with a window of 7"),
+    ],
+)
+def test_a_wrong_description_is_refused_with_its_likely_cause(probed, change, cause):
+    geometry, q, k, scores = probed
+    with pytest.raises(UnsupportedModelError, match=rf"layer 0: .*{cause}"):
+        prove([change(geometry)], q, k, scores)
+
+
+def test_queries_after_rope_are_recognised(probed):
+    geometry, q, k, _ = probed
+    heads = k.repeat_interleave(2, dim=0)
+    scores = (geometry.scale * q @ heads.mT).masked_fill(~geometry.visible(20), -torch.inf)
+    with pytest.raises(UnsupportedModelError, match="after RoPE"):
+        prove([geometry], q, k, scores)
+
+
+def test_not_a_number_is_refused(probed):
+    geometry, q, k, scores = probed
+    with pytest.raises(UnsupportedModelError, match="NaN or inf in the weights"):
+        prove([geometry], q, k, scores + torch.nan)
+
+
+def test_patterns_after_softmax_are_recognised(probed):
+    geometry, q, k, scores = probed
+    with pytest.raises(UnsupportedModelError, match="after softmax"):
+        prove([geometry], q, k, scores.softmax(-1))
+
+
+def test_a_rotary_table_changed_after_loading_is_refused(family_directory, backend):
+    if backend == "bridge":
+        model = load_model(family_directory("llama"), "bridge")
+        model.rotary_emb.original_component.register_forward_hook(lambda module, args, out: (out[0], out[1] * 1.1))
+    else:
+        model = load_model(family_directory("llama"), "hooked")
+        model.blocks[0].attn.rotary_sin *= 1.1
+    with pytest.raises(UnsupportedModelError, match="layer 0: "):
+        geometry_of(model)
+
+
+def test_hooks_that_change_the_scores_during_the_probe_are_refused(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
+    with pytest.raises(UnsupportedModelError, match=r"layer 1: .*hooks that change the scores"):
+        geometry_of(model)
+    model.reset_hooks()
+
+
+def test_a_bridge_that_computes_another_rotation_is_refused(tmp_path):
+    """TransformerLens 3.9 pairs Cohere's coordinates wrongly, so its Cohere is not Cohere; version 4 mended it."""
+    from importlib.metadata import version
+
+    from families import GROUPED, save_config, with_sizes
+
+    model = load_model(save_config(with_sizes("CohereConfig", GROUPED)(), tmp_path), "bridge")
+    if int(version("transformer-lens").split(".")[0]) >= 4:
+        assert geometry_of(model)[0].rope.pairing == "adjacent"
+    else:
+        with pytest.raises(UnsupportedModelError, match="cannot be recomputed"):
+            geometry_of(model)
+
+
+def test_alibi_scores_are_shifted_so_that_distance_zero_has_no_bias():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 2, 5, 4, generator=generator, dtype=torch.float64)
+    j = torch.arange(5.0, dtype=torch.float64)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    relative = (0.5 * q @ k.mT + 0.25 * (j - j[:, None])).masked_fill(~causal, -torch.inf)
+    absolute = (0.5 * q @ k.mT + 0.25 * j).masked_fill(~causal, -torch.inf)
+    torch.testing.assert_close(without_row_offsets(absolute, q, k, 0.5), relative)
+    torch.testing.assert_close(without_row_offsets(relative, q, k, 0.5), relative)
+
+
+def test_masks_of_either_kind_become_minus_infinity():
+    half = torch.tensor([1.0, torch.finfo(torch.float16).min], dtype=torch.float16)
+    assert plain_scores(half, torch.float16).tolist() == [1.0, -torch.inf]
+    assert plain_scores(half.float(), torch.float16).tolist() == [1.0, -torch.inf]
+    assert plain_scores(torch.tensor([-60_000.0, -torch.inf]), torch.float32).tolist() == [-60_000.0, -torch.inf]
+
+
+def test_every_family_is_either_provable_or_known_to_delegate():
+    assert {name for name, family in FAMILIES.items() if not family.bridge} == {"gptj", "opt"}

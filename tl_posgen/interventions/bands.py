@@ -1,0 +1,56 @@
+"""Frequency bands of RoPE dropped, frozen or kept alone in a running model; q and k cut down to what all tokens share."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.interventions.scores import HookList, replace_scores
+from tl_posgen.maths.bands import Ablation, ablate
+from tl_posgen.models.backend import Model
+from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.hooks import chosen
+from tl_posgen.models.probe import geometry_of
+
+
+def ablate_bands(
+    model: Model,
+    kind: Ablation | str,
+    band: Bool[Tensor, " plane"] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> HookList:
+    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation of their planes; see `maths.bands.ablate`.
+
+    Args:
+        kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope".
+        band: boolean per plane (`maths.bands.bands_by_thirds`), for the first three.
+
+    Raises:
+        InputError: an unknown kind, no band or one of another length than a chosen layer has planes.
+        UnsupportedModelError: see `replace_scores`.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=ablate_bands(model, "none"))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    geometries = geometry_of(model)
+    for layer in chosen(layers, model.cfg.n_layers, "layer"):
+        rope = geometries[layer].rope
+        try:
+            ablate(torch.ones(1, 2, geometries[layer].d_head), torch.ones(1, 2, geometries[layer].d_head), rope, kind, band)
+        except InputError as error:
+            raise InputError(f"layer {layer}: {error}") from error
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        q, k = ablate(capture.q, capture.k, capture.geometry.rope, kind, band)
+        return scores_from(q, k, capture.geometry, capture.heads)
+
+    return replace_scores(model, scores_of, layers, heads)

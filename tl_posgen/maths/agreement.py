@@ -1,0 +1,73 @@
+"""Do two measurements agree over heads? Correlations of the scores, overlap of the sets."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two scores of the same heads agree; one number per leading axis.
+
+    Attributes:
+        pearson, spearman: correlations over heads, of the values and of their ranks. NaN where one score is constant.
+        jaccard: overlap of the sets of heads that reach kappa. NaN where both sets are empty.
+        n_first, n_second: sizes of the two sets.
+    """
+
+    pearson: Float[Tensor, "*batch"]
+    spearman: Float[Tensor, "*batch"]
+    jaccard: Float[Tensor, "*batch"]
+    n_first: Int[Tensor, "*batch"]
+    n_second: Int[Tensor, "*batch"]
+
+
+def agreement(first: Float[Tensor, "*batch head"], second: Float[Tensor, "*batch head"], kappa: float) -> Agreement:
+    r"""Pearson's and Spearman's correlation over heads, and |A & B| / |A | B| of the sets A, B = {score >= kappa}.
+
+    Example:
+        >>> found = agreement(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.3, 0.8]), kappa=0.4)
+        >>> round(found.spearman.item(), 6), found.jaccard.item()
+        (1.0, 0.5)
+    """
+    a, b = first >= kappa, second >= kappa
+    return Agreement(pearson(first, second), spearman(first, second), jaccard(a, b), a.sum(-1), b.sum(-1))
+
+
+def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    r"""r = <x - mean x, y - mean y> / (|x - mean x| |y - mean y|), float64; NaN where x or y is constant."""
+    x, y = (v.double() - v.double().mean(-1, keepdim=True) for v in (x, y))
+    constant = (x == x[..., :1]).all(-1) | (y == y[..., :1]).all(-1)
+    r = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
+    return r.clamp(-1, 1).masked_fill(constant, torch.nan)
+
+
+def spearman(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """Pearson's correlation of the ranks, equal values sharing their mean rank.
+
+    Example:
+        >>> round(spearman(torch.tensor([1.0, 2.0, 30.0]), torch.tensor([5.0, 6.0, 7.0])).item(), 6)
+        1.0
+    """
+    return pearson(ranks(x), ranks(y))
+
+
+def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """1 for the smallest; equal values share their mean rank: (number below + number not above + 1) / 2.
+
+    Example:
+        >>> ranks(torch.tensor([0.3, 0.1, 0.3])).tolist()
+        [2.5, 1.0, 2.5]
+    """
+    ordered = x.sort(-1).values
+    x = x.contiguous()
+    below = torch.searchsorted(ordered, x, side="left")
+    not_above = torch.searchsorted(ordered, x, side="right")
+    return (below + not_above + 1).double() / 2
+
+
+def jaccard(a: Bool[Tensor, "*batch n"], b: Bool[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    r"""|A & B| / |A | B| of two sets given as masks; NaN where both are empty."""
+    return (a & b).sum(-1).double() / (a | b).sum(-1)

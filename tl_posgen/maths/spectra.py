@@ -1,0 +1,107 @@
+"""How many directions a matrix really uses: measures of its singular values, and its top direction."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What the singular values s_1 >= s_2 >= ... of a matrix say about its rank. Of a zero matrix all are NaN (rank 0).
+
+    Attributes:
+        r1: share of the first, s_1^2 / sum s^2 (or s_1 / sum s), in (0, 1]; 1 for rank one.
+        rank: R_share, how many of the first it takes to hold `share` (95 %) of the sum.
+        effective_rank: exp of the entropy of the shares.
+        participation_ratio: 1 / sum of the squared shares.
+    """
+
+    r1: Float[Tensor, "*batch"]
+    rank: Int[Tensor, "*batch"]
+    effective_rank: Float[Tensor, "*batch"]
+    participation_ratio: Float[Tensor, "*batch"]
+
+
+def spectrum(
+    x: Float[Tensor, "*batch row column"], *, share: float = 0.95, squared: bool = True, centred: bool = False
+) -> Spectrum:
+    r"""r1, R_share, effective rank and participation ratio of each matrix.
+
+    With p_k = s_k^2 / sum s^2 (or s_k / sum s when not squared): r1 = p_1, R_share = min{K: p_1 + .. + p_K >= share},
+    effective rank = exp(-sum p ln p), participation ratio = 1 / sum p^2.
+
+    Args:
+        x: a row per token, say; any leading axes.
+        share: of the sum that R counts up to, in (0, 1].
+        squared: shares of sum s^2 (energy) rather than of sum s. The effective rank of Roy & Vetterli (2007) is the
+            one that is not squared.
+        centred: subtract the mean row first. The slash-pattern measures do not.
+
+    Raises:
+        InputError: a share outside (0, 1].
+
+    Example:
+        >>> found = spectrum(torch.diag(torch.tensor([3.0, 4.0])))
+        >>> round(found.r1.item(), 6), found.rank.item()
+        (0.64, 2)
+    """
+    return spectrum_of_values(singular_values(x, centred=centred), share=share, squared=squared)
+
+
+def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, share: float = 0.95, squared: bool = True) -> Spectrum:
+    """The same measures from singular values, largest first, that are already there."""
+    if not 0 < share <= 1:
+        raise InputError(f"share = {share}: choose a share of the spectrum in (0, 1]")
+    weights = values.double() ** 2 if squared else values.double()
+    total = weights.sum(-1, keepdim=True)
+    p = weights / total
+    # the last partial sum may round to just under 1, so a share of 1 asks for one rounding error less
+    short = p.cumsum(-1) < share * (1 - 1e-12)
+    return Spectrum(
+        r1=p[..., 0],
+        rank=torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0),
+        effective_rank=torch.special.entr(p).sum(-1).exp(),
+        participation_ratio=1 / (p**2).sum(-1),
+    )
+
+
+def singular_values(x: Float[Tensor, "*batch row column"], *, centred: bool = False) -> Float[Tensor, "*batch rank"]:
+    """s_1 >= s_2 >= ..., float64, by the eigenvalues of the smaller Gram matrix: s below about 1e-8 s_1 are noise."""
+    return _gram(_centred(x) if centred else x)[0].clamp_min(0).sqrt().flip(-1)
+
+
+def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch column"]:
+    r"""v_1 = argmax_{|v|=1} |X v|: the top right-singular vector, float64, signed so that sum_i (X v)_i >= 0.
+
+    Example:
+        >>> top_direction(torch.tensor([[-3.0, 0.0], [-1.0, 0.1]])).round(decimals=2).tolist()
+        [-1.0, 0.01]
+    """
+    x = x.double()
+    top = _gram(x)[1][..., -1]
+    if x.shape[-2] < x.shape[-1]:  # the smaller Gram matrix was X X', whose eigenvector is the left one
+        top = (x.mT @ top[..., None])[..., 0]
+    v = torch.nn.functional.normalize(top, dim=-1)
+    along = (x @ v[..., None]).sum((-2, -1))
+    return v * torch.where(along < 0, -1.0, 1.0)[..., None]
+
+
+def rank_one(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch row column"]:
+    r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; also, the part of every row along v_1."""
+    v = top_direction(x)[..., None]
+    return (x.double() @ v @ v.mT).to(x.dtype)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x.double() - x.double().mean(-2, keepdim=True)
+
+
+def _gram(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of X'X or XX', whichever is smaller."""
+    x = x.double()
+    values, vectors = torch.linalg.eigh(x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT)
+    return values, vectors

@@ -1,0 +1,255 @@
+"""How far a head's scores are a function of distance plus one of the query plus one of the key."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.maths.band import Band
+from tl_posgen.maths.triangle_moments import TriangleMoments, triangle_moments, triangle_moments_from_scores
+
+Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
+
+CONSTANT = 1e-14  # variance below this share of the mean square is float32 rounding, and no correlation is defined
+MAX_ITERATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class ThreeAxisFit:
+    r"""The least-squares fit W_ij ~ a_{i-j} + b_i + c_j of every head, over the pairs of a band.
+
+    a, b, c are as long as the text and NaN where no pair is; their levels and slopes are a convention (`gauge`),
+    since a_d + t d, b_i - t i, c_j + t j is the same fit for every t. r, fitted values and curvature are not.
+
+    Attributes:
+        r: Pearson's correlation between W and the fit; NaN where W is constant.
+        r_visible: the same within rows, the mean of each row removed, which is all that softmax sees.
+        a, b, c: float64.
+        n_distance, n_query, n_key: number of pairs behind each entry of a, b and c.
+        tss: sum of (W - mean)^2; `pooled_r` needs it.
+        band: which pairs counted.
+        ridge: penalty on a^2 + b^2 + c^2.
+        gauge: which constraint fixed levels and slope.
+        iterations: conjugate-gradient steps taken.
+        residual: size of the normal equations' residual relative to their right side, largest over heads.
+    """
+
+    r: Float[Tensor, " head"]
+    r_visible: Float[Tensor, " head"]
+    a: Float[Tensor, "head distance"]
+    b: Float[Tensor, "head query"]
+    c: Float[Tensor, "head key"]
+    n_distance: Int[Tensor, " distance"]
+    n_query: Int[Tensor, " query"]
+    n_key: Int[Tensor, " key"]
+    tss: Float[Tensor, " head"]
+    band: Band
+    ridge: float
+    gauge: Gauge
+    iterations: int
+    residual: float
+
+    @property
+    def r_squared(self) -> Float[Tensor, " head"]:
+        """Share of variance explained (with a ridge: by the best multiple of the fit)."""
+        return self.r.square()
+
+    @property
+    def null_r(self) -> float:
+        """The r that iid Gaussian scores reach by chance on this band."""
+        return self.band.null_r
+
+    @property
+    def null_r_visible(self) -> float:
+        return self.band.null_r_visible
+
+    def fitted(
+        self, queries: Int[Tensor, " crop_query"], keys: Int[Tensor, " crop_key"]
+    ) -> Float[Tensor, "head crop_query crop_key"]:
+        """a_{i-j} + b_i + c_j for the tokens asked for; NaN at pairs that did not count."""
+        visible = self.band.visible(queries, keys)
+        distance = (queries[:, None] - keys).clamp(min=0)
+        values = self.a[:, distance] + self.b[:, queries, None] + self.c[:, None, keys]
+        return values.masked_fill(~visible, torch.nan)
+
+
+def three_axis_from_qk(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    scale: float = 1.0,
+    *,
+    window: int | None = None,
+    first_token: bool = True,
+    diagonal: bool = True,
+    ridge: float = 0.0,
+    gauge: Gauge = "flat_keys",
+) -> ThreeAxisFit:
+    r"""W_ij = scale <q_i, k_j> ~ a_{i-j} + b_i + c_j from ROTATED q and k. See `fit_three_axis`, `triangle_moments`.
+
+    To fit both with and without the first token take `triangle_moments` once, and fit it and its
+    `without_first_token`.
+
+    Example:
+        >>> position = torch.arange(8.0)
+        >>> q = torch.stack([torch.ones(8), position], -1)[None]
+        >>> k = torch.stack([position, torch.ones(8)], -1)[None]
+        >>> three_axis_from_qk(q, k).r.round(decimals=6).tolist()  # W_ij = i + j
+        [1.0]
+    """
+    moments = triangle_moments(q, k, scale, window=window, diagonal=diagonal)
+    return fit_three_axis(_choose_tokens(moments, first_token), ridge=ridge, gauge=gauge)
+
+
+def three_axis_from_scores(
+    scores: Float[Tensor, "head query key"],
+    *,
+    window: int | None = None,
+    first_token: bool = True,
+    diagonal: bool = True,
+    ridge: float = 0.0,
+    gauge: Gauge = "flat_keys",
+) -> ThreeAxisFit:
+    """The same fit from the scores themselves; entries that the mask hides are not read."""
+    moments = triangle_moments_from_scores(scores, window=window, diagonal=diagonal)
+    return fit_three_axis(_choose_tokens(moments, first_token), ridge=ridge, gauge=gauge)
+
+
+def fit_three_axis(
+    moments: TriangleMoments, *, ridge: float = 0.0, gauge: Gauge = "flat_keys", tolerance: float = 1e-10
+) -> ThreeAxisFit:
+    r"""min over a, b, c of sum_ij (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
+
+    The normal equations are solved for all heads at once by conjugate gradients with the counts as preconditioner.
+    On a full triangle the preconditioned matrix has the eigenvalues 1 + 2 (-1)^p / (p + 1) (once) and
+    1 - (-1)^p / (p + 1) (twice), p = 0 .. n - 1, because averaging over the indices that an index meets maps a
+    polynomial of degree p to one of degree p [ours]. So three are zero, the others lie between 1/2 and 3 whatever the
+    length, and about fifteen steps reach 1e-10. A window of w costs about n / w times as many.
+
+    Goodness of fit needs no residual: with theta the solution and m the sums of W - mean,
+    r = theta.m / sqrt(TSS (theta' X'X theta - n mean(fit)^2)).
+
+    Args:
+        moments: from `triangle_moments` or `triangle_moments_from_scores`.
+        ridge: in units of pairs: an axis entry with N pairs is shrunk by about N / (N + ridge).
+        gauge: all have sum b = sum c = 0, levels in a, and no linear trend (least squares over the entries, each
+            counting once) in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
+        tolerance: of the residual in the norm of the preconditioner, relative to the right side.
+
+    Raises:
+        InputError: for a gauge or a ridge that is none.
+        ArithmeticError: where the tolerance was not reached.
+
+    Source: Han & Ji 2025 (arXiv 2503.13305) propose the three axes; the method of solution is ours.
+    """
+    if gauge not in get_args(Gauge):
+        raise InputError(f"gauge {gauge!r} is not one of {', '.join(get_args(Gauge))}")
+    if not 0 <= ridge < float("inf"):
+        raise InputError(f"ridge must be at least 0 and finite; got {ridge}")
+    band, mean = moments.band, moments.mean
+    counts = band.counts(moments.sums.device)
+    centred = band.consistent(moments.sums - mean[:, None] * counts, counts)
+    rounding = 8 * torch.finfo(torch.float64).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
+    theta, iterations, residual = _conjugate_gradients(band, counts, centred, ridge, tolerance, rounding)
+    r, r_visible = _correlations(moments, counts, centred, theta)
+    a, b, c = band.spread(_in_gauge(theta, band, mean, gauge))
+    n_distance, n_query, n_key = (n[0].long() for n in band.spread(counts, fill=0))
+    return ThreeAxisFit(
+        r, r_visible, a, b, c, n_distance, n_query, n_key, moments.tss, band, ridge, gauge, iterations, residual
+    )
+
+
+def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
+    r"""sqrt(sum_h r_h^2 TSS_h / sum_h TSS_h): one correlation over the entries of all heads together, W against the
+    fits, each head's own mean removed from both. Heads of constant scores (r NaN) count nothing.
+
+    Example:
+        >>> pooled_r(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 3.0]))
+        0.5
+    """
+    known = ~r.isnan()
+    r, tss = r[known].double(), tss[known].double()
+    return float((r.square() @ tss / tss.sum()).sqrt())
+
+
+def _choose_tokens(moments: TriangleMoments, first_token: bool) -> TriangleMoments:
+    if first_token:
+        return moments
+    if moments.without_first_token is None:
+        raise InputError(f"nothing is left of {moments.band} without the first token; give a longer text")
+    return moments.without_first_token
+
+
+def _conjugate_gradients(
+    band: Band, counts: Tensor, right: Tensor, ridge: float, tolerance: float, rounding: Tensor
+) -> tuple[Tensor, int, float]:
+    """Solve (X'X + ridge) theta = right for all heads, no closer than the rounding of the right side makes sense."""
+    inverse = (1 / (counts + ridge)).masked_fill(counts == 0, 0)
+    theta, residual = torch.zeros_like(right), right.clone()
+    direction = inverse * residual
+    size = start = (residual * direction).sum((0, 2))
+    enough = (tolerance**2 * start).maximum((inverse * rounding.square()).sum((0, 2)))
+    for step in range(MAX_ITERATIONS):
+        unfinished = size > enough
+        if not unfinished.any():
+            break
+        image = band.normal(direction, counts).add_(direction, alpha=ridge)
+        length = torch.where(unfinished, size / (direction * image).sum((0, 2)), 0)[:, None]
+        theta.addcmul_(length, direction)
+        residual.addcmul_(length, image, value=-1)
+        preconditioned = inverse * residual
+        size, before = (residual * preconditioned).sum((0, 2)), size
+        direction = direction.mul_((size / before)[:, None]).add_(preconditioned)
+    else:
+        raise ArithmeticError(f"the three-axis fit did not converge in {MAX_ITERATIONS} steps on {band}; use a ridge")
+    relative = torch.where(start > 0, size / start, 0).max().sqrt()
+    return theta, step, float(relative)
+
+
+def _correlations(
+    moments: TriangleMoments, counts: Tensor, centred: Tensor, theta: Tensor
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Pearson's r between W and its fit over all pairs, and within rows."""
+    fit_sums = moments.band.normal(theta, counts)
+    shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
+    fit_total = fit_sums[1].sum(-1)
+    rows, fit_rows = centred[1], fit_sums[1] / counts[1]
+    mean_square = moments.tss + moments.band.n_pairs * moments.mean.square()
+    r = _correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.band.n_pairs, mean_square)
+    shared_visible = shared - (rows * fit_rows).sum(-1)
+    fit_visible = fit_squares - (fit_sums[1] * fit_rows).sum(-1)
+    return r, _correlation(shared_visible, moments.within_rows, fit_visible, mean_square)
+
+
+def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor, mean_square: Tensor) -> Tensor:
+    """NaN where W is constant up to rounding; 0 where the fit is."""
+    r = (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(-1, 1)
+    return r.masked_fill(squares <= CONSTANT * mean_square, torch.nan)
+
+
+def _in_gauge(theta: Tensor, band: Band, mean: Tensor, gauge: Gauge) -> Float[Tensor, "axis=3 head size"]:
+    """Move along the three free directions until the gauge holds; the mean of W goes to a."""
+    t = torch.arange(band.size, dtype=theta.dtype, device=theta.device)
+    theta = theta.clone()
+    distance, query, key = theta[0, :, : band.width], theta[1], theta[2]
+    # adding t to all three axes at index t adds n - 1 everywhere: the straight line that no data can place
+    flat = {"flat_distance": distance, "flat_queries": query, "flat_keys": key}[gauge]
+    slope = _slope(flat)
+    distance -= slope * t[: band.width]
+    query -= slope * t
+    key -= slope * t
+    level = slope * (band.size - 1) + mean[:, None]
+    for axis in (query, key):
+        axis_mean = axis.mean(-1, keepdim=True)
+        axis -= axis_mean
+        level = level + axis_mean
+    distance += level
+    return theta
+
+
+def _slope(x: Float[Tensor, "head n"]) -> Float[Tensor, "head 1"]:
+    t = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+    t -= t.mean()
+    return (x @ t / t.square().sum().clamp(min=1)).unsqueeze(-1)

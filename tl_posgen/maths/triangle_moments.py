@@ -1,0 +1,285 @@
+"""The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tl_posgen.errors import InputError
+from tl_posgen.maths.band import Band
+
+SHORT = 384  # up to here the scores themselves are cheaper than FFTs and second moments
+CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
+WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
+ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class TriangleMoments:
+    r"""Sums of W_ij along each axis of a band, and its sum of squares within rows; float64.
+
+    Attributes:
+        band: the pairs that count.
+        sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `Band`.
+        within_rows: sum_ij (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does not see
+            that mean, and because nothing then cancels when the scores are large and nearly constant.
+        without_first_token: the moments of the same scores with token 0 left out as query and as key; None where
+            nothing would be left, or where it is left out already.
+    """
+
+    band: Band
+    sums: Float[Tensor, "axis=3 head size"]
+    within_rows: Float[Tensor, " head"]
+    without_first_token: "TriangleMoments | None" = None
+
+    @property
+    def mean(self) -> Float[Tensor, " head"]:
+        return self.sums[2].sum(-1) / self.band.n_pairs
+
+    @property
+    def tss(self) -> Float[Tensor, " head"]:
+        """sum_ij (W_ij - mean)^2."""
+        counts = self.band.counts(self.sums.device)[1]
+        between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
+        return self.within_rows + between.sum(-1)
+
+
+def triangle_moments(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    scale: float = 1.0,
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+) -> TriangleMoments:
+    r"""The moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
+
+        row_i  = <q_i, sum_{j <= i} k_j>                          cumulative sum
+        col_j  = <k_j, sum_{i >= j} q_i>                          cumulative sum
+        diag_d = sum_i <q_i, k_{i-d}>                             cross-correlation by FFT
+        sum W^2 = sum_i q_i' (sum_{j <= i} k_j k_j') q_i          running second moment, in chunks
+
+    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k and
+    summed in float64 from chunk to chunk. The mean query and the mean key are taken out first and put back as the
+    row and column they add, so that large constant parts cost no digits.
+
+    Args:
+        q, k: queries and keys after RoPE.
+        scale: the attention scale.
+        window: a query sees the `window` last keys, itself included.
+        diagonal: whether a query paired with its own key counts.
+
+    Source: the four moments suffice because the design matrix of the fit depends on the mask alone [ours].
+
+    Example:
+        >>> q, k = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
+        >>> moments = triangle_moments(q, k)
+        >>> distance, query, key = moments.band.spread(moments.sums)
+        >>> query.tolist(), moments.tss.tolist()
+        ([[2.0, 4.0, 6.0]], [0.0])
+    """
+    band = Band(q.shape[1], window, diagonal=diagonal)
+    groups = max(1, WORKING_SET // q[0].numel())
+    parts = [
+        _moments_of_heads(q_group, k_group, scale, band)
+        for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else _join_heads(parts)
+
+
+def triangle_moments_from_scores(
+    scores: Float[Tensor, "head query key"], *, window: int | None = None, diagonal: bool = True
+) -> TriangleMoments:
+    r"""The same moments from the scores themselves, in one pass over blocks of rows: for scores that are not bilinear
+    in q and k (soft cap, ALiBi, edited by a hook), and for short texts.
+
+    Entries that the mask hides (j > i, or i - j >= window) are not read, whatever they hold.
+
+    Raises:
+        InputError: where an entry that the mask shows is not finite.
+
+    Example:
+        >>> scores = torch.tensor([[[1.0, -torch.inf], [2.0, 4.0]]])
+        >>> triangle_moments_from_scores(scores).within_rows.tolist()
+        [2.0]
+    """
+    band = Band(scores.shape[1], window, diagonal=diagonal)
+    if not diagonal:
+        scores = scores[:, 1:, :-1]
+    first_key = scores[:, :, 0].double()
+    rest = _core_from_scores(scores[:, 1:, 1:], _without_first(band)) if band.size > 1 else None
+    moments = _with_first_key(rest, first_key, band)
+    _refuse_hidden_values(moments)
+    return moments
+
+
+def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> TriangleMoments:
+    """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
+    if band.width < band.size:
+        q, k = q.double(), k.double()  # a band is the difference of two triangles
+    if not band.diagonal:
+        q, k = q[:, 1:], k[:, :-1]
+    mean_q, mean_k = (x[:, 1:].mean(1, keepdim=True, dtype=torch.float64).nan_to_num().to(x.dtype) for x in (q, k))
+    q, k, mean_q = scale * (q - mean_q), k - mean_k, scale * mean_q
+    query_part = ((q + mean_q) @ mean_k.mT).squeeze(-1).double()
+    key_part = (k @ mean_q.mT).squeeze(-1).double()
+    first_key = (q @ k[:, 0, :, None]).squeeze(-1) + query_part + key_part[:, :1]
+    rest = None
+    if band.size > 1:
+        rest = _core(q[:, 1:], k[:, 1:], query_part[:, 1:], key_part[:, 1:], _without_first(band))
+    return _with_first_key(rest, first_key, band)
+
+
+def _without_first(band: Band) -> Band:
+    return Band(band.n_tokens, band.window, first_token=False, diagonal=band.diagonal)
+
+
+def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band) -> TriangleMoments:
+    """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the band."""
+    counts = band.counts(q.device)
+    distance, query, key, squares = (_short_sums if band.size <= SHORT else _long_sums)(q, k, band.width)
+    sums = torch.stack([distance, query.flip(-1), key])
+    none = torch.zeros_like(key_part)
+    sums += band.normal(torch.stack([none, none, key_part]), counts)
+    squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
+    within_rows = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
+    return TriangleMoments(
+        band, sums + band.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows
+    )
+
+
+def _short_sums(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Sums of <q_i, k_j> over the band by distance, query and key, and of its square, from all the scores."""
+    scores = (q @ k.mT).tril_().triu_(1 - width)
+    sums = _sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2), scores.square_().sum((-2, -1))
+    return tuple(x.double() for x in sums)
+
+
+def _long_sums(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
+    """The same without the scores: a window's band is the triangle, less the triangle beyond the window."""
+    query, key, squares = _sums_over_triangle(q, k)
+    n = q.shape[1]
+    if width < n:
+        query_beyond, key_beyond, squares_beyond = _sums_over_triangle(q[:, width:], k[:, : n - width])
+        query[:, width:] -= query_beyond
+        key[:, : n - width] -= key_beyond
+        squares = squares - squares_beyond
+    return _distance_sums(q, k, width), query, key, squares
+
+
+def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inside a chunk of tokens from its scores; between chunks from sums and second moments of q and of k."""
+    heads, n, _ = q.shape
+    n_chunks = -(-n // CHUNK)
+    q, k = (pad(x, (0, 0, 0, n_chunks * CHUNK - n)).unflatten(1, (n_chunks, CHUNK)) for x in (q, k))
+    inside = (q @ k.mT).tril_()
+    keys_before = _exclusive_cumsum(k.sum(2)).to(k.dtype)
+    queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
+    query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
+    key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
+    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64)
+    squares = squares + (_exclusive_cumsum(k.mT @ k) * (q.mT @ q)).sum((1, 2, 3))
+    return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
+
+
+def _exclusive_cumsum(x: Tensor) -> Tensor:
+    """What comes before each chunk, in float64."""
+    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0,) * (2 * (x.ndim - 2)) + (1, 0))
+
+
+def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
+    heads, n, d_head = q.shape
+    length = _fft_length(n + width - 1)
+    spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
+    group = max(1, WORKING_SET // (heads * length))
+    for start in range(0, d_head, group):
+        q_waves, k_waves = (_waves(x[..., start : start + group], length) for x in (q, k))
+        spectrum += q_waves.mul_(k_waves.conj()).sum(1)
+    sums = torch.fft.irfft(spectrum, length)[:, :n]
+    sums[:, width:] = 0
+    return sums
+
+
+def _waves(x: Tensor, length: int) -> Tensor:
+    padded = x.new_zeros(x.shape[0], x.shape[2], length)
+    padded[..., : x.shape[1]] = x.mT
+    return torch.fft.rfft(padded)
+
+
+def _fft_length(at_least: int) -> int:
+    """The least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: lengths the FFT is fast at."""
+    return min(odd << max(1, (-(-at_least // odd) - 1).bit_length()) for odd in (1, 3, 5))
+
+
+def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
+    n, width = band.size, band.width
+    sums = torch.zeros(3, len(scores), n, dtype=torch.float64, device=scores.device)
+    within_rows = sums.new_zeros(len(scores))
+    index = torch.arange(n, device=scores.device)
+    for start in range(0, n, ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, n))
+        keys = slice(max(0, start - width + 1), rows.stop)
+        distance = index[rows, None] - index[keys]
+        hidden = (distance < 0) | (distance >= width)
+        block = scores[:, rows, keys].double().masked_fill(hidden, 0)
+        row_sums = block.sum(-1)
+        sums[0, :, : rows.stop - keys.start] += _sums_along_diagonals(block)[:, : rows.stop - keys.start]
+        sums[1, :, rows] = row_sums
+        sums[2, :, keys] += block.sum(-2)
+        means = row_sums / (~hidden).sum(-1)
+        within_rows += (block - means[..., None]).masked_fill_(hidden, 0).square_().sum((-2, -1))
+    sums[1] = sums[1].flip(-1)
+    return TriangleMoments(band, sums, within_rows)
+
+
+def _sums_along_diagonals(block: Tensor) -> Tensor:
+    """Entry d sums the pairs at distance d, for a [head, row, key] block whose last row and last key are one token.
+
+    Read with a stride of one row and one entry, the rows slide past each other until equal distances stand in columns.
+    """
+    heads, rows, keys = block.shape
+    wide = pad(block, (rows - 1, 0))
+    return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
+
+
+def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band) -> TriangleMoments:
+    """Add the scores of key 0, [head, query], to the moments of all the other keys."""
+    n, seen = band.size, min(band.width, band.size)
+    first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
+    key_sum = first_key.sum(-1, keepdim=True)
+    if rest is None:
+        return TriangleMoments(band, first_key.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
+    others = rest.band.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # keys that rows 1 .. seen - 1 have besides
+    others_mean = rest.sums[1].flip(-1)[:, : seen - 1] / others
+    gained = others / (others + 1) * (first_key[:, 1:seen] - others_mean).square()
+    sums = torch.stack(
+        [
+            pad(rest.sums[0], (0, 1)) + first_key,
+            pad(rest.sums[1], (0, 1)) + first_key.flip(-1),
+            torch.cat([key_sum, rest.sums[2]], -1),
+        ]
+    )
+    return TriangleMoments(band, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
+
+
+def _refuse_hidden_values(moments: TriangleMoments) -> None:
+    if moments.sums.isfinite().all():
+        return
+    head, query = (~moments.sums[1].flip(-1).isfinite()).nonzero()[0].tolist()
+    raise InputError(
+        f"a score of head {head}, query {query + moments.band.first_query} is not finite though the mask shows it; "
+        "give the layer's window, or mend the scores"
+    )
+
+
+def _join_heads(parts: list[TriangleMoments]) -> TriangleMoments:
+    rests = [part.without_first_token for part in parts if part.without_first_token is not None]
+    return TriangleMoments(
+        parts[0].band,
+        torch.cat([part.sums for part in parts], 1),
+        torch.cat([part.within_rows for part in parts]),
+        _join_heads(rests) if rests else None,
+    )

@@ -1,0 +1,137 @@
+"""The proof of a layer's description: the model's own scores, recomputed from its queries and keys."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.maths.rope import Rope, rotate
+from tl_posgen.models.capture import scores_from
+from tl_posgen.models.geometry import LayerGeometry
+
+
+def prove(
+    drafts: Sequence[LayerGeometry],
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "key_head pos d_head"],
+    attn_scores: Float[Tensor, "head query key"],
+) -> LayerGeometry:
+    """The draft that reproduces the model's scores, with `error` = max |recomputed - model's| over the visible entries.
+
+    The error must be below `tolerance` times the largest visible |score|, and the draft's mask must be the
+    model's. For ALiBi, scores are compared up to a constant per row (see `without_row_offsets`).
+
+    Args:
+        q, k: before RoPE, after qk-norm, in the model's dtype.
+        attn_scores: the model's, -inf where masked.
+
+    Raises:
+        UnsupportedModelError: the hook carries the pattern after softmax; or no draft fits: the message says how far
+            the best one is off, and what is likely to be wrong with it.
+    """
+    layer = drafts[0].layer
+    refuse_patterns(layer, attn_scores)
+    visible = attn_scores != -torch.inf
+    largest = float(attn_scores[visible].abs().max())
+    allowed = tolerance(q.dtype) * largest
+    tried = [(largest_error(draft, q, k, attn_scores), draft) for draft in drafts]
+    error, best = min(tried, key=lambda pair: pair[0])
+    if not error <= allowed:  # also when it is not a number
+        raise UnsupportedModelError(
+            f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
+            f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {likely_cause(best, q, k, attn_scores, allowed)}"
+        )
+    if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
+        raise UnsupportedModelError(
+            f"layer {layer}: it masks other keys than a causal mask"
+            + (f" with a window of {best.window} would" if best.window else " would")
+            + "; hooks or padding at work during the probe are one cause, an unknown sparse pattern another"
+        )
+    return replace(best, error=error)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Allowed error as a share of the largest score: 1e-4 in float32 (1e-6 is usual), 8 units of rounding below it."""
+    return max(1e-4, 8 * torch.finfo(dtype).eps)
+
+
+def largest_error(
+    geometry: LayerGeometry,
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "key_head pos d_head"],
+    attn_scores: Float[Tensor, "head query key"],
+) -> float:
+    """max |recomputed - model's score| over the entries that both see."""
+    recomputed, actual = recompute(geometry, q, k, attn_scores)
+    both = (actual != -torch.inf) & (recomputed != -torch.inf)
+    return float((recomputed - actual)[both].abs().max())
+
+
+def recompute(
+    geometry: LayerGeometry,
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "key_head pos d_head"],
+    attn_scores: Float[Tensor, "head query key"],
+) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
+    """Scores by the geometry, and the model's in the same gauge."""
+    heads = range(geometry.n_heads)
+    positions = torch.arange(q.shape[1], device=q.device)
+    rotated_q = rotate(q, positions, geometry.rope)
+    rotated_k = rotate(k.repeat_interleave(len(q) // len(k), dim=0), positions, geometry.rope)
+    if geometry.alibi_slopes is not None:
+        attn_scores = without_row_offsets(attn_scores, rotated_q, rotated_k, geometry.scale)
+    return scores_from(rotated_q, rotated_k, geometry, heads), attn_scores
+
+
+def without_row_offsets(
+    attn_scores: Float[Tensor, "head query key"],
+    rotated_q: Float[Tensor, "head pos d_head"],
+    rotated_k: Float[Tensor, "head pos d_head"],
+    scale: float,
+) -> Float[Tensor, "head query key"]:
+    """ALiBi scores with each row shifted so that distance 0 carries no bias, which softmax cannot tell.
+
+    Implementations add slope * (j - i), slope * j (Bloom) or slope * (j - n) (MPT): the same attention, and different
+    numbers. A row whose own key is masked is left as it is.
+    """
+    unbiased = scale * (rotated_q * rotated_k).sum(-1)
+    offset = attn_scores.diagonal(dim1=-2, dim2=-1) - unbiased
+    offset = offset.where(offset != -torch.inf, 0.0)
+    return attn_scores - offset[..., None]
+
+
+def refuse_patterns(layer: int, attn_scores: Float[Tensor, "head query key"]) -> None:
+    """Some bridge layers delegate to Hugging Face, and their hook_attn_scores carries softmax's output."""
+    sums = attn_scores.sum(-1)
+    if (attn_scores >= 0).all() and (sums - 1).abs().max() < 0.02:
+        raise UnsupportedModelError(
+            f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because TransformerBridge "
+            "leaves the attention of this architecture to Hugging Face; load the model as a HookedTransformer "
+            'with TransformerLens 3.9 (load_model(..., backend="hooked")) where that supports it'
+        )
+
+
+def likely_cause(
+    geometry: LayerGeometry,
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "key_head pos d_head"],
+    attn_scores: Float[Tensor, "head query key"],
+    allowed: float,
+) -> str:
+    """RoPE leaves scores at distance 0 alone, so an error there has another cause."""
+    recomputed, actual = recompute(geometry, q, k, attn_scores)
+    if not actual[actual != -torch.inf].isfinite().all():
+        return "Likely cause: NaN or inf in the weights."
+    n = q.shape[1]
+    diagonal: Bool[Tensor, "query key"] = torch.eye(n, dtype=torch.bool, device=q.device)
+    if float((recomputed - actual)[:, diagonal].abs().max()) > allowed:
+        return "Likely cause: scale, soft cap, a normalisation of q and k, or hooks that change the scores."
+    if geometry.encoding == "rotary":
+        unrotated = largest_error(replace(geometry, rope=Rope()), q, k, attn_scores)
+        if unrotated <= allowed:
+            return "Likely cause: the hooks carry queries and keys after RoPE, or the layer does not rotate at all."
+        return "Likely cause: RoPE frequencies or pairing (rotary tables changed after loading?)."
+    return "Likely cause: a positional bias that this package does not know."

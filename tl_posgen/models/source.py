@@ -1,0 +1,136 @@
+"""From what the user typed to a directory with a config, safetensors weights and a tokenizer, all of them sound."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tl_posgen.errors import ModelError
+
+MINI = Path(__file__).parent / "mini"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A directory to load from, and where it came from.
+
+    Attributes:
+        name: as the user gave it.
+        directory: holds config.json, *.safetensors and a tokenizer.
+        revision: commit of the Hub repository, or None for a local directory.
+    """
+
+    name: str
+    directory: Path
+    revision: str | None = None
+
+
+def find_source(name: str | os.PathLike, revision: str | None = None) -> Source:
+    """The local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`.
+
+    Raises:
+        ModelError: no such directory or repository, no network, or files are missing there.
+    """
+    words = os.fspath(name)
+    local = Path(words).expanduser()
+    if words == "mini":
+        source = Source(words, MINI)
+    elif local.is_dir():
+        source = Source(words, local.resolve())
+    elif local.exists():
+        raise ModelError(f"{words} is a file; give the directory that holds config.json and the weights")
+    elif local.is_absolute() or words.startswith((".", "~")) or words.count("/") > 1 or "\\" in words:
+        raise ModelError(f"{words}: no such directory")
+    else:
+        source = download(words, revision)
+    require_files(source)
+    return source
+
+
+def download(name: str, revision: str | None) -> Source:
+    """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    official = next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)
+    try:
+        directory = snapshot_download(
+            official, revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=["*/*", "consolidated*"]
+        )
+    except GatedRepoError as error:
+        raise ModelError(f"{official} asks for a licence: accept it on huggingface.co and set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{official} has no revision {revision!r}") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(f"{name}: neither a directory here nor a model on huggingface.co") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{name}: no such directory here, and huggingface.co cannot be reached; "
+            "give a directory that save_pretrained wrote, or connect once to download the model"
+        ) from error
+    return Source(name, Path(directory), Path(directory).name)
+
+
+def require_files(source: Source) -> None:
+    """Refuse a directory without config, safetensors or tokenizer. Pickled weights are not read: they can run code."""
+    here = source.directory
+    if not (here / "config.json").is_file():
+        raise ModelError(f"{here}: no config.json; give a directory that save_pretrained wrote")
+    if not any((here / name).is_file() for name in WEIGHTS):
+        pickled = [*here.glob("*.bin"), *here.glob("*.pt"), *here.glob("*.pth")]
+        found = (
+            f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
+            if pickled
+            else "no weights"
+        )
+        raise ModelError(f"{here}: {found}; save the model with save_pretrained, which writes model.safetensors")
+    if not any((here / name).is_file() for name in TOKENIZERS):
+        raise ModelError(f"{here}: no tokenizer; save one there with tokenizer.save_pretrained")
+
+
+def require_finite(directory: Path) -> None:
+    """Refuse weights with NaN or inf, and name the tensor; also refuse files that are not safetensors.
+
+    Raises:
+        ModelError: as above.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    weight = file.get_tensor(name)
+                    if weight.is_floating_point() and not torch.isfinite(weight.float()).all():
+                        kind = "NaN" if torch.isnan(weight.float()).any() else "inf"
+                        raise ModelError(
+                            f"{path}: {name} holds {kind}; the weights are broken, load another checkpoint"
+                        )
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: not a readable safetensors file ({error}); download it again") from error
+
+
+def read_config(directory: Path, trust_remote_code: bool) -> Any:
+    """The Hugging Face config of a directory, without the network."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory}: config.json cannot be used: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

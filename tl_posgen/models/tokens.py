@@ -1,0 +1,184 @@
+"""From texts to prompts: token ids, checked against the model before anything runs."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.backend import Model, backend_of
+from tl_posgen.models.probe import longest_prompt
+from tl_posgen.models.source import MINI
+
+CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
+MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
+
+
+def to_prompts(
+    model: Model, prompts: Any, length: int | None = None, n_prompts: int | None = None
+) -> list[Int[Tensor, " pos"]]:
+    """Token ids of every prompt, ready for the model.
+
+    Args:
+        prompts: a text, a list of texts, token ids of one prompt (list or tensor), or a tensor of ids [batch, pos].
+        length: cut texts (or ids) into consecutive prompts of exactly this many tokens. Where the model's convention
+            puts a BOS token in front of a text (cfg.default_prepend_bos), every prompt starts with one, and it counts.
+        n_prompts: how many prompts; as many as there are, if left out.
+
+    Raises:
+        InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
+            short for `length` and `n_prompts`, ids outside the vocabulary, ids that are not integers, a text for a
+            model without a tokenizer.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> prompts = to_prompts(load_model("mini"), bundled_text(), length=32, n_prompts=3)
+        >>> len(prompts), prompts[0].shape
+        (3, torch.Size([32]))
+    """
+    backend_of(model)
+    check_numbers(model, length, n_prompts)
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
+        bos = bos_of(model)
+        wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
+        sources = [text_ids(model, text, wanted) for text in texts]
+    else:
+        bos, sources = [], given_ids(prompts)
+    if length is None:
+        rows = [bos + ids for ids in sources][:n_prompts]
+    else:
+        step = length - len(bos)
+        rows = [bos + ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)][:n_prompts]
+    require_enough(sources, rows, length, n_prompts)
+    for row in rows:
+        check_ids(model, row)
+    return [torch.tensor(row) for row in rows]
+
+
+def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:
+    if length is not None and length < 2:
+        raise InputError(f"length {length}: a prompt needs two tokens at least")
+    if n_prompts is not None and n_prompts < 1:
+        raise InputError(f"n_prompts {n_prompts}: one prompt at least")
+    limit, why = longest_prompt(model)
+    if length is not None and limit is not None and length > limit:
+        raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
+
+
+def bos_of(model: Model) -> list[int]:
+    """The BOS token that the model's convention puts in front of a text, or nothing."""
+    if model.tokenizer is None:
+        raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
+    bos = model.tokenizer.bos_token_id
+    return [bos] if model.cfg.default_prepend_bos and bos is not None and bos < model.cfg.d_vocab else []
+
+
+def text_ids(model: Model, text: str, wanted: int | None) -> list[int]:
+    """The text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
+
+    Of a long text only a beginning is tokenised, cut at a white space.
+    """
+    if not text.strip():
+        raise InputError("a text is empty")
+    characters = len(text) if wanted is None else CHARACTERS_PER_TOKEN * (wanted + MARGIN)
+    while True:
+        part = text[:characters]
+        if characters < len(text):
+            part = part[: max(part.rfind(" "), part.rfind("\n"), 0)] or part
+        ids = model.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+        if characters >= len(text):
+            return ids
+        if wanted is not None and len(ids) >= wanted + MARGIN:
+            return ids[:wanted]
+        characters *= 4
+
+
+def given_ids(prompts: Any) -> list[list[int]]:
+    """Ids that the user gave, one list per prompt."""
+    try:
+        ids = torch.as_tensor(prompts)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "prompts must be a text, a list of texts, or token ids [batch, pos] of one length; "
+            f"these are {type(prompts).__name__}"
+        ) from error
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise InputError(f"token ids must be integers, not {ids.dtype}")
+    if ids.ndim not in (1, 2) or ids.numel() == 0:
+        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
+    return torch.atleast_2d(ids).tolist()
+
+
+def require_enough(sources: list[list[int]], rows: list[list[int]], length: int | None, n_prompts: int | None) -> None:
+    available = sum(len(ids) for ids in sources)
+    if not rows or (n_prompts is not None and len(rows) < n_prompts):
+        wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")
+        raise InputError(
+            f"there are {available} tokens in {len(sources)} text(s), which is too little for {wanted}; "
+            "give a longer text, or ask for fewer or shorter prompts"
+        )
+    shortest = min(len(row) for row in rows)
+    if shortest < 2:
+        raise InputError(f"a prompt has only {shortest} token; two are needed at least")
+
+
+def check_ids(model: Model, ids: Sequence[int]) -> None:
+    """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
+    for extreme in (min(ids), max(ids)):
+        if not 0 <= extreme < model.cfg.d_vocab:
+            raise InputError(
+                f"token id {extreme} is outside the vocabulary of {model.cfg.d_vocab}; "
+                "was the text tokenised for another model?"
+            )
+    limit, why = longest_prompt(model)
+    if limit is not None and len(ids) > limit:
+        raise InputError(
+            f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "
+            "give length= (and n_prompts=) to cut it into prompts"
+        )
+
+
+def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:
+    """Every token as readable text, its leading space kept; the ids themselves for a model without a tokenizer."""
+    ids = tokens.tolist()
+    if model.tokenizer is None:
+        return [str(index) for index in ids]
+    pieces = model.tokenizer.convert_ids_to_tokens(ids)
+    texts = [model.tokenizer.decode([index], clean_up_tokenization_spaces=False) for index in ids]
+    # a sentencepiece decoder drops the space of the first token it is given
+    return [
+        f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
+        for piece, text in zip(pieces, texts, strict=True)
+    ]
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """A text file, UTF-8.
+
+    Raises:
+        InputError: it is not there, not a file, not UTF-8 text, or empty.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: " + ("a directory, not a text file" if path.is_dir() else "no such file"))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if "\0" in text:
+        raise InputError(f"{path}: holds zero bytes, so it is not text")
+    if not text.strip():
+        raise InputError(f"{path}: empty")
+    return text
+
+
+def bundled_text() -> str:
+    """The text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
+    return read_text(MINI / "alice_in_wonderland.txt")

@@ -1,0 +1,69 @@
+"""The report as one HTML page: words first, then pictures, then tables; every script inside."""
+
+import html
+from collections.abc import Mapping
+from importlib import import_module, util
+from typing import Any
+
+import plotly.io
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from tl_posgen.report.findings import QUESTIONS, findings
+from tl_posgen.results import Result
+
+
+def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
+    """The page. Every figure carries its title, model and null; every token-level view shares one script."""
+    environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
+    template = environment.get_template("page.html.j2")
+    scripts: dict[str, None] = {}
+    sections = [_section(result, scripts) for result in results.values()]
+    return template.render(
+        title=f"Position in {provenance.get('model', 'this model')}",
+        findings=findings(results),
+        sections=sections,
+        provenance=_flat(provenance),
+        plotly=Markup(get_plotlyjs()),
+        scripts=[Markup(script) for script in scripts],
+    )
+
+
+def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
+    title, question = QUESTIONS.get(result.name, (result.name.replace("_", " "), ""))
+    module = f"tl_posgen.views.{result.name}"
+    view = import_module(module if util.find_spec(module) else "tl_posgen.views.head_map")
+    section: dict[str, Any] = {"id": result.name, "title": title, "question": question, "views": []}
+    if hasattr(view, "show"):
+        section["views"] = [_token_view(result, view, index, scripts) for index in range(result.dataset.sizes["example"])]
+        section["figures"] = []
+    else:
+        section["figures"] = [_figure(result, kind) for kind in view.KINDS]
+    frame = result.frame()
+    section["table"] = Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+    section["rows"] = len(frame)
+    return section
+
+
+def _figure(result: Result, kind: str) -> Markup:
+    figure = result.plot(kind=kind)
+    return Markup(plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config={"responsive": True}))
+
+
+def _token_view(result: Result, view: Any, example: int, scripts: dict[str, None]) -> dict[str, Any]:
+    from tl_posgen.views.circuits import split_script
+
+    script, page = split_script(result.show(example=example))
+    scripts[script] = None
+    return {"label": view.label(result.dataset, example), "page": Markup(page)}
+
+
+def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for name, value in provenance.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name} ")
+        else:
+            rows.append((f"{prefix}{name}", html.unescape(str(value))))
+    return rows

@@ -1,0 +1,53 @@
+"""The headline numbers of a report: the per-head table, the means, and what goes into summary.json."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from tl_posgen.results import Result, rows_of
+
+SHARES = tuple(f"share_{term}" for term in ("q", "k", "d", "qk", "qd", "kd", "qkd"))
+# result -> {column of its frame: name in the table and in summary.json}
+HEADLINES: dict[str, dict[str, str]] = {
+    "three_axis": {"r": "three_axis_r", "r_no_first": "three_axis_r_no_first", "r_visible": "three_axis_r_visible"},
+    "mean_key": {"mean_key_r": "mean_key_r"},
+    "variance": {share: share for share in SHARES},
+}
+
+
+def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataFrame:
+    """One row per head: the headlines of the known measures, every scalar of the others."""
+    table = pd.DataFrame(columns=["layer", "head"])
+    for name, result in results.items():
+        if rows_of(result.dataset) != ("layer", "head") or (null and result.null is None):
+            continue
+        frame = result.frame(null=null)
+        columns = HEADLINES.get(name) or {c: f"{name}_{c}" for c in frame.columns if c not in ("layer", "head")}
+        frame = frame[["layer", "head", *columns]].rename(columns=columns)
+        table = frame if table.empty else table.merge(frame, on=["layer", "head"], how="outer")
+    return table
+
+
+def means(table: pd.DataFrame) -> dict[str, float | None]:
+    """The mean of every measure over heads; a head without a value (constant scores) is left out."""
+    return {str(name): _number(table[name].mean()) for name in table.columns if name not in ("layer", "head")}
+
+
+def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    table = head_table(results)
+    heads = [{key: _number(value) for key, value in row.items()} for row in table.to_dict("records")]
+    for row in heads:
+        row |= {"layer": int(row["layer"] or 0), "head": int(row["head"] or 0)}
+    summary = {name: provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
+    summary |= {"heads": heads, "mean": means(table), "null": None}
+    null_table = head_table(results, null=True)
+    if len(null_table):
+        summary["null"] = {"seed": provenance.get("null_seed"), "mean": means(null_table)}
+    return summary
+
+
+def _number(value: Any) -> float | None:
+    """A JSON number; NaN and infinity, which JSON lacks, become null."""
+    return float(value) if math.isfinite(value) else None

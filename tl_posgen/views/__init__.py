@@ -1,0 +1,5 @@
+"""Pictures: labelled numbers in, a plotly Figure or a circuitsvis page out. They know no model and compute nothing.
+
+The view of the result named `x` is the module `tl_posgen.views.x`: `plot(dataset, null, kind=...)` draws one of its
+`KINDS`, and `show(dataset)`, where it exists, makes the token-level page.
+"""

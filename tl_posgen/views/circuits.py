@@ -1,0 +1,47 @@
+"""circuitsvis pages that are safe to embed: tokens escaped, numbers finite and short, cropped, the script shared."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+CROP = 128
+_LESS_THAN = "\ue000"  # stands for "<" while circuitsvis writes its page; see `_escaped`
+
+
+def attention_maps(maps: np.ndarray, tokens: Sequence[str], names: Sequence[str], **options):
+    """A circuitsvis `attention_heads` page of maps [map, query, key], the first 128 tokens of each.
+
+    Returns:
+        circuitsvis' RenderedHTML: displays itself in a notebook; `.local_src` works with no network.
+    """
+    from circuitsvis.attention import attention_heads
+
+    finite = np.nan_to_num(np.asarray(maps, dtype=np.float64)[:, :CROP, :CROP], nan=0.0, posinf=0.0, neginf=0.0)
+    rows = finite.round(4).tolist()
+    return _escaped(attention_heads(rows, _marked(tokens[:CROP]), attention_head_names=_marked(names), **options))
+
+
+def split_script(page) -> tuple[str, str]:
+    """(the circuitsvis script, the page without it): a report with many pages carries the 1.3 MB script once."""
+    source = page.local_src
+    start = source.index('<script crossorigin type="module">') + len('<script crossorigin type="module">')
+    stop = source.rindex("CircuitsVis.render(")
+    return source[start:stop].strip(), source[:start] + source[stop:]
+
+
+def _marked(texts: Sequence[str]) -> list[str]:
+    """A token is shown on one line, and its "<" is marked: circuitsvis writes tokens into a script unescaped."""
+    return [text.replace("\n", "↵").replace("\t", "⇥").replace("<", _LESS_THAN) for text in texts]
+
+
+def _escaped(page):
+    """The page with every marked "<" as the JavaScript escape \\u003c, so that no token can close the script."""
+    from circuitsvis.utils.render import RenderedHTML
+
+    def clean(source: str) -> str:
+        for written in (_LESS_THAN, "\\ue000"):
+            source = source.replace(written, "\\u003c")
+        # `<div .../>` is not self-closing in HTML: what follows would be swallowed by the div
+        return source.replace('style="margin: 15px 0;"/>', 'style="margin: 15px 0;"></div>', 1)
+
+    return RenderedHTML(clean(page.local_src), clean(page.cdn_src))
