@@ -154,7 +154,7 @@ def test_slow_planes_carry_meaning_and_constant_keys_position():
     torch.testing.assert_close(share.meaning, 1 - expected)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 999), reference=st.integers(0, 20), name=st.sampled_from(sorted(ROPES)))
 def test_plane_scores_bound_the_mean_residual_at_every_distance(seed, reference, name):
     q, k = random_head(seed)
@@ -197,6 +197,22 @@ def test_a_head_whose_planes_all_meet_a_condition_is_additive():
     k[..., [0, 2]] = 1.0
     found = sufficiency(PlaneMoments.of(q[..., :4], k, rope), rope, SCALE, 4, 16, torch.ones(2, dtype=torch.float64))
     assert found.additive.tolist() == [True, True]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), eps=st.floats(0.01, 3), quiet=st.floats(1e-3, 1), name=st.sampled_from(sorted(ROPES)))
+def test_a_plane_that_meets_a_condition_has_a_small_score(seed, eps, quiet, name):
+    q, k = random_head(seed)
+    q = q * quiet
+    rope, std = ROPES[name], torch.ones(2, dtype=torch.float64)
+    moments = PlaneMoments.of(q, k, rope)
+    found = sufficiency(moments, rope, SCALE, D_HEAD, 12, std, eps)
+    scores = plane_scores(moments, rope, SCALE, D_HEAD, 12)
+    gain = torch.ones(4)
+    gain[: len(rope.inv_freq)] = rope.scaling**2
+    product = gain * complex_planes(q, rope).abs().mean(1) * complex_planes(k, rope).abs().mean(1)
+    assert (scores <= eps * 1.000001)[found.quiet].all()
+    assert (scores <= 2 * eps * SCALE * product * 1.000001)[found.position | found.slow].all()
 
 
 @pytest.mark.parametrize(("n_distances", "eps"), [(0, 0.1), (4, 0.0)])

@@ -164,8 +164,9 @@ def slash_toy(
     Returns:
         A Result named "slash_toy". Over (seed, step), on prompts that are not trained on: loss (of the prompts whose
         answer was shown), score (SlashScore(D), on trained and on unseen features), r1_q and r1_k (s_1^2 / sum s^2 of
-        the trained features' queries and keys before RoPE), matching (mean diagonal of M less the mean off it). Also profile (the final scores at all
-        distances, beside their baseline), pattern (of one prompt, per snapshot) and token (its features).
+        the trained features' queries and keys before RoPE), matching (mean diagonal of M less the mean off it). Also
+        profile (the final scores at all distances, beside their baseline), pattern (of one prompt, per snapshot) and
+        token (its features).
         `.frame()`: one row per seed, with the first measured step at which the score passed one half (slash_step) and
         at which the matching layer had made half of its growth (matching_step); NaN where it never did.
 

@@ -108,7 +108,7 @@ class Sufficiency:
 
     Attributes:
         position: the key is nearly constant, E|k - kbar| <= eps E|k|.
-        quiet: the plane can hardly matter, 2 scale E|q| E|k| <= eps std(W).
+        quiet: the plane can hardly matter, 4 scale E|q| E|k| <= eps std(W).
         slow: the plane hardly turns over the distances, max_d 2|sin(theta (d - d0) / 2)| <= eps: it carries meaning.
         additive: no plane of the head is left over.
     """
@@ -208,7 +208,7 @@ def sufficiency(
     q, k = moments.q.magnitude / moments.n, moments.k.magnitude / moments.n
     gain = turning_factors(torch.zeros(1), rope, d_head)[0].real.to(q.device)
     position = moments.k.spread / moments.n <= eps * k
-    quiet = 2 * scale * gain * q * k <= eps * std[:, None].to(q)
+    quiet = 4 * scale * gain * q * k <= eps * std[:, None].to(q)
     slow = (_largest_turn(rope, d_head, n_distances, reference) <= eps).to(q.device).expand_as(q)
     return Sufficiency(position, quiet, slow, (position | quiet | slow).all(-1))
 

@@ -191,10 +191,11 @@ def _conjugate_gradients(
     direction = inverse * residual
     size = start = (residual * direction).sum((0, 2))
     enough = (tolerance**2 * start).maximum((inverse * rounding.square()).sum((0, 2)))
-    for step in range(MAX_ITERATIONS):
-        unfinished = size > enough
-        if not unfinished.any():
-            break
+    steps = 0
+    while (unfinished := size > enough).any():
+        if steps == MAX_ITERATIONS:
+            raise ArithmeticError(f"the three-axis fit did not converge in {steps} steps on {band}; use a ridge")
+        steps += 1
         image = band.normal(direction, counts).add_(direction, alpha=ridge)
         length = torch.where(unfinished, size / (direction * image).sum((0, 2)), 0)[:, None]
         theta.addcmul_(length, direction)
@@ -202,10 +203,8 @@ def _conjugate_gradients(
         preconditioned = inverse * residual
         size, before = (residual * preconditioned).sum((0, 2)), size
         direction = direction.mul_((size / before)[:, None]).add_(preconditioned)
-    else:
-        raise ArithmeticError(f"the three-axis fit did not converge in {MAX_ITERATIONS} steps on {band}; use a ridge")
     relative = torch.where(start > 0, size / start, 0).max().sqrt()
-    return theta, step, float(relative)
+    return theta, steps, float(relative)
 
 
 def _correlations(

@@ -149,15 +149,15 @@ def row_of(found: Found) -> dict[str, Any]:
     if isinstance(found, UnsupportedModelError):
         return {"supported": False, "refusal": str(found)}
     geometry = found.geometry
-    wavelengths = 2 * torch.pi / geometry.rope.inv_freq
+    wavelengths = (2 * torch.pi / geometry.rope.inv_freq).tolist()
     return {
         "supported": True,
         "encoding": geometry.encoding,
         "planes": len(wavelengths),
-        "shortest_wavelength": float(wavelengths.min()) if len(wavelengths) else None,
-        "longest_wavelength": float(wavelengths.max()) if len(wavelengths) else None,
+        "shortest_wavelength": min(wavelengths, default=None),
+        "longest_wavelength": max(wavelengths, default=None),
         "rotary_dim": geometry.rope.rotary_dim,
-        "pairing": geometry.rope.pairing if len(wavelengths) else None,
+        "pairing": geometry.rope.pairing if wavelengths else None,
         "scale": geometry.scale,
         "soft_cap": geometry.soft_cap,
         "window": geometry.window,
@@ -171,44 +171,39 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """The table, its columns drawn together to fit a terminal; then every reason for which layers are not supported."""
+    """What a terminal has room for, columns that say nothing left out; then why layers are not supported."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    columns = [
-        "layer",
-        "positions",
-        "planes",
-        "wavelengths",
-        "scale",
-        "cap",
-        "window",
-        "heads",
-        "qk norm",
-        "proof error",
-    ]
-    grid = Table(*columns, title=title)
-    for row in table.to_dict("records"):
-        grid.add_row(str(row["layer"]), *(cells(row) if row["supported"] else ["not supported"]))
-    console = Console(soft_wrap=True)
+    rows = pd.DataFrame([cells(row) for row in table.to_dict("records")])
+    rows = rows.loc[:, (rows != "").any()]
+    grid = Table(*rows.columns, title=title, box=SIMPLE_HEAD, title_justify="left")
+    for row in rows.itertuples(index=False):
+        grid.add_row(*row)
+    console = Console()
     console.print(grid)
     for refusal in table["refusal"].dropna():
-        console.print(f"not supported: {refusal}", markup=False, highlight=False)
+        console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
 
 
-def cells(row: Mapping[Hashable, Any]) -> list[str]:
+def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
     def number(name: str, form: str = ".4g") -> str:
-        return "-" if pd.isna(row[name]) else format(row[name], form)
+        return "" if pd.isna(row[name]) else format(row[name], form)
 
-    waves = f"{number('shortest_wavelength')} .. {number('longest_wavelength')}" if row["planes"] else "-"
-    return [
-        row["encoding"] + (f", {row['pairing']}" if row["planes"] else ""),
-        f"{row['planes']:.0f} ({row['rotary_dim']:.0f} of {row['d_head']:.0f} dims)" if row["planes"] else "-",
-        waves,
-        number("scale"),
-        number("soft_cap"),
-        number("window"),
-        f"{row['heads']:.0f}, {row['key_value_heads']:.0f} keys",
-        "yes" if row["qk_norm"] else "-",
-        number("proof_error", ".1e"),
-    ]
+    if not row["supported"]:
+        return {"layer": str(row["layer"]), "positions": "not supported"}
+    turning = row["planes"] > 0
+    return {
+        "layer": str(row["layer"]),
+        "positions": f"{row['encoding']} ({row['pairing']})" if turning else row["encoding"],
+        "planes": f"{row['planes']:.0f}" if turning else "",
+        "rotary": f"{row['rotary_dim']:.0f} of {row['d_head']:.0f}" if turning else "",
+        "wavelengths": f"{number('shortest_wavelength')} - {number('longest_wavelength')}" if turning else "",
+        "scale": number("scale"),
+        "cap": number("soft_cap"),
+        "window": number("window"),
+        "heads": f"{row['heads']:.0f} ({row['key_value_heads']:.0f})",
+        "qk norm": "yes" if row["qk_norm"] else "",
+        "proof": number("proof_error", ".0e"),
+    }

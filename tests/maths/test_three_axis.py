@@ -1,0 +1,416 @@
+"""The three-axis fit against dense least squares on the explicit design matrix, in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import lsqr
+
+from tl_posgen.errors import InputError
+from tl_posgen.maths import triangle_moments as moments_module
+from tl_posgen.maths.band import Band
+from tl_posgen.maths.three_axis import fit_three_axis, pooled_r, three_axis_from_qk, three_axis_from_scores
+from tl_posgen.maths.triangle_moments import triangle_moments, triangle_moments_from_scores
+
+BANDS = [
+    Band(24),
+    Band(24, first_token=False),
+    Band(24, diagonal=False),
+    Band(24, first_token=False, diagonal=False),
+    Band(24, window=7),
+    Band(24, window=7, first_token=False, diagonal=False),
+    Band(24, window=2),
+    Band(24, window=1),
+    Band(3),
+    Band(2),
+    Band(1),
+]
+
+
+def pairs_of(band: Band) -> list[tuple[int, int]]:
+    everything = torch.arange(band.n_tokens)
+    return band.visible(everything, everything).nonzero().tolist()
+
+
+def design(band: Band) -> csr_array:
+    """One row a pair, one column a distance, a query or a key."""
+    query, key = np.array(pairs_of(band)).T
+    n, rows = band.n_tokens, np.arange(len(query))
+    columns = np.stack([query - key, n + query, 2 * n + key], 1)
+    return csr_array((np.ones(columns.size), (np.repeat(rows, 3), columns.ravel())), shape=(len(query), 3 * n))
+
+
+def options(band: Band) -> dict:
+    return {"window": band.window, "first_token": band.first_token, "diagonal": band.diagonal}
+
+
+def random_qk(n: int, *, heads: int = 2, d_head: int = 6, seed: int = 0, constant: float = 5.0):
+    """Float32 queries and keys whose scores have a large constant, a large query part and a large key part."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, heads, n, d_head, generator=generator)
+    return q + constant * torch.randn(heads, 1, d_head, generator=generator), k + constant
+
+
+def entries(scores: torch.Tensor, band: Band) -> np.ndarray:
+    query, key = torch.tensor(pairs_of(band)).T
+    return scores[:, query, key].double().numpy()
+
+
+def reference(scores: torch.Tensor, band: Band) -> tuple[np.ndarray, np.ndarray]:
+    """Pearson's r with the lsqr fit of every head, and the fitted values."""
+    x, w = design(band), entries(scores, band)
+    solutions = [lsqr(x, row - row.mean(), atol=1e-14, btol=1e-14, iter_lim=5000)[0] for row in w]
+    fitted = np.stack([x @ solution + row.mean() for solution, row in zip(solutions, w, strict=True)])
+    return np.array([np.corrcoef(*both)[0, 1] for both in zip(w, fitted, strict=True)]), fitted
+
+
+def within_rows(values: np.ndarray, band: Band) -> np.ndarray:
+    query = np.array(pairs_of(band))[:, 0]
+    return values - np.stack([values[:, query == i].mean(1) for i in query], 1)
+
+
+# Counts, rank and the normal equations
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_rank_of_band_is_that_of_the_design_matrix(band):
+    assert band.n_pairs == len(pairs_of(band))
+    assert band.rank == np.linalg.matrix_rank(design(band).toarray())
+
+
+def test_rank_of_a_triangle_is_three_n_less_three():
+    assert [Band(n).rank for n in (2, 3, 50)] == [3, 6, 147]
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_normal_operator_is_the_dense_normal_matrix(band):
+    x = torch.randn(3, 2, band.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x[0, :, band.width :] = 0
+    dense = torch.cat([part.nan_to_num() for part in band.spread(x)], -1) @ torch.from_numpy(
+        (design(band).T @ design(band)).toarray()
+    )
+    operator = torch.cat(band.spread(band.normal(x, band.counts()), fill=0.0), -1)
+    torch.testing.assert_close(operator, dense)
+
+
+def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
+    n = 12
+    band = Band(n)
+    unit = torch.eye(3 * n, dtype=torch.float64).view(3 * n, 3, n).transpose(0, 1)
+    matrix = band.normal(unit, band.counts()) / band.counts()
+    found = np.sort(np.linalg.eigvals(matrix.transpose(0, 1).reshape(3 * n, 3 * n).numpy()).real)
+    sign = (-1.0) ** np.arange(n) / np.arange(1, n + 1)
+    np.testing.assert_allclose(found, np.sort(np.concatenate([1 + 2 * sign, 1 - sign, 1 - sign])), atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [128, 4096])
+def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
+    q, k = random_qk(n)
+    assert three_axis_from_qk(q, k).iterations <= 20
+
+
+# r against lsqr
+
+
+@pytest.mark.parametrize("short", [0, 1000], ids=["long route", "short route"])
+@pytest.mark.parametrize("band", [*BANDS[:7], Band(150), Band(150, window=70, first_token=False)], ids=str)
+def test_r_equals_lsqr(band, short, monkeypatch):
+    monkeypatch.setattr(moments_module, "SHORT", short)
+    q, k = random_qk(band.n_tokens)
+    r, fitted = reference(0.3 * q.double() @ k.double().mT, band)
+    fit = three_axis_from_qk(q, k, 0.3, **options(band))
+    everything = torch.arange(band.n_tokens)
+    np.testing.assert_allclose(fit.r, r, atol=1e-6)
+    np.testing.assert_allclose(entries(fit.fitted(everything, everything), band), fitted, atol=2e-4)
+
+
+def test_r_equals_lsqr_on_a_text_of_600_tokens():
+    q, k = random_qk(600, heads=1, d_head=32)
+    r, _ = reference(q.double() @ k.double().mT, Band(600))
+    np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
+
+
+def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
+    q, k = random_qk(200, constant=0.0)
+    far_k = k + 1000
+    r, _ = reference(q.double() @ far_k.double().mT, Band(200))
+    np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
+
+
+@pytest.mark.parametrize("band", [band for band in BANDS if band.width > 1], ids=str)
+def test_r_visible_is_the_correlation_within_rows(band):
+    q, k = random_qk(band.n_tokens)
+    scores = q.double() @ k.double().mT
+    w, f = (within_rows(values, band) for values in (entries(scores, band), reference(scores, band)[1]))
+    expected = (w * f).sum(1) / np.sqrt((w**2).sum(1) * (f**2).sum(1))
+    np.testing.assert_allclose(three_axis_from_qk(q, k, **options(band)).r_visible, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("band", [Band(24), Band(24, window=7, first_token=False)], ids=str)
+@pytest.mark.parametrize("ridge", [0.1, 3.0])
+def test_ridge_equals_the_dense_solve(band, ridge):
+    q, k = random_qk(24)
+    x, w = design(band).toarray(), entries(q.double() @ k.double().mT, band)
+    centred = w - w.mean(1, keepdims=True)
+    solution = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ centred.T)
+    expected = [np.corrcoef(*both)[0, 1] for both in zip(w, (x @ solution).T, strict=True)]
+    fit = three_axis_from_qk(q, k, ridge=ridge, **options(band))
+    everything = torch.arange(24)
+    np.testing.assert_allclose(fit.r, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        entries(fit.fitted(everything, everything), band), (x @ solution).T + w.mean(1, keepdims=True), atol=1e-4
+    )
+
+
+# The two routes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 90),
+    window=st.none() | st.integers(1, 95),
+    diagonal=st.booleans(),
+    heads=st.integers(1, 3),
+    short=st.sampled_from([0, 1000]),
+    seed=st.integers(0, 2**31),
+)
+def test_moments_from_qk_equal_those_from_scores(n, window, diagonal, heads, short, seed):
+    if (n == 1 and not diagonal) or (window == 1 and not diagonal):
+        return
+    q, k = (x.double() for x in random_qk(n, heads=heads, seed=seed))
+    before, moments_module.SHORT = moments_module.SHORT, short
+    try:
+        ours = triangle_moments(q, k, 0.5, window=window, diagonal=diagonal)
+    finally:
+        moments_module.SHORT = before
+    theirs = triangle_moments_from_scores(0.5 * q @ k.mT, window=window, diagonal=diagonal)
+    for one, other in [(ours, theirs), (ours.without_first_token, theirs.without_first_token)]:
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one.sums, other.sums, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(one.within_rows, other.within_rows, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(one.tss, other.tss, atol=1e-9, rtol=1e-9)
+
+
+def test_scores_that_are_not_bilinear_are_fitted_exactly():
+    q, k = random_qk(40, constant=0.3)
+    scores = 5 * torch.tanh(q @ k.mT / 5) - 0.2 * (torch.arange(40)[:, None] - torch.arange(40))
+    r, _ = reference(scores, Band(40))
+    np.testing.assert_allclose(three_axis_from_scores(scores).r, r, atol=1e-7)
+
+
+def test_blocks_of_rows_do_not_change_the_moments(monkeypatch):
+    scores = torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(2))
+    whole = triangle_moments_from_scores(scores, window=20)
+    monkeypatch.setattr(moments_module, "ROWS_AT_ONCE", 7)
+    blocks = triangle_moments_from_scores(scores, window=20)
+    torch.testing.assert_close(blocks.sums, whole.sums)
+    torch.testing.assert_close(blocks.within_rows, whole.within_rows)
+
+
+def test_heads_taken_in_groups_equal_heads_together(monkeypatch):
+    q, k = random_qk(60, heads=5)
+    together = triangle_moments(q, k)
+    monkeypatch.setattr(moments_module, "WORKING_SET", q[0].numel() * 2)
+    grouped = triangle_moments(q, k)
+    torch.testing.assert_close(grouped.sums, together.sums)
+    assert grouped.without_first_token is not None
+    assert grouped.without_first_token.within_rows.shape == (5,)
+
+
+def test_hidden_scores_are_not_read():
+    scores = torch.randn(1, 10, 10, generator=torch.Generator().manual_seed(3))
+    hidden = ~Band(10, window=4).visible(torch.arange(10), torch.arange(10))
+    fits = [three_axis_from_scores(scores.masked_fill(hidden, junk), window=4) for junk in (-math.inf, math.nan, 1e30)]
+    assert all(torch.equal(fit.r, fits[0].r) for fit in fits)
+
+
+def test_a_visible_score_that_is_not_finite_is_refused_by_name():
+    scores = torch.zeros(2, 6, 6)
+    scores[1, 4, 2] = -math.inf
+    with pytest.raises(InputError, match="head 1, query 4"):
+        triangle_moments_from_scores(scores)
+
+
+def test_leaving_out_the_first_token_is_the_triangle_of_the_others():
+    q, k = random_qk(30)
+    rest, alone = triangle_moments(q, k).without_first_token, triangle_moments(q[:, 1:], k[:, 1:])
+    assert rest is not None
+    torch.testing.assert_close(rest.sums, alone.sums)
+    torch.testing.assert_close(rest.within_rows, alone.within_rows)
+
+
+def test_inputs_are_left_as_they_were():
+    q, k = random_qk(20)
+    scores = q @ k.mT
+    copies = q.clone(), k.clone(), scores.clone()
+    three_axis_from_qk(q, k, 0.5)
+    three_axis_from_scores(scores)
+    assert all(torch.equal(*both) for both in zip((q, k, scores), copies, strict=True))
+
+
+# What the fit means
+
+
+def additive_scores(n: int = 40, seed: int = 4) -> torch.Tensor:
+    a, b, c = torch.randn(3, 2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+    return 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
+
+
+@pytest.mark.parametrize("band", [Band(40), Band(40, window=9, first_token=False, diagonal=False)], ids=str)
+def test_additive_scores_are_fitted_exactly(band):
+    scores = additive_scores()
+    fit = three_axis_from_scores(scores, **options(band))
+    everything = torch.arange(40)
+    torch.testing.assert_close(fit.r, torch.ones(2, dtype=torch.float64))
+    np.testing.assert_allclose(entries(fit.fitted(everything, everything), band), entries(scores, band), atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_two_tokens_or_fewer_are_fitted_exactly(n):
+    q, k = random_qk(n)
+    fit = three_axis_from_qk(q, k)
+    everything = torch.arange(n)
+    np.testing.assert_allclose(
+        entries(fit.fitted(everything, everything), Band(n)), entries(q @ k.mT, Band(n)), rtol=1e-5
+    )
+    assert fit.r.isnan().all() if n == 1 else torch.allclose(fit.r, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("gauge", ["flat_queries", "flat_distance"])
+def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
+    q, k = random_qk(30)
+    crop = torch.arange(5, 25), torch.arange(12)
+    moments = triangle_moments(q, k, diagonal=diagonal)
+    default, other = fit_three_axis(moments), fit_three_axis(moments, gauge=gauge)
+    assert not torch.allclose(default.a.nan_to_num(), other.a.nan_to_num(), atol=1e-3)
+    assert torch.equal(default.r, other.r)
+    torch.testing.assert_close(other.fitted(*crop), default.fitted(*crop), equal_nan=True)
+
+
+@pytest.mark.parametrize(("gauge", "flat"), [("flat_keys", "c"), ("flat_queries", "b"), ("flat_distance", "a")])
+def test_gauge_keeps_its_promise(gauge, flat):
+    q, k = random_qk(30)
+    fit = three_axis_from_qk(q, k, gauge=gauge, first_token=False)
+    for part in (fit.b, fit.c):
+        torch.testing.assert_close(part.nansum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
+    part = getattr(fit, flat)[0].numpy()
+    known = ~np.isnan(part)
+    slope = np.polyfit(np.arange(30)[known], part[known], 1)[0]
+    assert abs(slope) < 1e-9
+
+
+def test_axes_say_where_no_pair_is():
+    q, k = random_qk(10)
+    fit = three_axis_from_qk(q, k, window=4, first_token=False, diagonal=False)
+    assert fit.n_distance.tolist() == [0, 8, 7, 6, 0, 0, 0, 0, 0, 0]
+    assert fit.n_query.tolist() == [0, 0, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert fit.n_key.tolist() == [0, 3, 3, 3, 3, 3, 3, 2, 1, 0]
+    for part, count in [(fit.a, fit.n_distance), (fit.b, fit.n_query), (fit.c, fit.n_key)]:
+        assert torch.equal(part.isnan(), (count == 0).expand_as(part))
+
+
+def test_softmax_does_not_see_the_query_axis():
+    q, k = random_qk(30, constant=0.5)
+    fit = three_axis_from_qk(q, k, 0.3)
+    everything = torch.arange(30)
+    fitted = fit.fitted(everything, everything)
+    hidden = fitted.isnan()
+    patterns = [(fitted - shift).masked_fill(hidden, -math.inf).softmax(-1) for shift in (0, fit.b[:, :, None])]
+    torch.testing.assert_close(patterns[0], patterns[1])
+
+
+def test_shifting_rows_raises_r_and_leaves_r_visible():
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(1, 60, 60, generator=generator)
+    plain = three_axis_from_scores(scores)
+    shifted = three_axis_from_scores(scores + 10 * torch.randn(1, 60, 1, generator=generator))
+    assert plain.r < 0.5
+    assert shifted.r > 0.9
+    torch.testing.assert_close(shifted.r_visible, plain.r_visible, atol=1e-5, rtol=0)
+
+
+# Nulls
+
+
+@pytest.mark.parametrize("band", [Band(40), Band(40, window=10, first_token=False)], ids=str)
+def test_null_r_is_what_gaussian_noise_reaches(band):
+    noise = torch.randn(300, 40, 40, generator=torch.Generator().manual_seed(6))
+    fit = three_axis_from_scores(noise, **options(band))
+    assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.null_r, rel=0.01)
+    assert math.sqrt(fit.r_visible.square().mean()) == pytest.approx(fit.null_r_visible, rel=0.01)
+
+
+def test_null_r_at_the_usual_lengths():
+    assert [round(Band(n).null_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
+
+
+def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
+    noise = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(7))
+    noise[:, :, 0] += 6
+    moments = triangle_moments_from_scores(noise)
+    assert moments.without_first_token is not None
+    with_first, without = fit_three_axis(moments), fit_three_axis(moments.without_first_token)
+    assert 0.5 < with_first.r.mean() < 0.8
+    assert without.r.mean() == pytest.approx(without.null_r, abs=0.01)
+
+
+@pytest.mark.parametrize("constant", [0.0, 7.3])
+def test_constant_scores_have_no_r(constant):
+    q, k = torch.ones(1, 50, 4), torch.full((1, 50, 4), constant)
+    for fit in (three_axis_from_qk(q, k, 0.1), three_axis_from_scores(0.1 * q @ k.mT)):
+        assert fit.r.isnan().all()
+        assert fit.r_visible.isnan().all()
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_visible():
+    fit = three_axis_from_scores(torch.arange(12.0)[:, None].expand(1, 12, 12))
+    assert fit.r.tolist() == pytest.approx([1.0])
+    assert fit.r_visible.isnan().all()
+
+
+# Many heads, and bad input
+
+
+def test_pooled_r_is_one_correlation_over_the_entries_of_all_heads():
+    q, k = random_qk(30, heads=3)
+    k[1] *= 4
+    scores = q.double() @ k.double().mT
+    w, (_, fitted) = entries(scores, Band(30)), reference(scores, Band(30))
+    centred = [values - values.mean(1, keepdims=True) for values in (w, fitted)]
+    fit = three_axis_from_qk(q, k)
+    assert pooled_r(fit.r, fit.tss) == pytest.approx(np.corrcoef(*(x.ravel() for x in centred))[0, 1], abs=1e-6)
+
+
+def test_pooled_r_leaves_out_heads_of_constant_scores():
+    assert pooled_r(torch.tensor([0.6, math.nan]), torch.tensor([2.0, 0.0])) == pytest.approx(0.6)
+
+
+def test_unknown_gauge_is_refused_with_the_choices():
+    with pytest.raises(InputError, match="flat_keys, flat_queries, flat_distance"):
+        fit_three_axis(triangle_moments(*random_qk(5)), gauge="level")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("ridge", [-1.0, math.inf, math.nan])
+def test_a_ridge_that_is_none_is_refused(ridge):
+    with pytest.raises(InputError, match="ridge"):
+        fit_three_axis(triangle_moments(*random_qk(5)), ridge=ridge)
+
+
+def test_a_band_without_pairs_is_refused():
+    for empty in ({"n_tokens": 1, "first_token": False}, {"n_tokens": 9, "window": 1, "diagonal": False}):
+        with pytest.raises(InputError, match="no \\(query, key\\) pair is left"):
+            Band(**empty)
+    with pytest.raises(InputError, match="window must be at least 1"):
+        Band(4, window=0)
+
+
+def test_one_token_cannot_lose_its_first():
+    with pytest.raises(InputError, match="without the first token"):
+        three_axis_from_qk(*random_qk(1), first_token=False)

@@ -1,0 +1,60 @@
+"""Analyzer of the mean-key split: how far each head's scores are f(q, i - j) + g(q, k) at a dummy distance."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tl_posgen.analyzers.collect import HeadRows
+from tl_posgen.maths.split_fit import split_fit
+from tl_posgen.maths.splits import point_mass
+from tl_posgen.models.capture import LayerCapture
+
+
+class MeanKey:
+    r"""corr(W, f + g), f_ij = s <R_i q_i, R_j kbar>, g_ij = s <R_d0 q_i, k_j - kbar>, kbar the head's mean key.
+
+    Per head, mean over prompts: `mean_key_r` and `mean_key_r_visible` (within rows) at the headline distance `d0`, the
+    same without the first token (`*_no_first`), and `r_by_distance`, `r_visible_by_distance` over all `distances`.
+    A soft cap and ALiBi are not part of W here.
+
+    Args:
+        d0: the headline dummy distance.
+        distances: further dummy distances.
+
+    Source: reconstructed from the public code of the first author of Han & Ji 2025, which uses d0 = 1000.
+
+    Example:
+        >>> import tl_posgen
+        >>> report = tl_posgen.analyze("mini", "Down, down, down.", analyzers=["mean_key"], null_seed=None)
+        >>> report["mean_key"].dataset["d0"].values.tolist()
+        [0, 4, 64, 256, 1000]
+    """
+
+    name: Literal["mean_key"] = "mean_key"
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, *, d0: int = 1000, distances: Sequence[int] = (0, 4, 64, 256, 1000)):
+        self.d0 = d0
+        self.distances = sorted({d0, *distances})
+        self._rows = HeadRows()
+
+    def update(self, capture: LayerCapture) -> None:
+        geometry = capture.geometry
+        fits = [
+            split_fit(capture.q, capture.k, geometry.rope, point_mass(d0), window=geometry.window)
+            for d0 in self.distances
+        ]
+        for name in ("r", "r_visible", "r_no_first", "r_visible_no_first"):
+            self._rows.add(capture, **{name: torch.stack([getattr(fit, name) for fit in fits], -1)})
+
+    def result(self) -> xr.Dataset:
+        curves = {
+            name: self._rows.array(name, "d0").mean("prompt").assign_coords(d0=np.array(self.distances))
+            for name in ("r", "r_visible", "r_no_first", "r_visible_no_first")
+        }
+        data = {f"mean_key_{name}": curve.sel(d0=self.d0, drop=True) for name, curve in curves.items()}
+        data |= {"r_by_distance": curves["r"], "r_visible_by_distance": curves["r_visible"]}
+        return xr.Dataset(data, attrs={"d0": self.d0})
