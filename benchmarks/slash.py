@@ -2,9 +2,9 @@
 
     python benchmarks/slash.py --tokens 1024
 
-Each way runs in a process of its own, so that its peak memory is its own. Ways: the bare forward pass; the same with the
-capture hooks and nothing behind them; with `slash_statistics` behind them (all distances, entropies, attention distance,
-with and without the first token); and run_with_cache of all patterns followed by numpy diagonals (means only).
+Each way runs in a process of its own, so that its peak memory is its own. Ways: the bare forward pass; the same with
+the capture hooks and nothing behind them; with `slash_statistics` behind them (all distances, entropies, attention
+distance, with and without the first token); and run_with_cache of all patterns followed by numpy diagonals (means).
 """
 
 import argparse

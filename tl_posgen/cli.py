@@ -87,8 +87,22 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
     return indices
 
 
+# the table's headings: short, so that thirteen columns fit a terminal of eighty
+HEADINGS = {
+    "three_axis_r": "r",
+    "three_axis_r_no_first": "r-1st",
+    "three_axis_r_visible": "r-row",
+    "mean_key_r": "r-mk",
+}
+CAPTION = (
+    "r: correlation of the scores with position + query + key; r-1st: first token left out; r-row: within rows, what "
+    "softmax sees; q ... qkd: variance shares; r-mk: mean-key split"
+)
+
+
 def print_report(report: Any, page: Path) -> None:
     """The per-head table (per-layer for models of more than 64 heads), what was found, and where the page is."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -97,24 +111,25 @@ def print_report(report: Any, page: Path) -> None:
 
     console = Console()
     frame = report.frame()
-    rows = frame if len(frame) <= 64 else frame.groupby("layer", as_index=False).mean().assign(head="mean")
-    table = Table(title=f"{report.provenance['model']}: {len(frame)} heads", header_style="bold")
+    rows = frame if len(frame) <= 64 else frame.groupby("layer", as_index=False).mean().assign(head="all")
+    title = f"{report.provenance['model']}: {len(frame)} heads"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=CAPTION)
     for name in rows.columns:
-        table.add_column(str(name).replace("three_axis_", "").replace("share_", ""), justify="right")
+        table.add_column(HEADINGS.get(str(name), str(name).removeprefix("share_")), justify="right", no_wrap=True)
 
     def cells(values: dict[str, Any]) -> list[str]:
-        return [f"{v:.3f}" if isinstance(v, float) else "-" if v is None else f"{v}" for v in values.values()]
+        return [f"{v:.3f}".replace("0.", ".") if isinstance(v, float) else f"{v}" for v in values.values()]
 
     for row in rows.to_dict("records"):
         table.add_row(*cells(row | {"layer": int(row["layer"])}))
     table.add_section()
     table.add_row(*cells({"layer": "mean", "head": ""} | means(frame)), style="bold")
     if report.provenance.get("null_seed") is not None:
-        table.add_row(*cells({"layer": "random", "head": "init"} | means(report.frame(null=True))), style="dim")
+        table.add_row(*cells({"layer": "null", "head": ""} | means(report.frame(null=True))), style="dim")
     console.print(table)
     for sentence in findings(report.results):
         console.print(f"• {sentence}", highlight=False)
-    console.print(f"\nReport: {page}", highlight=False)
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

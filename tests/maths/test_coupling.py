@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.maths.coupling import alignment, coupling, every_pair, misalignment, off_diagonal_mean, random_bases
+from tl_posgen.maths.coupling import alignment, every_pair, misalignment, off_diagonal_mean, random_bases
 from tl_posgen.maths.lanczos import dense_triplets
 
 
@@ -93,7 +93,3 @@ def test_the_mean_over_different_members_leaves_the_diagonal_out():
     assert off_diagonal_mean(torch.tensor([[9.0, 1.0], [3.0, 9.0]])) == 2
     assert off_diagonal_mean(torch.ones(1, 1)).isnan()
 
-
-def test_an_unknown_norm_is_refused_with_the_ones_there_are():
-    with pytest.raises(ValueError, match="frobenius, trace"):
-        coupling(torch.eye(2), torch.ones(2), "nuclear")

@@ -51,7 +51,7 @@ def test_agrees_with_lapack_for_every_shape_of_spectrum(values):
 def test_agrees_with_propack():
     matrix = matrix_with(torch.linspace(1, 0, 120).double(), 150, 120)
     operator = LinearOperator(matrix.shape, matvec=lambda v: matrix.numpy() @ v, rmatvec=lambda u: matrix.numpy().T @ u)
-    left, values, right = svds(operator, k=6, solver="propack", rng=np.random.default_rng(0))
+    left, values, right = svds(operator, k=6, solver="propack", maxiter=120, rng=np.random.default_rng(0))
     order = np.argsort(-values)
     found = lanczos(matrix, 6)
     np.testing.assert_allclose(found.values, values[order], rtol=1e-9)

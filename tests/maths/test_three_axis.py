@@ -63,7 +63,7 @@ def entries(scores: torch.Tensor, band: Band) -> np.ndarray:
 def reference(scores: torch.Tensor, band: Band) -> tuple[np.ndarray, np.ndarray]:
     """Pearson's r with the lsqr fit of every head, and the fitted values."""
     x, w = design(band), entries(scores, band)
-    solutions = [lsqr(x, row - row.mean(), atol=1e-14, btol=1e-14, iter_lim=5000)[0] for row in w]
+    solutions = [lsqr(x, row - row.mean(), atol=1e-13, btol=1e-13, conlim=0)[0] for row in w]
     fitted = np.stack([x @ solution + row.mean() for solution, row in zip(solutions, w, strict=True)])
     return np.array([np.corrcoef(*both)[0, 1] for both in zip(w, fitted, strict=True)]), fitted
 
@@ -128,9 +128,9 @@ def test_r_equals_lsqr(band, short, monkeypatch):
     np.testing.assert_allclose(entries(fit.fitted(everything, everything), band), fitted, atol=2e-4)
 
 
-def test_r_equals_lsqr_on_a_text_of_600_tokens():
-    q, k = random_qk(600, heads=1, d_head=32)
-    r, _ = reference(q.double() @ k.double().mT, Band(600))
+def test_r_equals_lsqr_on_a_text_of_400_tokens():
+    q, k = random_qk(400, heads=1, d_head=32)
+    r, _ = reference(q.double() @ k.double().mT, Band(400))
     np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
 
 
@@ -237,7 +237,7 @@ def test_a_visible_score_that_is_not_finite_is_refused_by_name():
 
 
 def test_leaving_out_the_first_token_is_the_triangle_of_the_others():
-    q, k = random_qk(30)
+    q, k = (x.double() for x in random_qk(30))
     rest, alone = triangle_moments(q, k).without_first_token, triangle_moments(q[:, 1:], k[:, 1:])
     assert rest is not None
     torch.testing.assert_close(rest.sums, alone.sums)
@@ -341,10 +341,10 @@ def test_shifting_rows_raises_r_and_leaves_r_visible():
 
 @pytest.mark.parametrize("band", [Band(40), Band(40, window=10, first_token=False)], ids=str)
 def test_null_r_is_what_gaussian_noise_reaches(band):
-    noise = torch.randn(300, 40, 40, generator=torch.Generator().manual_seed(6))
+    noise = torch.randn(600, 40, 40, generator=torch.Generator().manual_seed(6))
     fit = three_axis_from_scores(noise, **options(band))
-    assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.null_r, rel=0.01)
-    assert math.sqrt(fit.r_visible.square().mean()) == pytest.approx(fit.null_r_visible, rel=0.01)
+    assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.null_r, rel=0.02)
+    assert math.sqrt(fit.r_visible.square().mean()) == pytest.approx(fit.null_r_visible, rel=0.02)
 
 
 def test_null_r_at_the_usual_lengths():
@@ -394,7 +394,7 @@ def test_pooled_r_leaves_out_heads_of_constant_scores():
 
 def test_unknown_gauge_is_refused_with_the_choices():
     with pytest.raises(InputError, match="flat_keys, flat_queries, flat_distance"):
-        fit_three_axis(triangle_moments(*random_qk(5)), gauge="level")  # pyright: ignore[reportArgumentType]
+        fit_three_axis(triangle_moments(*random_qk(5)), gauge="level")
 
 
 @pytest.mark.parametrize("ridge", [-1.0, math.inf, math.nan])

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tl_posgen.analyzers.collect import HeadRows
-from tl_posgen.maths.split_fit import split_fit
-from tl_posgen.maths.splits import point_mass
+from tl_posgen.maths.mean_key import mean_key_r
 from tl_posgen.models.capture import LayerCapture
 
 
@@ -30,25 +28,30 @@ class MeanKey:
         >>> import tl_posgen
         >>> report = tl_posgen.analyze("mini", "Down, down, down.", analyzers=["mean_key"], null_seed=None)
         >>> report["mean_key"].dataset["d0"].values.tolist()
-        [0, 4, 64, 256, 1000]
+        [0, 64, 1000]
     """
 
     name: Literal["mean_key"] = "mean_key"
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, *, d0: int = 1000, distances: Sequence[int] = (0, 4, 64, 256, 1000)):
+    def __init__(self, *, d0: int = 1000, distances: Sequence[int] = (0, 64, 1000)):
         self.d0 = d0
         self.distances = sorted({d0, *distances})
         self._rows = HeadRows()
 
     def update(self, capture: LayerCapture) -> None:
         geometry = capture.geometry
-        fits = [
-            split_fit(capture.q, capture.k, geometry.rope, point_mass(d0), window=geometry.window)
-            for d0 in self.distances
-        ]
-        for name in ("r", "r_visible", "r_no_first", "r_visible_no_first"):
-            self._rows.add(capture, **{name: torch.stack([getattr(fit, name) for fit in fits], -1)})
+        for first_token, suffix in ((True, ""), (False, "_no_first")):
+            fit = mean_key_r(
+                capture.q,
+                capture.k,
+                geometry.rope,
+                geometry.scale,
+                self.distances,
+                window=geometry.window,
+                first_token=first_token,
+            )
+            self._rows.add(capture, **{f"r{suffix}": fit.r.mT, f"r_visible{suffix}": fit.r_visible.mT})
 
     def result(self) -> xr.Dataset:
         curves = {

@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.maths.variance import COMPONENTS, QueryKeyMoments, VarianceShares, Weights, variance_shares
+from tl_posgen.maths.variance import COMPONENTS, DistanceWeights, TripleMoments, VarianceShares, variance_shares
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 
@@ -40,45 +40,41 @@ class Variance:
     name: Literal["variance"] = "variance"
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, *, n_distances: int | None = None, weights: Weights = "uniform"):
+    def __init__(self, *, n_distances: int | None = None, weights: DistanceWeights = "uniform"):
         self.n_distances, self.weights = n_distances, weights
         self._longest = 0
         self._layers: dict[int, tuple[LayerGeometry, tuple[int, ...]]] = {}
-        self._all: dict[int, QueryKeyMoments] = {}
-        self._rest: dict[int, QueryKeyMoments] = {}
+        self._all: dict[int, TripleMoments] = {}
+        self._rest: dict[int, TripleMoments] = {}
 
     def update(self, capture: LayerCapture) -> None:
         self._layers[capture.layer] = (capture.geometry, tuple(capture.heads))
         self._longest = max(self._longest, capture.q.shape[1])
-        for sums, start in ((self._all, 0), (self._rest, 1)):
-            if capture.q.shape[1] > start:
-                moments = QueryKeyMoments.of(capture.q[:, start:], capture.k[:, start:], capture.geometry.rope)
-                sums[capture.layer] = sums[capture.layer] + moments if capture.layer in sums else moments
+        for sums, first_token in ((self._all, True), (self._rest, False)):
+            moments = TripleMoments.of(capture.q, capture.k, capture.geometry.rope, first_token=first_token)
+            sums[capture.layer] = sums[capture.layer] + moments if capture.layer in sums else moments
 
     def result(self) -> xr.Dataset:
         n = self.n_distances or self._longest
         rest, everything = ({layer: self._shares(m, layer, n) for layer, m in s.items()} for s in (self._rest, self._all))
-        data = {part: self._stack(rest, lambda s, p=part: s.visible(*PARTS[p])) for part in PARTS}
-        data |= {f"share_{name}": self._stack(rest, lambda s, c=name: s[c]) for name in COMPONENTS}
+        data = {part: self._stack(rest, lambda s, p=part: s.visible.share(*PARTS[p])) for part in PARTS}
+        data |= {f"share_{name}": self._stack(rest, lambda s, c=name: s.share(c)) for name in COMPONENTS}
         data["additive_r"] = self._stack(rest, lambda s: s.additive_r)
-        data["three_axis_share"] = self._stack(rest, lambda s: s.three_axis)
+        data["three_axis_share"] = self._stack(rest, lambda s: s.three_axis_share)
         data["variance"] = self._stack(rest, lambda s: s.total)
-        data |= {f"share_{name}_with_first": self._stack(everything, lambda s, c=name: s[c]) for name in COMPONENTS}
+        data |= {f"share_{name}_with_first": self._stack(everything, lambda s, c=name: s.share(c)) for name in COMPONENTS}
         heads = next(iter(self._layers.values()))[1]
         attrs = {"n_distances": n, "weights": self.weights, "first_token": "left out; *_with_first keep it"}
         return xr.Dataset(data, {"layer": list(self._layers), "head": list(heads)}, attrs)
 
-    def _shares(self, moments: QueryKeyMoments, layer: int, n: int) -> VarianceShares:
+    def _shares(self, moments: TripleMoments, layer: int, n: int) -> VarianceShares:
         geometry, heads = self._layers[layer]
+        n = min(n, geometry.window or n)
         bias = None
         if geometry.alibi_slopes is not None:
-            device = moments.q.mean.device
-            distance = torch.arange(n, dtype=torch.float64, device=device)
+            distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
             bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
-        options = {"n_distances": min(n, geometry.window or n), "weights": self.weights}
-        if bias is not None:
-            bias = bias[:, : options["n_distances"]]
-        return variance_shares(moments, geometry.rope, geometry.d_head, geometry.scale, bias=bias, **options)
+        return variance_shares(moments, geometry.rope, geometry.scale, n, weights=self.weights, bias=bias)
 
     def _stack(self, shares: dict[int, VarianceShares], read) -> tuple[tuple[str, str], Tensor]:
         return ("layer", "head"), torch.stack([read(s).cpu() for s in shares.values()]).numpy()

@@ -1,41 +1,68 @@
-"""How uncertain a mean over prompts is."""
+"""How sure a mean over prompts is."""
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+
+from tl_posgen.errors import InputError
+
+AT_ONCE = 2**24  # resampled means held in memory at a time
 
 
 def bootstrap_interval(
-    values: Float[Tensor, "prompt *rest"], *, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
-) -> tuple[Float[Tensor, "*rest"], Float[Tensor, "*rest"]]:
-    r"""Percentile bootstrap of the mean over prompts: quantiles (1 - level) / 2 and (1 + level) / 2 of resampled means.
+    values: Float[np.ndarray, "prompt *measure"], *, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
+) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+    r"""Percentile bootstrap of the mean over prompts: the (1 -+ level) / 2 quantiles of means of resampled prompts.
+
+    Prompts are drawn with replacement, the same ones for every measure of a resample, so what is known of one prompt
+    stays together. A prompt whose value is NaN counts nothing there. Fewer than two prompts leave nothing to
+    resample: the interval is NaN.
 
     Args:
-        values: one measure per prompt; prompts are drawn with replacement.
-        level: coverage.
-        n_resamples: number of resampled means.
-        seed: of the draws; the global random state is not touched.
+        values: one row a prompt.
+        seed: of the resampling; the same seed gives the same interval.
 
     Returns:
-        (low, high), float64; NaN where there is one prompt, since one prompt says nothing of others.
+        Lower and upper end.
+
+    Raises:
+        InputError: for a level outside (0, 1), or fewer than one resample.
 
     Source: Efron 1979.
 
     Example:
-        >>> low, high = bootstrap_interval(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        >>> bool(1.0 <= low < 2.5 < high <= 4.0)
+        >>> low, high = bootstrap_interval(np.array([0.90, 0.92, 0.91, 0.95]))
+        >>> bool(low < 0.92 < high)
         True
     """
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1; got {level}")
-    n = values.shape[0]
-    rest = values[0].double()
-    if n < 2:
-        return torch.full_like(rest, torch.nan), torch.full_like(rest, torch.nan)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(n, (n_resamples, n), generator=generator)
-    counts = torch.zeros(n_resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
-    means = counts.to(values.device) @ values.double().reshape(n, -1) / n
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
-    low, high = means.quantile(ends, dim=0).reshape(2, *rest.shape)
-    return low, high
+        raise InputError(f"level {level}: give a share between 0 and 1, such as 0.95")
+    if n_resamples < 1:
+        raise InputError(f"{n_resamples} resamples asked for; give at least 1")
+    shape = values.shape[1:]
+    ends = np.full((2, int(np.prod(shape))), np.nan)
+    if len(values) > 1:
+        flat = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
+        weights = _resampling_counts(len(flat), n_resamples, seed)
+        step = max(1, AT_ONCE // n_resamples)
+        for start in range(0, flat.shape[1], step):
+            ends[:, start : start + step] = _interval(flat[:, start : start + step], weights, level)
+    return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def _resampling_counts(n_prompts: int, n_resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
+    """How often each resample drew each prompt."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(n_prompts, np.full(n_prompts, 1 / n_prompts), size=n_resamples).astype(np.float64)
+
+
+def _interval(
+    values: Float[np.ndarray, "prompt measure"], weights: Float[np.ndarray, "resample prompt"], level: float
+) -> Float[np.ndarray, "end=2 measure"]:
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):  # a resample may hold no prompt whose value is known: 0 / 0, left out
+        means = (weights @ np.where(known, values, 0)) / (weights @ known)
+    interval = np.full((2, values.shape[1]), np.nan)
+    enough = known.sum(0) > 1
+    if enough.any():
+        interval[:, enough] = np.nanquantile(means[:, enough], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return interval

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-ROWS = 128  # rows of one block: the R x R corner that has to be copied stays small beside the block
+ROWS = 64  # rows of one block: the R x R corner that has to be copied stays small beside the block
 BLOCK = 2**20  # entries of one block over all its heads: temporaries stay at a few MiB
 
 
@@ -33,17 +33,12 @@ def sums_by_distance(
     near = rows.as_strided(
         (n_heads, n_rows, start), (rows.stride(0), rows.stride(1) + 1, 1), rows.storage_offset() + (start > 0)
     )
-    corner = rows[..., :n_rows].tril()
-    corners = torch.stack([corner, corner.index_fill(-1, torch.tensor([0], device=rows.device), 0.0)])
-    far = torch.nn.functional.pad(corners, (n_rows, 0)).contiguous()
-    far = far.as_strided(corners.shape, (far.stride(0), far.stride(1), far.stride(2) + 1, 1), 1)
-    return torch.cat(
-        [
-            torch.stack([(w[:, None] @ near)[:, 0] for w in weights]).flip(-1),
-            (weights[..., None, :] @ far)[..., 0, :].flip(-1),
-        ],
-        dim=-1,
-    )
+    corner = torch.nn.functional.pad(rows[..., 1:n_rows].tril(-1), (n_rows + 1, 0))
+    far = corner.as_strided((n_heads, n_rows, n_rows), (corner.stride(0), corner.stride(1) + 1, 1), 1)
+    by_head = weights.transpose(0, 1)
+    sums = torch.cat([(by_head @ near).flip(-1), (by_head @ far).flip(-1)], dim=-1).transpose(0, 1)
+    sums[0, :, start:] += weights[0] * rows[..., 0]
+    return sums
 
 
 def row_entropies(

@@ -13,7 +13,6 @@ from tl_posgen.maths.triangle_moments import TriangleMoments, triangle_moments, 
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
-CONSTANT = 1e-14  # variance below this share of the mean square is float32 rounding, and no correlation is defined
 MAX_ITERATIONS = 10_000
 
 
@@ -48,7 +47,7 @@ class ThreeAxisFit:
     tss: Float[Tensor, " head"]
     band: Band
     ridge: float
-    gauge: Gauge
+    gauge: str
     iterations: int
     residual: float
 
@@ -85,7 +84,7 @@ def three_axis_from_qk(
     first_token: bool = True,
     diagonal: bool = True,
     ridge: float = 0.0,
-    gauge: Gauge = "flat_keys",
+    gauge: Gauge | str = "flat_keys",
 ) -> ThreeAxisFit:
     r"""W_ij = scale <q_i, k_j> ~ a_{i-j} + b_i + c_j from ROTATED q and k. See `fit_three_axis`, `triangle_moments`.
 
@@ -110,7 +109,7 @@ def three_axis_from_scores(
     first_token: bool = True,
     diagonal: bool = True,
     ridge: float = 0.0,
-    gauge: Gauge = "flat_keys",
+    gauge: Gauge | str = "flat_keys",
 ) -> ThreeAxisFit:
     """The same fit from the scores themselves; entries that the mask hides are not read."""
     moments = triangle_moments_from_scores(scores, window=window, diagonal=diagonal)
@@ -118,7 +117,7 @@ def three_axis_from_scores(
 
 
 def fit_three_axis(
-    moments: TriangleMoments, *, ridge: float = 0.0, gauge: Gauge = "flat_keys", tolerance: float = 1e-10
+    moments: TriangleMoments, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", tolerance: float = 1e-10
 ) -> ThreeAxisFit:
     r"""min over a, b, c of sum_ij (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
 
@@ -215,20 +214,22 @@ def _correlations(
     shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
     fit_total = fit_sums[1].sum(-1)
     rows, fit_rows = centred[1], fit_sums[1] / counts[1]
-    mean_square = moments.tss + moments.band.n_pairs * moments.mean.square()
-    r = _correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.band.n_pairs, mean_square)
+    r = _correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.band.n_pairs)
     shared_visible = shared - (rows * fit_rows).sum(-1)
     fit_visible = fit_squares - (fit_sums[1] * fit_rows).sum(-1)
-    return r, _correlation(shared_visible, moments.within_rows, fit_visible, mean_square)
+    r_visible = _correlation(shared_visible, moments.within_rows, fit_visible)
+    return (
+        r.masked_fill(moments.is_constant(moments.tss), torch.nan),
+        r_visible.masked_fill(moments.is_constant(moments.within_rows), torch.nan),
+    )
 
 
-def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor, mean_square: Tensor) -> Tensor:
-    """NaN where W is constant up to rounding; 0 where the fit is."""
-    r = (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(-1, 1)
-    return r.masked_fill(squares <= CONSTANT * mean_square, torch.nan)
+def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[Tensor, " head"]:
+    """0 where the fit is constant."""
+    return (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(-1, 1)
 
 
-def _in_gauge(theta: Tensor, band: Band, mean: Tensor, gauge: Gauge) -> Float[Tensor, "axis=3 head size"]:
+def _in_gauge(theta: Tensor, band: Band, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
     """Move along the three free directions until the gauge holds; the mean of W goes to a."""
     t = torch.arange(band.size, dtype=theta.dtype, device=theta.device)
     theta = theta.clone()

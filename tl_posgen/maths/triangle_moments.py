@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError
 from tl_posgen.maths.band import Band
 
-SHORT = 384  # up to here the scores themselves are cheaper than FFTs and second moments
+SHORT = 5  # up to this many times d_head tokens (measured), the scores are cheaper than FFTs and second moments
 CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
 WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
 ROWS_AT_ONCE = 256
+ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class TriangleMoments:
         counts = self.band.counts(self.sums.device)[1]
         between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
         return self.within_rows + between.sum(-1)
+
+    def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
+        """Whether a sum of squares of these scores, `tss` or `within_rows`, is no more than rounding leaves."""
+        return squares <= ROUNDING * (self.tss + self.band.n_pairs * self.mean.square())
 
 
 def triangle_moments(
@@ -139,7 +144,8 @@ def _without_first(band: Band) -> Band:
 def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band) -> TriangleMoments:
     """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the band."""
     counts = band.counts(q.device)
-    distance, query, key, squares = (_short_sums if band.size <= SHORT else _long_sums)(q, k, band.width)
+    short = band.size <= SHORT * q.shape[-1]
+    distance, query, key, squares = (_short_sums if short else _long_sums)(q, k, band.width)
     sums = torch.stack([distance, query.flip(-1), key])
     none = torch.zeros_like(key_part)
     sums += band.normal(torch.stack([none, none, key_part]), counts)

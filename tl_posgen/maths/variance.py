@@ -1,4 +1,4 @@
-"""How much of a head's score variance is due to the query, the key, the distance, and to their interactions."""
+"""Variance of a head's score over every triple (query, key, distance), split among query, key and distance."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,188 +7,205 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from tl_posgen.maths.planes import turning_factors
+from tl_posgen.errors import InputError
+from tl_posgen.maths.planes import SecondMoments, turning_factors
 from tl_posgen.maths.rope import Rope, complex_planes
 
 COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
-Weights = Literal["uniform", "causal"]
-ROUNDING = 1e-24  # a total variance below this share of the mean square is rounding, and no share is defined
+
+DistanceWeights = Literal["uniform", "causal"]
+
+NOTHING = 1e-24  # variance below this share of the squared mean is rounding, and has no shares
 
 
 @dataclass(frozen=True)
-class FactorMoments:
-    r"""Mean and covariances of the complex plane vectors x of one factor (queries, keys, or turns by distance).
-
-    `of` one prompt, then add prompts: `a + b` are exactly the moments of both together.
-
-    Attributes:
-        n: number of samples.
-        mean: E[x].
-        plain: E[(x - mean)_l (x - mean)_m].
-        conjugate: E[(x - mean)_l conj((x - mean)_m)].
-    """
+class Spread:
+    """Mean and second moments about it of complex vectors, float64. `a + b` is the spread of both samples together."""
 
     n: int
-    mean: Complex[Tensor, "*head plane"]
-    plain: Complex[Tensor, "*head plane plane"]
-    conjugate: Complex[Tensor, "*head plane plane"]
+    mean: Complex[Tensor, "head plane"]
+    about_mean: SecondMoments
 
     @classmethod
-    def of(cls, x: Complex[Tensor, "*head sample plane"]) -> "FactorMoments":
-        """Moments of samples; complex128. One real product of size (2 planes)^2 gives both covariances."""
-        weights = torch.full((x.shape[-2],), 1 / x.shape[-2], dtype=torch.float64, device=x.device)
-        return cls.weighted(x, weights)
+    def of(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
+        mean = z.mean(1)
+        return cls(z.shape[1], mean, SecondMoments.of(z - mean[:, None]))
 
-    @classmethod
-    def weighted(cls, x: Complex[Tensor, "*head sample plane"], weights: Float[Tensor, " sample"]) -> "FactorMoments":
-        """The same under weights that sum to 1."""
-        x = x.to(torch.complex128)
-        mean = (weights[:, None] * x).sum(-2, keepdim=True)
-        parts = torch.view_as_real(x - mean).transpose(-1, -2).flatten(-2)  # all real parts, then all imaginary ones
-        n_planes = x.shape[-1]
-        second = (parts * weights[:, None]).mT @ parts
-        (rr, ri), (ir, ii) = (half.split(n_planes, -1) for half in second.split(n_planes, -2))
-        return cls(x.shape[-2], mean.squeeze(-2), torch.complex(rr - ii, ri + ir), torch.complex(rr + ii, ir - ri))
+    def __add__(self, other: "Spread") -> "Spread":
+        n = self.n + other.n
+        step = other.mean - self.mean
+        between = SecondMoments.of(step[:, None])
+        share = other.n / n
 
-    def __add__(self, other: "FactorMoments") -> "FactorMoments":
-        n, share = self.n + other.n, other.n / (self.n + other.n)
-        gap = other.mean - self.mean
-        between = share * (1 - share) * gap[..., :, None]
-        plain = (1 - share) * self.plain + share * other.plain + between * gap[..., None, :]
-        conjugate = (1 - share) * self.conjugate + share * other.conjugate + between * gap.conj()[..., None, :]
-        return FactorMoments(n, self.mean + share * gap, plain, conjugate)
+        def merge(mine: Tensor, theirs: Tensor, gap: Tensor) -> Tensor:
+            return (1 - share) * mine + share * theirs + share * (1 - share) * gap
+
+        moments = SecondMoments(
+            merge(self.about_mean.plain, other.about_mean.plain, between.plain),
+            merge(self.about_mean.conjugate, other.about_mean.conjugate, between.conjugate),
+        )
+        return Spread(n, self.mean + share * step, moments)
 
 
 @dataclass(frozen=True)
-class QueryKeyMoments:
-    """Moments of a head's queries and keys before RoPE: all that the decomposition needs of a corpus."""
+class TripleMoments:
+    """All that the decomposition needs of q and k BEFORE RoPE. `of` one prompt, then add prompts: `a + b`.
 
-    q: FactorMoments
-    k: FactorMoments
+    Attributes:
+        q, k: over all tokens taken in, in the complex planes of `rope.complex_planes`.
+    """
+
+    q: Spread
+    k: Spread
 
     @classmethod
     def of(
-        cls, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope
-    ) -> "QueryKeyMoments":
-        return cls(
-            FactorMoments.of(complex_planes(q.double(), rope)), FactorMoments.of(complex_planes(k.double(), rope))
-        )
+        cls,
+        q: Float[Tensor, "head pos d_head"],
+        k: Float[Tensor, "head pos d_head"],
+        rope: Rope,
+        *,
+        first_token: bool = True,
+    ) -> "TripleMoments":
+        """Of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
+        first = 0 if first_token else 1
+        if q.shape[1] <= first:
+            raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
+        zq, zk = (complex_planes(x[:, first:].double(), rope) for x in (q, k))
+        return cls(Spread.of(zq), Spread.of(zk))
 
-    def __add__(self, other: "QueryKeyMoments") -> "QueryKeyMoments":
-        return QueryKeyMoments(self.q + other.q, self.k + other.k)
+    def __add__(self, other: "TripleMoments") -> "TripleMoments":
+        return TripleMoments(self.q + other.q, self.k + other.k)
 
 
 @dataclass(frozen=True)
 class VarianceShares:
-    """The decomposition of every head's score variance.
+    """Shares of Var w(q_i, k_j, d), d an independent distance; they add up to 1. NaN for a head that never varies.
 
     Attributes:
-        total: variance of w over all triples (query, key, distance).
-        shares: share of each of `COMPONENTS`, summing to 1; NaN for a head of constant scores.
+        shares: in the order of `COMPONENTS`: what the query alone moves, the key alone, the distance alone, then what
+            only two together move, and all three.
+        total: the variance, in squared score units.
+        mean: of the score over all triples.
     """
 
+    shares: Float[Tensor, "head component=7"]
     total: Float[Tensor, " head"]
-    shares: Float[Tensor, "component=7 head"]
+    mean: Float[Tensor, " head"]
 
-    def __getitem__(self, component: str) -> Float[Tensor, " head"]:
-        return self.shares[COMPONENTS.index(component)]
+    def share(self, *components: str) -> Float[Tensor, " head"]:
+        """The sum of the shares named."""
+        return self.shares[:, [COMPONENTS.index(name) for name in components]].sum(-1)
+
+    @property
+    def interaction(self) -> Float[Tensor, " head"]:
+        """kd + qkd: zero exactly where w = f(q, d) + g(q, k)."""
+        return self.share("kd", "qkd")
 
     @property
     def additive_r(self) -> Float[Tensor, " head"]:
-        """sqrt(1 - kd - qkd): correlation of w with the best f(q, d) + g(q, k)."""
-        return (1 - self["kd"] - self["qkd"]).clamp(min=0).sqrt()
+        """sqrt(1 - interaction): correlation of w with the best f(q, d) + g(q, k) over all triples."""
+        return (1 - self.interaction).clamp(min=0).sqrt()
 
     @property
-    def three_axis(self) -> Float[Tensor, " head"]:
-        """q + k + d: the share that one number per query, key and distance explains."""
-        return self["q"] + self["k"] + self["d"]
+    def three_axis_share(self) -> Float[Tensor, " head"]:
+        """q + k + d: what a(d) + b(q) + c(k) can explain over all triples."""
+        return self.share("q", "k", "d")
 
-    def visible(self, *components: str) -> Float[Tensor, " head"]:
-        """The components' share of what softmax can see: q moves whole rows and is left out of the denominator."""
-        return sum(self[component] for component in components) / self.shares[1:].sum(0)
+    @property
+    def visible(self) -> "VarianceShares":
+        """The same with the query's own share left out of numerator and denominator: softmax does not see it."""
+        keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])
+        rest = 1 - self.share("q")
+        shares = self.shares * keep / rest[:, None]
+        return VarianceShares(shares.masked_fill((rest <= 0)[:, None], torch.nan), self.total * rest, self.mean)
 
 
 def variance_shares(
-    moments: QueryKeyMoments,
+    moments: TripleMoments,
     rope: Rope,
-    d_head: int,
-    scale: float = 1.0,
-    *,
+    scale: float,
     n_distances: int,
-    weights: Weights = "uniform",
+    *,
+    weights: DistanceWeights | str | Float[Tensor, " distance"] = "uniform",
     bias: Float[Tensor, "head distance"] | None = None,
 ) -> VarianceShares:
-    r"""Var w = sum over S of Var_S, S in {q, k, d, qk, qd, kd, qkd}, for w(q, k, d) = s Re sum_m z^q_m conj(z^k_m) u_m(d)
+    r"""Var of w(q_i, k_j, d) = scale Re sum_m z^q_im conj(z^k_jm) u_m(d) over ALL triples (i, j, d), split by factor.
 
-    with q, k and d independent (every query meets every key at every distance) and u_m(d) = scaling^2 e^{i theta_m d}.
-    w is a product over factors, so each factor's second moment is its mean's (A) plus its covariance (C), and
+    w is linear in each of its three factors, so putting every factor as its mean plus its deviation multiplies out
+    into eight terms, and those are the Hoeffding components: the one of a set S of {q, k, d} has deviations at the
+    members of S and means elsewhere. Its variance, with P = E[x_l x_m] and H = E[x_l conj(x_m)] of each factor's
+    deviation (of its mean, outside S), is
 
-        Var_S = s^2 / 2 Re sum_lm [ prod_x (C^x_lm if x in S else A^x_lm) ]      for E[x_l x_m] and E[x_l conj(x_m)],
+        1/2 Re sum_lm (P^q conj(P^k) P^d + H^q conj(H^k) H^d)_lm.
 
-    a sum of products in which nothing cancels. O(L d_head^2) for the moments, O(d_head^2) after them.
+    No subtraction, so nothing cancels. O(L d_head^2) for the moments, O(n_distances d_head^2) after.
 
     Args:
-        moments: of queries and keys before RoPE.
-        rope, d_head: the head's planes; unrotated coordinates count as planes that never turn.
-        scale: the attention scale s.
-        n_distances: distances 0 .. n_distances - 1.
-        weights: of the distances; "causal" weighs d by n_distances - d, as often as it occurs in a text that long.
-        bias: added to w at each distance (ALiBi).
+        moments: of q and k before RoPE, over any number of prompts.
+        n_distances: distances 0 .. n_distances - 1 count.
+        weights: "uniform"; "causal": as often as a text of n_distances tokens has them, n_distances - d; or a weight
+            per distance, not negative.
+        bias: added to w at each distance (ALiBi); it joins d.
 
-    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); applied to attention scores in closed form by us.
+    Raises:
+        InputError: for weights that are none.
+
+    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
+    is the split of Han & Ji 2025 (arXiv 2503.13305).
 
     Example:
-        >>> rope = Rope(torch.tensor([1.0], dtype=torch.float64))
-        >>> q, k = torch.ones(1, 4, 2), torch.tensor([[[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [4.0, 0.0]]])
-        >>> shares = variance_shares(QueryKeyMoments.of(q, k, rope), rope, 2, n_distances=1)
-        >>> shares["k"].tolist(), shares.total.tolist()
-        ([1.0], [1.25])
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> ones = torch.ones(1, 5, 2)
+        >>> found = variance_shares(TripleMoments.of(ones, ones, rope), rope, 1.0, n_distances=4)
+        >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
+        ([1.0], [4.0])
     """
-    if weights not in get_args(Weights):
-        raise ValueError(f"weights {weights!r} is not one of {', '.join(get_args(Weights))}")
-    if n_distances < 1:
-        raise ValueError(f"n_distances must be at least 1; got {n_distances}")
-    device = moments.q.mean.device
-    distances = torch.arange(n_distances, dtype=torch.float64, device=device)
-    p = torch.ones_like(distances) if weights == "uniform" else n_distances - distances
-    p = p / p.sum()
-    turns = turning_factors(distances, rope, d_head)
-    factors = {"q": moments.q, "k": moments.k, "d": FactorMoments.weighted(turns, p)}
-    parts = torch.stack([_component(component, factors) for component in COMPONENTS]) * scale**2
+    d_head = 2 * moments.q.mean.shape[-1]
+    turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
+    p = _distance_weights(weights, n_distances).to(turn.device)
+    distance = _weighted_spread(turn, p)
+    factors = {"q": moments.q, "k": moments.k, "d": distance}
+    at_mean = {name: SecondMoments.of(factor.mean[:, None]) for name, factor in factors.items()}
+    parts = [
+        _mean_square(*(factors[name].about_mean if name in component else at_mean[name] for name in factors))
+        for component in COMPONENTS
+    ]
+    variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
+    mean = scale * (moments.q.mean * moments.k.mean.conj() * distance.mean).sum(-1).real
     if bias is not None:
-        mean_of_distance = scale * ((moments.q.mean * moments.k.mean.conj()) @ turns.mT).real + bias
-        parts[COMPONENTS.index("d")] = _variance(mean_of_distance, p)
-    total = parts.sum(0)
-    shares = (parts / total).masked_fill(total <= ROUNDING * _mean_square(factors, scale), torch.nan)
-    return VarianceShares(total, shares)
+        of_distance = scale * ((moments.q.mean * moments.k.mean.conj()) @ turn.mT).real + bias
+        mean = of_distance @ p
+        variances[:, COMPONENTS.index("d")] = (of_distance - mean[:, None]).square() @ p
+    total = variances.sum(-1)
+    shares = (variances / total[:, None]).masked_fill((total <= NOTHING * mean.square())[:, None], torch.nan)
+    return VarianceShares(shares, total, mean)
 
 
-def _component(component: str, factors: dict[str, FactorMoments]) -> Float[Tensor, " head"]:
-    """1/2 Re sum_lm of the products of covariances (inside the component) and of means (outside it)."""
-    plain, conjugate = None, None
-    for name, factor in factors.items():
-        mean = factor.mean
-        inside = name in component
-        x_plain = factor.plain if inside else mean[..., :, None] * mean[..., None, :]
-        x_conjugate = factor.conjugate if inside else mean[..., :, None] * mean.conj()[..., None, :]
-        if name == "k":
-            x_plain, x_conjugate = x_plain.conj(), x_conjugate.conj()
-        plain = x_plain if plain is None else plain * x_plain
-        conjugate = x_conjugate if conjugate is None else conjugate * x_conjugate
-    assert plain is not None
-    assert conjugate is not None
-    return ((plain + conjugate).sum((-2, -1)).real / 2).clamp(min=0)
+def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
+    """E (Re sum_m q_m conj(k_m) d_m)^2 for independent q, k, d."""
+    plain = q.plain * k.plain.conj() * d.plain
+    conjugate = q.conjugate * k.conjugate.conj() * d.conjugate
+    return (plain + conjugate).sum((-2, -1)).real / 2
 
 
-def _mean_square(factors: dict[str, FactorMoments], scale: float) -> Float[Tensor, " head"]:
-    """An upper bound on E[w^2], the yardstick for rounding: (s sum_m |E z^q||E z^k||E u|)^2 and the variances' parts."""
-    size = torch.ones(())
-    for factor in factors.values():
-        spread = factor.conjugate.diagonal(dim1=-2, dim2=-1).real
-        size = size * (factor.mean.abs().square() + spread).sqrt()
-    return (scale * size.sum(-1)).square()
+def _weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
+    mean = weights.to(x) @ x
+    x = x - mean
+    weighted = weights[:, None] * x
+    moments = SecondMoments((weighted.mT @ x)[None], (weighted.mT @ x.conj())[None])
+    return Spread(len(x), mean[None], moments)
 
 
-def _variance(values: Float[Tensor, "head distance"], p: Float[Tensor, " distance"]) -> Float[Tensor, " head"]:
-    mean = (values * p).sum(-1, keepdim=True)
-    return ((values - mean).square() * p).sum(-1)
+def _distance_weights(weights: str | Tensor, n_distances: int) -> Float[Tensor, " distance"]:
+    if n_distances < 1:
+        raise InputError(f"{n_distances} distances asked for; give at least 1")
+    if isinstance(weights, str):
+        if weights not in get_args(DistanceWeights):
+            raise InputError(f"weights {weights!r}: choose one of {', '.join(get_args(DistanceWeights))}, or a tensor")
+        ones = torch.ones(n_distances, dtype=torch.float64)
+        weights = ones if weights == "uniform" else ones.cumsum(0).flip(0)
+    weights = weights.double()
+    if weights.shape != (n_distances,) or not bool((weights >= 0).all()) or not 0 < weights.sum() < float("inf"):
+        raise InputError(f"weights: give {n_distances} of them, none negative, not all zero")
+    return weights / weights.sum()

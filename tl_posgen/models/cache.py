@@ -1,6 +1,7 @@
 """Capture from an ActivationCache that already exists."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -28,7 +29,7 @@ def needed_names(model: Model, needs: frozenset[str] = frozenset(), layers: Sequ
 
 
 def captures_from_cache(
-    cache: Mapping[str, Tensor],
+    cache: Any,
     model: Model,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -51,17 +52,22 @@ def captures_from_cache(
             f"the cache has no {missing[0]} ({len(missing)} names are missing); make it with "
             "model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model))"
         )
-    probed = [supported(probe(model)[index]) for index in indices]
+    return _captures(cache, [supported(probe(model)[index]) for index in indices], chosen_heads, tokens)
+
+
+def _captures(
+    cache: Any, probed: Sequence[Probed], heads: Sequence[int], tokens: Int[Tensor, "batch pos"] | None
+) -> Iterator[LayerCapture]:
     for prompt in range(len(read(cache, probed[0])["q"])):
         for layer in probed:
             parts = read(cache, layer)
-            capture = layer_capture(layer, {part: x[prompt] for part, x in parts.items()}, chosen_heads, parts)
+            capture = layer_capture(layer, {part: x[prompt] for part, x in parts.items()}, heads, parts)
             capture.prompt = prompt
             capture.tokens = None if tokens is None else tokens[prompt]
             yield capture
 
 
-def read(cache: Mapping[str, Tensor], layer: Probed) -> dict[str, Tensor]:
+def read(cache: Any, layer: Probed) -> dict[str, Tensor]:
     """The parts of one layer that the cache holds, each with its batch dimension."""
     names = set(cache.keys())
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in names}

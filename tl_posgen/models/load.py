@@ -18,7 +18,7 @@ BackendChoice = Literal["auto", "hooked", "bridge"]
 
 def load_model(
     name_or_directory: str | os.PathLike,
-    backend: BackendChoice = "auto",
+    backend: BackendChoice | str = "auto",
     dtype: torch.dtype = torch.float32,
     device: str | None = None,
     *,
@@ -72,7 +72,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: BackendChoice) -> Model:
+def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: str) -> Model:
     """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits."""
     model = None
     if backend != "bridge":

@@ -178,10 +178,11 @@ def print_table(table: pd.DataFrame, title: str) -> None:
 
     rows = pd.DataFrame([cells(row) for row in table.to_dict("records")])
     rows = rows.loc[:, (rows != "").any()]
-    grid = Table(*rows.columns, title=title, box=SIMPLE_HEAD, title_justify="left")
+    grid = Table(*rows.columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for row in rows.itertuples(index=False):
         grid.add_row(*row)
     console = Console()
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
     console.print(grid)
     for refusal in table["refusal"].dropna():
         console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
@@ -196,14 +197,13 @@ def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
     turning = row["planes"] > 0
     return {
         "layer": str(row["layer"]),
-        "positions": f"{row['encoding']} ({row['pairing']})" if turning else row["encoding"],
-        "planes": f"{row['planes']:.0f}" if turning else "",
-        "rotary": f"{row['rotary_dim']:.0f} of {row['d_head']:.0f}" if turning else "",
-        "wavelengths": f"{number('shortest_wavelength')} - {number('longest_wavelength')}" if turning else "",
+        "positions": f"{row['encoding']}, {row['pairing']}" if turning else row["encoding"],
+        "planes": f"{row['planes']:.0f} of {row['d_head'] / 2:.0f}" if turning else "",
+        "wavelengths": f"{number('shortest_wavelength', '.3g')}..{row['longest_wavelength']:.0f}" if turning else "",
         "scale": number("scale"),
         "cap": number("soft_cap"),
         "window": number("window"),
-        "heads": f"{row['heads']:.0f} ({row['key_value_heads']:.0f})",
+        "heads": f"{row['heads']:.0f}, {row['key_value_heads']:.0f} keys",
         "qk norm": "yes" if row["qk_norm"] else "",
         "proof": number("proof_error", ".0e"),
     }

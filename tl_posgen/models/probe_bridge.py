@@ -87,7 +87,7 @@ def possible_ropes(model: Model, layer: int, sin: Tensor, cos: Tensor) -> Iterat
 
     A model may hold several buffers (Gemma 3 one for window layers and one for the others); the hooks tell which.
     """
-    tolerance = 4 * torch.finfo(cos.dtype).eps
+    tolerance = 4 * max(torch.finfo(cos.dtype).eps, torch.finfo(torch.float32).eps)  # made in float32, then cast
     found = False
     for inv_freq, scaling in frequency_buffers(model, layer):
         # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS

@@ -107,10 +107,10 @@ def given_ids(prompts: Any) -> list[list[int]]:
             "prompts must be a text, a list of texts, or token ids [batch, pos] of one length; "
             f"these are {type(prompts).__name__}"
         ) from error
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise InputError(f"token ids must be integers, not {ids.dtype}")
     if ids.ndim not in (1, 2) or ids.numel() == 0:
         raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise InputError(f"token ids must be integers, not {ids.dtype}")
     return torch.atleast_2d(ids).tolist()
 
 

@@ -49,11 +49,11 @@ def _beside(result: Result, variable: str, form: str = "{:.3f}") -> str:
 
 
 def _head(dataset: xr.Dataset, variable: str, *, largest: bool) -> str:
-    stacked = dataset[variable].stack(unit=("layer", "head")).dropna("unit")
-    if not stacked.size:
+    series = dataset[variable].to_series().dropna()
+    if series.empty:
         return "none"
-    unit = stacked.isel(unit=int(stacked.argmax() if largest else stacked.argmin()))
-    return f"layer {int(unit['layer'])} head {int(unit['head'])} ({float(unit):.3f})"
+    layer, head = series.idxmax() if largest else series.idxmin()
+    return f"layer {layer} head {head} ({series[layer, head]:.3f})"
 
 
 def _three_axis(result: Result) -> list[str]:

@@ -1,0 +1,75 @@
+"""Captures made from an ActivationCache are those made while the model runs."""
+
+import pytest
+import torch
+from families import VOCAB
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.cache import captures_from_cache, needed_names
+from tl_posgen.models.hooks import run_capture
+
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(3))
+
+
+def cached(model, tokens, needs=frozenset(), **options):
+    with torch.no_grad():
+        return model.run_with_cache(tokens, names_filter=needed_names(model, needs), **options)[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "qwen3", "gpt2", "bloom"])
+def test_a_cache_gives_the_same_captures_as_the_run(family_model, backend, name, tokens):
+    model, live = family_model(name, backend), []
+    run_capture(model, tokens, live.append, EVERYTHING)
+    stored = list(captures_from_cache(cached(model, tokens, EVERYTHING), model, tokens=tokens))
+    assert [(c.prompt, c.layer) for c in stored] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for expected in live:
+        capture = next(c for c in stored if (c.prompt, c.layer) == (expected.prompt, expected.layer))
+        assert torch.equal(capture.tokens, expected.tokens)
+        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+            assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+
+
+def test_a_cache_of_queries_and_keys_is_enough_for_the_scores(llama, tokens):
+    full = captures_from_cache(cached(llama, tokens, EVERYTHING), llama)
+    for capture, whole in zip(captures_from_cache(cached(llama, tokens), llama), full, strict=True):
+        assert capture.attn_scores is None
+        torch.testing.assert_close(capture.scores(), whole.attn_scores, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_without_its_batch_dimension_is_read_alike(llama, tokens):
+    (capture, *_), (expected, *_) = (
+        list(captures_from_cache(cached(llama, tokens[:1], EVERYTHING, remove_batch_dim=remove), llama))
+        for remove in (True, False)
+    )
+    for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+        assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+
+
+def test_layers_and_heads_can_be_chosen(llama, tokens):
+    captures = list(captures_from_cache(cached(llama, tokens), llama, layers=[1], heads=[2]))
+    assert [(c.layer, list(c.heads), c.q.shape[0]) for c in captures] == [(1, [2], 1)] * 2
+
+
+def test_needed_names_grow_with_the_needs(llama):
+    assert len(needed_names(llama)) == 4
+    assert len(needed_names(llama, EVERYTHING, layers=[0])) == 6
+
+
+def test_a_cache_that_lacks_queries_says_how_to_get_them(llama, tokens):
+    with torch.no_grad():
+        _, cache = llama.run_with_cache(tokens, names_filter=["blocks.0.attn.hook_q"])
+    with pytest.raises(InputError, match=r"no blocks\.0\.attn\.hook_k \(3 names .*needed_names"):
+        list(captures_from_cache(cache, llama))
+
+
+def test_a_cache_of_padded_prompts_is_refused(llama, tokens):
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    cache = cached(llama, tokens, EVERYTHING, attention_mask=mask)
+    with pytest.raises(InputError, match="padded"):
+        list(captures_from_cache(cache, llama))

@@ -1,0 +1,224 @@
+"""Loading: the same logits as Hugging Face for every family, and one clear line for everything that can be wrong."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from families import FAMILIES, VOCAB, save_family, tokenizer
+from safetensors.torch import load_file, save_file
+
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.models.convert import hooked_parts
+from tl_posgen.models.load import load_model
+from tl_posgen.models.origin import origin_of
+
+TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
+LOADABLE = [(n, b) for n, f in FAMILIES.items() for b in ("hooked", "bridge") if b == "bridge" or f.hooked]
+
+
+@pytest.mark.parametrize(("name", "backend"), LOADABLE)
+def test_logits_are_those_of_hugging_face(family_directory, family_model, name, backend):
+    from transformers import AutoModelForCausalLM
+
+    model = family_model(name, backend)
+    original = AutoModelForCausalLM.from_pretrained(family_directory(name), attn_implementation="eager").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
+
+
+def test_auto_takes_a_hooked_transformer_where_it_can(family_directory):
+    try:
+        hooked_parts()
+    except ModelError:
+        expected = "TransformerBridge"
+    else:
+        expected = "HookedTransformer"
+    assert type(load_model(family_directory("llama"))).__name__ == expected
+    assert type(load_model(family_directory("gemma3"))).__name__ == "TransformerBridge"
+    assert type(load_model(family_directory("llama_dynamic"))).__name__ == "TransformerBridge"
+
+
+def test_a_directory_with_a_misleading_name_loads_by_its_config(tmp_path, backend):
+    model = load_model(save_family("gpt2", tmp_path / "llama-gemma-2-bert"), backend)
+    assert model.cfg.d_model == 32
+
+
+def test_the_tokenizer_comes_along(llama):
+    assert llama.tokenizer("cat", add_special_tokens=False).input_ids == tokenizer()("cat").input_ids[1:]
+
+
+def test_the_model_remembers_where_it_came_from(family_directory, family_model, backend):
+    origin = origin_of(family_model("llama", backend))
+    assert origin.directory == family_directory("llama")
+    assert (origin.backend, origin.seed, origin.revision) == (backend, None, None)
+
+
+def test_a_model_of_someone_else_has_an_origin_too(family_directory):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    origin = origin_of(TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu"))
+    assert (origin.name, origin.directory) == (str(family_directory("llama")), None)
+
+
+def test_mini_is_loaded_in_float32():
+    model = load_model("mini")
+    assert next(model.parameters()).dtype == torch.float32
+    assert origin_of(model).name == "mini"
+
+
+def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd, caplog):
+    from transformers.utils import logging as hf_logging
+
+    before = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_model(family_directory("llama"), backend)
+    after = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
+    assert [str(warning.message) for warning in caught] == []
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert before[3] == after[3]
+
+
+def test_importing_the_models_loads_no_engine():
+    code = "import sys, tl_posgen.models; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.fixture
+def copied(family_directory, tmp_path):
+    """A Llama directory to damage."""
+    return shutil.copytree(family_directory("llama"), tmp_path / "model")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(copied, missing):
+    (copied / missing).unlink()
+    message = {"config.json": "no config.json", "model.safetensors": "no weights", "tokenizer.json": "no tokenizer"}
+    with pytest.raises(ModelError, match=message[missing]):
+        load_model(copied)
+
+
+def test_pickled_weights_are_never_read(copied):
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "inf")])
+def test_broken_weights_are_named(copied, value, kind):
+    weights = load_file(copied / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"model\.layers\.1\.mlp\.up_proj\.weight holds {kind}"):
+        load_model(copied)
+
+
+def test_weights_that_do_not_fill_the_model_are_refused(copied):
+    weights = load_file(copied / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(copied)
+
+
+def test_a_truncated_file_is_refused(copied):
+    whole = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"model_type": "nonesuch"}, "config.json cannot be used"), ({"num_hidden_layers": 3}, "the weights lack")],
+)
+def test_an_unusable_config_is_refused(copied, change, message):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        load_model(copied)
+
+
+def test_a_broken_tokenizer_is_refused(copied):
+    (copied / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer cannot be used"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_a_missing_directory_is_refused_without_asking_the_network(name):
+    with pytest.raises(ModelError, match="no such directory"):
+        load_model(name)
+
+
+def test_a_file_is_not_a_directory(copied):
+    with pytest.raises(ModelError, match=r"config\.json is a file"):
+        load_model(copied / "config.json")
+
+
+def test_a_hub_name_without_network_says_so(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        ModelError, match=r"nobody/nothing: no such directory here, and huggingface\.co cannot be reached"
+    ):
+        load_model("nobody/nothing")
+
+
+def test_an_architecture_without_recipe_is_refused_as_hooked(family_directory):
+    try:
+        hooked_parts()
+    except ModelError as error:
+        pytest.skip(str(error))
+    with pytest.raises(UnsupportedModelError, match=r"Gemma3ForCausalLM .* use backend='bridge'"):
+        load_model(family_directory("gemma3"), "hooked")
+
+
+def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
+    """TransformerLens drops the biases of a Llama that has them."""
+    from families import GROUPED, save_config, with_sizes
+
+    try:
+        hooked_parts()
+    except ModelError as error:
+        pytest.skip(str(error))
+    directory = save_config(with_sizes("LlamaConfig", GROUPED, attention_bias=True)(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match="its logits differ by"):
+        load_model(directory, "hooked")
+    assert type(load_model(directory)).__name__ == "TransformerBridge"
+
+
+def test_hooked_is_refused_on_transformer_lens_4(family_directory):
+    try:
+        hooked_parts()
+    except ModelError:
+        with pytest.raises(ModelError, match=r"no HookedTransformer .*transformer-lens==3\.9\.0"):
+            load_model(family_directory("llama"), "hooked")
+    else:
+        pytest.skip("this TransformerLens has HookedTransformer")
+
+
+def test_an_unknown_backend_is_refused(family_directory):
+    with pytest.raises(InputError, match="choose auto, hooked or bridge"):
+        load_model(family_directory("llama"), "eager")
+
+
+def test_remote_code_is_off_unless_asked(copied):
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "code.py").write_text("raise SystemExit('remote code ran')")
+    with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+        load_model(copied)

@@ -1,0 +1,169 @@
+"""Texts become prompts with the tokenizer's own special tokens, and what cannot be a prompt is refused."""
+
+import pytest
+import torch
+from families import VOCAB, tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.load import load_model
+from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
+
+TEXT = "the cat sat on the mat. " * 400
+
+
+def own(text: str) -> list[int]:
+    return tokenizer()(text).input_ids
+
+
+def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default(llama):
+    (prompt,) = to_prompts(llama, "the cat")
+    assert prompt.tolist() == own("the cat")
+    assert prompt[0] == 0
+    assert prompt.dtype == torch.int64
+
+
+def test_to_tokens_of_a_loaded_model_agrees(llama):
+    assert llama.to_tokens("the cat")[0].tolist() == to_prompts(llama, "the cat")[0].tolist()
+
+
+def test_a_long_text_is_cut_into_consecutive_prompts_that_each_begin_with_bos(llama):
+    prompts = to_prompts(llama, TEXT, length=10, n_prompts=4)
+    assert all(len(prompt) == 10 and prompt[0] == 0 for prompt in prompts)
+    assert torch.cat([prompt[1:] for prompt in prompts]).tolist() == own(TEXT)[1:37]
+
+
+def test_length_alone_gives_every_full_prompt(llama):
+    text = "abcdefg" * 4
+    assert len(to_prompts(llama, text, length=10)) == 28 // 9
+
+
+def test_several_texts_are_one_prompt_each(llama):
+    assert [len(prompt) for prompt in to_prompts(llama, ["abc", "abcdef"])] == [4, 7]
+    assert len(to_prompts(llama, ["abc", "abcdef", "ab"], n_prompts=2)) == 2
+
+
+def test_ids_are_taken_as_they_are(llama):
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    assert [prompt.tolist() for prompt in to_prompts(llama, ids)] == ids.tolist()
+    assert to_prompts(llama, [3, 4, 5])[0].tolist() == [3, 4, 5]
+    assert [prompt.tolist() for prompt in to_prompts(llama, torch.arange(6), length=3)] == [[0, 1, 2], [3, 4, 5]]
+
+
+@given(wanted=st.integers(1, 60), words=st.lists(st.sampled_from(["a", "cat", "the-mat"]), min_size=70, max_size=90))
+@settings(max_examples=25, deadline=None)
+def test_the_first_tokens_of_a_long_text_do_not_depend_on_where_it_is_cut(wanted, words):
+    class Model:
+        tokenizer = staticmethod(tokenizer())
+
+    text = " ".join(words) * 20
+    assert text_ids(Model, text, wanted)[:wanted] == own(text)[1 : wanted + 1]
+
+
+def test_only_a_beginning_of_a_long_text_is_tokenised(llama, monkeypatch):
+    lengths, real = [], llama.tokenizer
+    monkeypatch.setattr(
+        llama, "_tokenizer" if hasattr(llama, "_tokenizer") else "tokenizer", spy := _Spy(real, lengths)
+    )
+    assert spy.bos_token_id == 0
+    to_prompts(llama, TEXT * 50, length=20, n_prompts=2)
+    assert sum(lengths) < len(TEXT)
+
+
+class _Spy:
+    """A tokenizer that notes how long the texts are."""
+
+    def __init__(self, real, lengths):
+        self.real, self.lengths = real, lengths
+
+    def __call__(self, text, **options):
+        self.lengths.append(len(text))
+        return self.real(text, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("", {}, "empty"),
+        ("  \n", {}, "empty"),
+        ([], {}, "not empty"),
+        (["abc", ""], {}, "empty"),
+        (torch.tensor([[5]]), {}, "only 1 token"),
+        ("abc", {"length": 10, "n_prompts": 1}, r"there are 3 tokens in 1 text\(s\), .* 1 prompts of 10 tokens"),
+        ("abc", {"n_prompts": 2}, "2 prompts"),
+        (TEXT, {"length": 1}, "length 1"),
+        (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts 0"),
+        (torch.tensor([[1, VOCAB]]), {}, "token id 64 is outside the vocabulary of 64"),
+        ([-1, 2], {}, "token id -1"),
+        (torch.tensor([[0.5, 1.0]]), {}, "must be integers, not torch.float32"),
+        (torch.zeros(1, 1, 2, dtype=torch.long), {}, r"\[pos\] or \[batch, pos\]"),
+        ([[1, 2, 3], [1, 2]], {}, "of one length"),
+        ({"a": 1}, {}, "must be a text"),
+    ],
+)
+def test_what_cannot_be_a_prompt_is_refused(llama, prompts, options, message):
+    with pytest.raises(InputError, match=message):
+        to_prompts(llama, prompts, **options)
+
+
+def test_a_text_longer_than_the_context_is_refused_with_the_remedy(family_model, backend):
+    model = family_model("gpt2", backend)
+    with pytest.raises(InputError, match=r"this model takes 128, .*length="):
+        to_prompts(model, TEXT)
+    with pytest.raises(InputError, match="length 129 is too long: this model takes 128"):
+        to_prompts(model, TEXT, length=129)
+
+
+def test_a_text_for_a_model_without_tokenizer_is_refused(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    model.tokenizer = None
+    with pytest.raises(InputError, match="no tokenizer"):
+        to_prompts(model, "abc")
+    assert to_prompts(model, [1, 2])[0].tolist() == [1, 2]
+    assert token_strings(model, torch.tensor([1, 2])) == ["1", "2"]
+
+
+def test_token_strings_keep_their_spaces(llama):
+    assert token_strings(llama, to_prompts(llama, "a cat")[0]) == ["<s>", "a", " ", "c", "a", "t"]
+
+
+def test_sentencepiece_token_strings_keep_their_spaces(shared):
+    model = load_model(shared / "models/stories260K")
+    (prompt,) = to_prompts(model, "Once upon a time")
+    assert "".join(token_strings(model, prompt)[1:]) == " Once upon a time"
+
+
+def test_first_512_tokens_of_a_real_text_are_the_tokenizers(shared):
+    from transformers import AutoTokenizer
+
+    text = read_text(shared / "text/tinystories.txt")
+    for name in ("stories260K", "atome_vanilla_1m"):
+        model, length = load_model(shared / "models" / name), 256
+        ids = AutoTokenizer.from_pretrained(shared / "models" / name)(text[:20_000]).input_ids
+        (prompt,) = to_prompts(model, text, length=length, n_prompts=1)
+        assert prompt.tolist() == ids[:length]
+
+
+def test_the_bundled_text_is_read():
+    assert "Alice" in bundled_text()[:200]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "empty"), (b"\xff\xfe\x00a", "not UTF-8 text"), (b"abc\0def", "zero bytes"), (None, "no such file")],
+)
+def test_unreadable_texts_are_refused(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_text(path)
+
+
+def test_a_directory_is_not_a_text(tmp_path):
+    with pytest.raises(InputError, match="a directory"):
+        read_text(tmp_path)
