@@ -112,6 +112,7 @@ def save_model(model: LlamaForCausalLM, directory: Path) -> None:
     state = {name: value.half().contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     partial = directory / "model.safetensors.partial"
     save_file(state, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors writes for the owner alone
     partial.replace(directory / "model.safetensors")
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.dtype = torch.float16

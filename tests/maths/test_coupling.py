@@ -92,4 +92,3 @@ def test_random_bases_are_orthonormal_and_leave_the_global_generator_alone():
 def test_the_mean_over_different_members_leaves_the_diagonal_out():
     assert off_diagonal_mean(torch.tensor([[9.0, 1.0], [3.0, 9.0]])) == 2
     assert off_diagonal_mean(torch.ones(1, 1)).isnan()
-

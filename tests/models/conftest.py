@@ -1,10 +1,14 @@
 """Models for the tests of this folder: every tiny family, saved once, loaded once per backend."""
 
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from families import FAMILIES, save_family
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests/families.py, whatever pytest's import mode
+
+from families import save_family
 
 from tl_posgen.errors import ModelError
 from tl_posgen.models.convert import hooked_parts
@@ -59,7 +63,3 @@ def backend(request) -> str:
 def llama(family_model, backend):
     """A tiny Llama with grouped keys on either backend."""
     return family_model("llama", backend)
-
-
-def families_with(backend: str) -> list[str]:
-    return [name for name, family in FAMILIES.items() if getattr(family, backend)]

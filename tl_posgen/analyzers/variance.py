@@ -1,7 +1,9 @@
 """Analyzer of the variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -76,5 +78,6 @@ class Variance:
             bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
         return variance_shares(moments, geometry.rope, geometry.scale, n, weights=self.weights, bias=bias)
 
-    def _stack(self, shares: dict[int, VarianceShares], read) -> tuple[tuple[str, str], Tensor]:
+    @staticmethod
+    def _stack(shares: dict[int, VarianceShares], read: Callable[[VarianceShares], Tensor]) -> tuple[tuple[str, str], np.ndarray]:
         return ("layer", "head"), torch.stack([read(s).cpu() for s in shares.values()]).numpy()

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from tl_posgen.analysis import model_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.maths.bootstrap import bootstrap_interval
-from tl_posgen.maths.coupling import Pairs, every_pair, off_diagonal_mean
+from tl_posgen.maths.coupling import Norm, Pairs, Side, every_pair, off_diagonal_mean
 from tl_posgen.maths.lanczos import SingularTriplets
 from tl_posgen.maths.trajectories import cosine, expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.backend import Model
@@ -85,8 +85,8 @@ def coupling(
             bases of layer_2; mean and 95 % bootstrap interval over prompts (NaN for one prompt).
         chance, chance_low, chance_high [k, layer]: mean and central 95 % of the chance line.
         mean_coupling (_low, _high), mean_trace, mean_swapped, mean_chance [k]: over ordered pairs of different layers.
-        alignment [lower_layer, row, column]: mean |A| of a layer in the bases of the next chosen one, for the largest k;
-            singular_value [layer, row] beside it.
+        alignment [lower_layer, row, column]: mean |A| of a layer in the bases of the next chosen one, for the
+            largest k; singular_value [layer, row] beside it.
         triplet_residual [prompt, token, layer]: worst |Jv - su| or |J'u - sv| over s_1.
         token_coupling [kind, k, layer, token, token_2]: if token_wise.
         line_shape_score, expodistance, growth_slope, growth_r2 [prompt, position], log_norm [prompt, state].
@@ -183,9 +183,8 @@ def _intervals(found: xr.Dataset, seed: int) -> dict[str, xr.DataArray]:
     for name, variable in (("coupling", "coupling"), ("trace", "coupling_trace"), ("swapped", "coupling_swapped")):
         arrays[f"mean_{name}"] = _different_layers(found[variable]).mean(["prompt", "token"])
     for name, values in (("coupling", per_prompt), ("mean_coupling", _different_layers(per_prompt))):
-        ends = bootstrap_interval(torch.from_numpy(values.values), seed=seed)
-        for end, bound in zip(("low", "high"), ends, strict=True):
-            arrays[f"{name}_{end}"] = values.isel(prompt=0, drop=True).copy(data=bound.numpy())
+        for end, bound in zip(("low", "high"), bootstrap_interval(values.values, seed=seed), strict=True):
+            arrays[f"{name}_{end}"] = values.isel(prompt=0, drop=True).copy(data=bound)
     return arrays
 
 
@@ -261,8 +260,8 @@ def _token_wise(
     return xr.DataArray(np.stack(kinds), coords, dims)
 
 
-def _by_k(pairs: Pairs, settings: Settings, **which: str) -> np.ndarray:
-    return np.stack([_numpy(pairs.coupling(k, **which)) for k in settings.ks])
+def _by_k(pairs: Pairs, settings: Settings, norm: Norm = "frobenius", of: Side = "aligned") -> np.ndarray:
+    return np.stack([_numpy(pairs.coupling(k, norm, of)) for k in settings.ks])
 
 
 def _trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:

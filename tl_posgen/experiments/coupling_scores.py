@@ -63,7 +63,7 @@ def coupling_scores(
     Source: the correlation is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810; the controls are ours.
     """
     table = _joined(measured, _score_table(scores), measure, score)
-    x, y = (torch.from_numpy(table[name].to_numpy(dtype=float)) for name in (measure, score))
+    x, y = (torch.tensor(table[name].to_numpy(dtype=float)) for name in (measure, score))
     controls = torch.from_numpy(np.log(table[list(CONTROLS)].to_numpy(dtype=float)))
     numbers: dict[str, float] = {}
     for prefix, found in (("", correlation(x, y)), ("partial_", partial_correlation(x, y, controls))):
@@ -80,7 +80,7 @@ def coupling_scores(
 def width_alone(
     widths: Sequence[int], *, width_per_k: int = 8, members: int = 3, chance_samples: int = 5, seed: int = 0
 ) -> xr.Dataset:
-    r"""Coupling of independent Gaussian Jacobians of growing width: what a figure over models shows when there is nothing.
+    r"""Coupling of independent Gaussian Jacobians of growing width: a figure over models where there is nothing to see.
 
     K = d_model / width_per_k, as where K is a share of the width. The trace normalisation rises like 1 - 1/sqrt(K)
     towards 1; Frobenius stays near 0.
@@ -134,7 +134,7 @@ def _joined(measured: pd.DataFrame, scores: pd.DataFrame, measure: str, score: s
         twice = table["model"][table["model"].duplicated()].tolist()
         if twice:
             raise InputError(f"{what} names {twice[0]} twice; keep one row a model")
-    numbers = pd.to_numeric(scores[score], errors="coerce")
+    numbers = pd.Series(pd.to_numeric(scores[score], errors="coerce"))
     wrong = scores["model"][numbers.isna()].tolist()
     if wrong:
         raise InputError(f"the score of {wrong[0]} is not a number; mend it or leave the row out")
@@ -143,9 +143,7 @@ def _joined(measured: pd.DataFrame, scores: pd.DataFrame, measure: str, score: s
     )
     table = table[np.isfinite(table[measure])]
     if len(table) < FEWEST_MODELS:
-        raise InputError(
-            f"{len(table)} models have both {measure} and {score}; a correlation given two controls needs {FEWEST_MODELS}"
-        )
+        raise InputError(f"{len(table)} models have both {measure} and {score}; two controls need {FEWEST_MODELS}")
     return table
 
 

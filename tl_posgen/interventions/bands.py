@@ -1,4 +1,4 @@
-"""Frequency bands of RoPE dropped, frozen or kept alone in a running model; q and k cut down to what all tokens share."""
+"""Frequency bands of RoPE dropped, frozen or kept alone in a running model."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from tl_posgen.maths.bands import Ablation, ablate
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.hooks import chosen
-from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.probe import probe, supported
 
 
 def ablate_bands(
@@ -23,7 +23,7 @@ def ablate_bands(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> HookList:
-    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation of their planes; see `maths.bands.ablate`.
+    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `maths.bands.ablate`.
 
     Args:
         kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope".
@@ -41,11 +41,12 @@ def ablate_bands(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    geometries = geometry_of(model)
+    found = probe(model)
     for layer in chosen(layers, model.cfg.n_layers, "layer"):
-        rope = geometries[layer].rope
+        geometry = supported(found[layer]).geometry
+        vectors = torch.ones(1, 2, geometry.d_head)
         try:
-            ablate(torch.ones(1, 2, geometries[layer].d_head), torch.ones(1, 2, geometries[layer].d_head), rope, kind, band)
+            ablate(vectors, vectors, geometry.rope, kind, band)
         except InputError as error:
             raise InputError(f"layer {layer}: {error}") from error
 

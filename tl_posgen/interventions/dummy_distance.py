@@ -13,18 +13,18 @@ from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.probe import longest_prompt
 
-Distance = float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
+Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
 
 
 def dummy_distance(
     model: Model,
     distance: Distance | None = None,
     *,
-    beyond: float | None = None,
+    beyond: int | float | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> HookList:
-    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads sees the distance d, not i - j.
+    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads sees d, not i - j.
 
     Args:
         distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j.
@@ -65,7 +65,9 @@ def dummy_distance(
     return replace_scores(model, scores_of, layers, heads, needs_positions=True)
 
 
-def seen_at(capture: LayerCapture, distance: Distance | None, beyond: float | None) -> Float[Tensor, "head query key"]:
+def seen_at(
+    capture: LayerCapture, distance: Distance | None, beyond: int | float | None
+) -> Float[Tensor, "head query key"]:
     """The layer's scores with pairs (those further apart than `beyond`) at `distance`."""
     geometry = capture.geometry
     true = capture.positions[:, None] - capture.positions
@@ -81,7 +83,7 @@ def seen_at(capture: LayerCapture, distance: Distance | None, beyond: float | No
     return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
 
 
-def check_distance(model: Model, name: str, value: float) -> None:
+def check_distance(model: Model, name: str, value: int | float) -> None:
     """Refuse a distance that is negative, infinite, or outside what the model's frequencies are fixed for."""
     if not 0 <= value < float("inf"):
         raise InputError(f"{name} {value}: distances must be 0 or more, and finite")

@@ -12,7 +12,7 @@ from tl_posgen.models.capture import LayerCapture
 
 
 def interpolate_positions(
-    model: Model, factor: float, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    model: Model, factor: int | float, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> HookList:
     """score_ij <- the score with token p at position factor * p: factor = training length / length of the prompt.
 

@@ -18,7 +18,7 @@ def lm_infinite(
     n_local: int,
     n_global: int = 10,
     *,
-    limit: float | None = None,
+    limit: int | float | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> HookList:

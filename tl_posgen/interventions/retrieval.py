@@ -22,7 +22,7 @@ def retrieve_blocks(
     *,
     block: int = 16,
     n_blocks: int = 4,
-    limit: float | None = None,
+    limit: int | float | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> HookList:
@@ -58,7 +58,7 @@ def retrieve_blocks(
 
 
 def retrieved(
-    capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: float
+    capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: int | float
 ) -> Bool[Tensor, "head query key"]:
     """Which keys each query gets back."""
     n, geometry = capture.q.shape[1], capture.geometry

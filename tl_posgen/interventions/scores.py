@@ -1,4 +1,4 @@
-"""The one mechanism: attention scores computed anew from a layer's q, k and geometry, put where the model's own stood."""
+"""The one mechanism: scores computed anew from a layer's q, k and geometry, put where the model's own stood."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def replace_scores(
     *,
     needs_positions: bool = False,
 ) -> HookList:
-    """score_ij <- scores_of(capture)_ij for the chosen heads of the chosen layers, wherever key j is visible to query i.
+    """score_ij <- scores_of(capture)_ij for the chosen heads and layers, wherever key j is visible to query i.
 
     Args:
         scores_of: from a layer's q and k (before RoPE, after qk-norm) and geometry to scores [head, query, key] of the
@@ -107,7 +107,7 @@ class _LayerEdit:
 def finished(
     products: Float[Tensor, "head query key"],
     capture: LayerCapture,
-    distance: float | Real[Tensor, "query key"] | None = None,
+    distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
     """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given.
 
@@ -129,7 +129,5 @@ def at_positions(
     """The layer's scores with query i standing at query_positions[i] and key j at key_positions[j]."""
     geometry = capture.geometry
     query_positions, key_positions = (p.to(capture.q.device) for p in (query_positions, key_positions))
-    products = scores_at_positions(
-        capture.q, capture.k, geometry.rope, geometry.scale, query_positions, key_positions
-    )
+    products = scores_at_positions(capture.q, capture.k, geometry.rope, geometry.scale, query_positions, key_positions)
     return finished(products, capture, query_positions[:, None] - key_positions)

@@ -12,7 +12,8 @@ from torch import Tensor
 from tl_posgen.maths.lanczos import Product, SingularTriplets
 
 Norm = Literal["frobenius", "trace"]
-NORMS: dict[str, int] = {"frobenius": 2, "trace": 1}
+Side = Literal["aligned", "swapped", "chance"]
+NORMS: dict[Norm, int] = {"frobenius": 2, "trace": 1}
 
 
 def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d k"]) -> Float[Tensor, "*batch k k"]:
@@ -106,9 +107,7 @@ class Pairs:
     chance: Float[Tensor, "first sample k k"]
     values: Float[Tensor, "first k"]
 
-    def coupling(
-        self, k: int, norm: Norm = "frobenius", of: Literal["aligned", "swapped", "chance"] = "aligned"
-    ) -> Float[Tensor, "first other"]:
+    def coupling(self, k: int, norm: Norm = "frobenius", of: Side = "aligned") -> Float[Tensor, "first other"]:
         """1 - m_k of every pair; the first k of the vectors held."""
         return coupling(getattr(self, of)[..., :k, :k], self.values[:, None, :k], norm)
 
@@ -128,15 +127,15 @@ def every_pair(
         >>> from tl_posgen.maths.lanczos import dense_triplets
         >>> jacobian = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
         >>> found = dense_triplets(jacobian, 2)
-        >>> pairs = every_pair([jacobian.matmul] * 2, [found] * 2, samples=1, generator=torch.Generator().manual_seed(0))
+        >>> pairs = every_pair([jacobian.matmul] * 2, [found] * 2, 1, torch.Generator().manual_seed(0))
         >>> pairs.coupling(k=2).tolist()
         [[1.0, 1.0], [1.0, 1.0]]
     """
     left, right = (torch.stack([getattr(found, side) for found in triplets]) for side in ("left", "right"))
-    random_left, random_right = random_bases(*left.shape[1:], samples, generator, left.dtype)
+    n, d, k = left.shape
+    random_left, random_right = random_bases(d, k, samples, generator, left.dtype)
     random_left, random_right = random_left.to(left.device), random_right.to(left.device)
     columns = rearrange(torch.cat([right, left, random_right]), "member d k -> d (member k)")
-    n, k = len(triplets), left.shape[2]
     rows = []
     for jacobian in jacobians:
         images = rearrange(jacobian(columns), "d (member k) -> member d k", k=k)

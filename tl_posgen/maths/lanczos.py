@@ -58,8 +58,8 @@ def lanczos_triplets(
     r"""J V_j = U_j B_j,  J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos, every new block orthogonalised against all.
 
     V_1 = orth(J' Omega) with Omega Gaussian; U_j = orth(J V_j against all earlier U); V_{j+1} = orth(J' U_j against all
-    earlier V). The small matrix U' J V is decomposed, and its triplets are carried back by U and V. Flat spectra are the
-    reason for a Krylov space: power iterations with the same number of products stay far from converged there.
+    earlier V). The small matrix U' J V is decomposed, and its triplets are carried back by U and V. Flat spectra are
+    the reason for a Krylov space: power iterations with as many products stay far from converged there.
 
     Args:
         matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b].

@@ -106,9 +106,7 @@ def principal_trajectories(streams: Float[Tensor, "token state d_model"], compon
     coordinates = left[:, :components] * values[:components]
     largest = coordinates.gather(0, coordinates.abs().argmax(dim=0, keepdim=True))
     coordinates = coordinates * torch.where(largest < 0, -1.0, 1.0)
-    return Principal(
-        coordinates.reshape(*streams.shape[:2], -1), values[:components] ** 2 / values.square().sum()
-    )
+    return Principal(coordinates.reshape(*streams.shape[:2], -1), values[:components] ** 2 / values.square().sum())
 
 
 def cosine(x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:

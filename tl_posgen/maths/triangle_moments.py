@@ -12,6 +12,7 @@ from tl_posgen.maths.band import Band
 
 SHORT = 5  # up to this many times d_head tokens (measured), the scores are cheaper than FFTs and second moments
 CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
+SLAB = 16  # chunks paired directly with one another
 WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
 ROWS_AT_ONCE = 256
 ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
@@ -76,6 +77,9 @@ def triangle_moments(
         window: a query sees the `window` last keys, itself included.
         diagonal: whether a query paired with its own key counts.
 
+    Raises:
+        InputError: where a score would not be finite, or no pair is left.
+
     Source: the four moments suffice because the design matrix of the fit depends on the mask alone [ours].
 
     Example:
@@ -91,7 +95,8 @@ def triangle_moments(
         _moments_of_heads(q_group, k_group, scale, band)
         for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
     ]
-    return parts[0] if len(parts) == 1 else _join_heads(parts)
+    moments = parts[0] if len(parts) == 1 else _join_heads(parts)
+    return _refuse_what_is_not_finite(moments, "look for NaN or inf in q and k")
 
 
 def triangle_moments_from_scores(
@@ -115,9 +120,8 @@ def triangle_moments_from_scores(
         scores = scores[:, 1:, :-1]
     first_key = scores[:, :, 0].double()
     rest = _core_from_scores(scores[:, 1:, 1:], _without_first(band)) if band.size > 1 else None
-    moments = _with_first_key(rest, first_key, band)
-    _refuse_hidden_values(moments)
-    return moments
+    remedy = "give the layer's window, or mend the scores"
+    return _refuse_what_is_not_finite(_with_first_key(rest, first_key, band), remedy)
 
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> TriangleMoments:
@@ -126,9 +130,10 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> Triangl
         q, k = q.double(), k.double()  # a band is the difference of two triangles
     if not band.diagonal:
         q, k = q[:, 1:], k[:, :-1]
-    mean_q, mean_k = (x[:, 1:].mean(1, keepdim=True, dtype=torch.float64).nan_to_num().to(x.dtype) for x in (q, k))
-    q, k, mean_q = scale * (q - mean_q), k - mean_k, scale * mean_q
-    query_part = ((q + mean_q) @ mean_k.mT).squeeze(-1).double()
+    others = slice(min(1, band.size - 1), None)  # the means of the others: token 0 is often far from them
+    mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
+    q, k = (scale * q).sub_(mean_q), k - mean_k
+    query_part = ((q @ mean_k.mT) + mean_q @ mean_k.mT).squeeze(-1).double()
     key_part = (k @ mean_q.mT).squeeze(-1).double()
     first_key = (q @ k[:, 0, :, None]).squeeze(-1) + query_part + key_part[:, :1]
     rest = None
@@ -185,34 +190,42 @@ def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
     query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
     key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
-    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64)
-    squares = squares + (_exclusive_cumsum(k.mT @ k) * (q.mT @ q)).sum((1, 2, 3))
+    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64) + _squares_between_chunks(q, k)
     return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
 
 
-def _exclusive_cumsum(x: Tensor) -> Tensor:
-    """What comes before each chunk, in float64."""
-    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0,) * (2 * (x.ndim - 2)) + (1, 0))
+def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
+    """The sum over earlier chunks, in float64."""
+    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
+
+
+def _squares_between_chunks(q: Tensor, k: Tensor) -> Float[Tensor, " head"]:
+    """sum of <second moment of the queries of a chunk, that of the keys of an earlier one> over all such pairs.
+
+    Inside a slab of chunks pair by pair, before it from one running second moment: fewer bytes than a running one per
+    chunk.
+    """
+    squares = torch.zeros(len(q), dtype=torch.float64, device=q.device)
+    before = torch.zeros(len(q), q.shape[-1] ** 2, dtype=torch.float64, device=q.device)
+    for q_slab, k_slab in zip(q.split(SLAB, 1), k.split(SLAB, 1), strict=True):
+        q_moments, k_moments = ((x.mT @ x).flatten(2) for x in (q_slab, k_slab))
+        squares += (k_moments @ q_moments.mT).triu_(1).sum((1, 2), dtype=torch.float64)
+        squares += (before * q_moments.sum(1)).sum(1)
+        before += k_moments.sum(1)
+    return squares
 
 
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
-    heads, n, d_head = q.shape
+    heads, n, _ = q.shape
     length = _fft_length(n + width - 1)
     spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
     group = max(1, WORKING_SET // (heads * length))
-    for start in range(0, d_head, group):
-        q_waves, k_waves = (_waves(x[..., start : start + group], length) for x in (q, k))
-        spectrum += q_waves.mul_(k_waves.conj()).sum(1)
+    for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
+        spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
     sums = torch.fft.irfft(spectrum, length)[:, :n]
     sums[:, width:] = 0
     return sums
-
-
-def _waves(x: Tensor, length: int) -> Tensor:
-    padded = x.new_zeros(x.shape[0], x.shape[2], length)
-    padded[..., : x.shape[1]] = x.mT
-    return torch.fft.rfft(padded)
 
 
 def _fft_length(at_least: int) -> int:
@@ -271,13 +284,13 @@ def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band)
     return TriangleMoments(band, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
 
 
-def _refuse_hidden_values(moments: TriangleMoments) -> None:
+def _refuse_what_is_not_finite(moments: TriangleMoments, remedy: str) -> TriangleMoments:
     if moments.sums.isfinite().all():
-        return
+        return moments
     head, query = (~moments.sums[1].flip(-1).isfinite()).nonzero()[0].tolist()
     raise InputError(
         f"a score of head {head}, query {query + moments.band.first_query} is not finite though the mask shows it; "
-        "give the layer's window, or mend the scores"
+        + remedy
     )
 
 

@@ -1,5 +1,6 @@
 """A Hugging Face model in memory made a HookedTransformer or a TransformerBridge, weights untouched."""
 
+import copy
 from typing import Any
 
 import torch
@@ -80,11 +81,14 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     dtype = next(hf_model.parameters()).dtype
     try:
         bridge = TransformerBridge.boot_transformers(
-            name, hf_model=hf_model.to(device), tokenizer=tokenizer, device=device, dtype=dtype
+            name, hf_model=hf_model.to(device), tokenizer=copy.deepcopy(tokenizer), device=device, dtype=dtype
         )
     except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{name}: TransformerLens has no bridge for {type(hf_model).__name__} ({first_line(error)})"
         ) from error
+    if tokenizer.eos_token is None:
+        # the bridge has given its copy an end-of-text token that the model has no embedding for, and texts can hold it
+        bridge._tokenizer = tokenizer
     bridge.eval()
     return bridge

@@ -1,4 +1,4 @@
-"""Residual streams of a prompt and residual Jacobians of its blocks: J = d f^l(X)_t2 / d x_t1, block l being X + f^l(X)."""
+"""Residual streams of a prompt, and residual Jacobians J = d f^l(X)_t2 / d x_t1 of its blocks X + f^l(X)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -228,9 +228,9 @@ def _check_streams(streams: Tensor) -> None:
     centred = streams.mean(dim=-1).abs() <= 1e-4 * streams.norm(dim=-1) / streams.shape[-1] ** 0.5
     if centred.all():
         raise InputError(
-            "the residual stream has zero mean at every token and layer: the writing weights were centred, which changes "
-            "norms, trajectories and Jacobians. Load with center_writing_weights=False (HookedTransformer.from_pretrained"
-            "_no_processing, or a TransformerBridge without enable_compatibility_mode)"
+            "the residual stream has zero mean at every token and layer: the writing weights were centred, which "
+            "changes norms, trajectories and Jacobians. Load with center_writing_weights=False (tl_posgen.load_model, "
+            "HookedTransformer.from_pretrained_no_processing, a TransformerBridge without enable_compatibility_mode)"
         )
 
 
@@ -238,6 +238,6 @@ def _check_output(layer: int, found: Tensor, expected: Tensor) -> None:
     error = (found - expected).norm() / expected.norm()
     if not error <= 1e-3:
         raise UnsupportedModelError(
-            f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its norm from "
-            "the pass over the whole prompt, so the model does not keep its context in keys and values alone"
+            f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its norm "
+            "from the pass over the whole prompt, so the model does not keep its context in keys and values alone"
         )

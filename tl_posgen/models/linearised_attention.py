@@ -80,9 +80,9 @@ def _linear_core(z: Tensor, q: Tensor, k: Tensor, v: Tensor, leaf: Tensor) -> Te
     if not same_tokens or z[0, -1].numel() != n_heads * d_value or v.shape[2] != n_key_heads or n_heads % n_key_heads:
         return None
     inputs = (q[0, -1], k[0, 0], v[0, 0])
-    change = sum(
-        (x - x.detach()).flatten() @ matrix.mT for x, matrix in zip(inputs, _core_jacobian(z, q, k, v), strict=True)
-    )
+    matrices = _core_jacobian(z, q, k, v)
+    changes = [(x - x.detach()).flatten() @ matrix.mT for x, matrix in zip(inputs, matrices, strict=True)]
+    change = torch.stack(changes).sum(dim=0)
     last = z[:, -1:].detach() + change.reshape(z[:, -1:].shape)
     linear = torch.cat([z[:, :-1].detach(), last], dim=1)
     return linear if _same_derivative(z, linear, leaf) else None

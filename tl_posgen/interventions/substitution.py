@@ -1,0 +1,155 @@
+"""Scores replaced by position + meaning, or by less: what the model still does then says what it runs on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.interventions.scores import HookList, ScoresOf, finished, replace_scores
+from tl_posgen.maths.splits import (
+    DistanceLaw,
+    add_residual,
+    attention_profile,
+    below_quantile,
+    constant_scores,
+    running_mean_key,
+    split_scores,
+    three_axis_scores,
+)
+from tl_posgen.maths.three_axis import fit_three_axis
+from tl_posgen.maths.triangle_moments import triangle_moments_from_scores
+from tl_posgen.models.backend import Model
+from tl_posgen.models.capture import LayerCapture
+
+Part = Literal["both", "position", "meaning"]
+MeanKey = Literal["prompt", "seen"]
+Law = DistanceLaw | Mapping[int, DistanceLaw] | Callable[[LayerCapture], DistanceLaw]
+
+
+def substitute(
+    model: Model,
+    by: ScoresOf,
+    *,
+    gamma: int | float = 1.0,
+    residual: int | float = 0.0,
+    from_layer: int = 0,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> HookList:
+    """W_ij <- S_ij + residual (W_ij - S_ij) where W_ij lies at or below its head's gamma quantile; S = by(capture).
+
+    Args:
+        by: what stands in: `by_split`, `by_three_axis`, `by_constant`, or any function of a `LayerCapture`.
+        gamma: quantile over the visible scores of one head and prompt; 1 replaces all of them.
+        residual: share of what `by` leaves out that is added back; 0 drops it, 1 changes nothing.
+        from_layer: first layer to change, where `layers` is left out.
+        layers, heads: which; all if left out.
+
+    Raises:
+        InputError: gamma or residual outside [0, 1], a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: scores below the gamma = .97 quantile of their head, in layers >= 4, by the mean-key split at d0 = 1000, is
+    in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); all else here is ours.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> hooks = substitute(model, by_constant, residual=1.0)
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
+        True
+    """
+    for name, share in (("gamma", gamma), ("residual", residual)):
+        if not 0 <= share <= 1:
+            raise InputError(f"{name} {share} is outside [0, 1]; give a number from 0 to 1")
+    if layers is None:
+        if not 0 <= from_layer < model.cfg.n_layers:
+            raise InputError(
+                f"from_layer {from_layer} does not exist: this model has layers 0 to {model.cfg.n_layers - 1}"
+            )
+        layers = range(from_layer, model.cfg.n_layers)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        if gamma == 1 and residual == 0:
+            return by(capture)
+        exact = capture.scores()
+        scores = add_residual(by(capture), exact, residual)
+        if gamma == 1:
+            return scores
+        visible = capture.geometry.visible(exact.shape[1], exact.device)
+        return torch.where(below_quantile(exact, visible, gamma), scores, exact)
+
+    return replace_scores(model, scores_of, layers, heads)
+
+
+def by_split(law: Law, part: Part | str = "both", mean_key: MeanKey | str = "prompt") -> ScoresOf:
+    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <E_p[R_d] q_i, k_j - kbar>.
+
+    A soft cap is applied to the sum; an ALiBi bias counts as position.
+
+    Args:
+        law: p(d) of the meaning part, for all layers (weights for all heads together, or a row per head of the model),
+            by layer, or made from a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy distance d0.
+        part: "both", or one alone.
+        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query.
+
+    Raises:
+        InputError: an unknown part or mean_key; in the forward pass, a law with rows for another number of heads, or
+            none for a layer.
+    """
+    if part not in get_args(Part):
+        raise InputError(f"part {part!r}: choose one of {', '.join(get_args(Part))}")
+    if mean_key not in get_args(MeanKey):
+        raise InputError(f"mean_key {mean_key!r}: choose one of {', '.join(get_args(MeanKey))}")
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        geometry = capture.geometry
+        kbar = running_mean_key(capture.k, geometry.window) if mean_key == "seen" else None
+        split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, law_of(law, capture), kbar)
+        if part == "meaning":
+            return finished(split.meaning, capture, 0)  # every pair at distance 0: no ALiBi
+        return finished(split.scores if part == "both" else split.position, capture)
+
+    return scores_of
+
+
+def law_of(law: Law, capture: LayerCapture) -> DistanceLaw:
+    """p(d) of this layer, with rows for the captured heads where it has a row per head."""
+    if callable(law):
+        return law(capture)
+    if isinstance(law, Mapping):
+        if capture.layer not in law:
+            raise InputError(f"no distance law for layer {capture.layer}; give one for each changed layer")
+        law = law[capture.layer]
+    if law.weights.ndim == 1:
+        return law
+    if len(law.weights) != capture.geometry.n_heads:
+        raise InputError(
+            f"layer {capture.layer}: the distance law has {len(law.weights)} rows for {capture.geometry.n_heads} heads"
+        )
+    return DistanceLaw(law.distances, law.weights[list(capture.heads)])
+
+
+def own_profile(capture: LayerCapture) -> DistanceLaw:
+    """p_h(d) = the share of head h's attention, on this very prompt, that falls d tokens back: a law for `by_split`."""
+    return attention_profile(capture.scores().softmax(-1))
+
+
+def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
+    exact = capture.scores()
+    fit = fit_three_axis(triangle_moments_from_scores(exact, window=capture.geometry.window))
+    # where a window hides all pairs of a distance its a is NaN: those entries are never used
+    scores = three_axis_scores(fit.a.nan_to_num(), fit.b.nan_to_num(), fit.c.nan_to_num())
+    return scores.to(exact.dtype)
+
+
+def by_constant(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """S_ij = the mean of the head's visible scores: with nothing else left, uniform attention. The control."""
+    exact = capture.scores()
+    visible = capture.geometry.visible(exact.shape[1], exact.device)
+    return constant_scores(exact, visible.expand_as(exact))
