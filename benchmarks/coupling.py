@@ -12,6 +12,7 @@ Peak memory above what was held before is taken from the operating system (Linux
 """
 
 import argparse
+import ctypes
 import time
 from collections.abc import Callable
 
@@ -69,6 +70,7 @@ def seconds(job: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:
 
 def peak_mebibytes(job: Callable[[], object]) -> float:
     """How far the process grew above what it held before, at its largest."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # give back what earlier jobs freed, else this one could reuse it unseen
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the high-water mark starts again from here
     before = _status("VmRSS")

@@ -22,12 +22,14 @@
 # %pip install --quiet tl-posgen
 
 # %%
+from importlib.metadata import version
+
 import torch
-import transformer_lens
 
 import tl_posgen
 
-print("tl_posgen", tl_posgen.__version__, "| torch", torch.__version__, "| transformers", __import__("transformers").__version__)
+for package in ("tl-posgen", "transformer-lens", "torch", "transformers", "numpy"):
+    print(package, version(package))
 
 # %% [markdown]
 # ## Load a model, and see what it does with positions
@@ -37,7 +39,7 @@ print("tl_posgen", tl_posgen.__version__, "| torch", torch.__version__, "| trans
 
 # %%
 model = tl_posgen.load_model("mini")
-tl_posgen.check(model);
+table = tl_posgen.check(model)
 
 # %% [markdown]
 # ## Measure
@@ -139,7 +141,9 @@ class QueryNorm:
 
     def result(self):
         norms = torch.stack(list(self.rows.values())).numpy()
-        return xr.Dataset({"query_norm": (("layer", "head"), norms)}, {"layer": list(self.rows), "head": range(norms.shape[1])})
+        return xr.Dataset(
+            {"query_norm": (("layer", "head"), norms)}, {"layer": list(self.rows), "head": range(norms.shape[1])}
+        )
 
 
 tl_posgen.analyze(model, text, length=128, n_prompts=1, analyzers=[QueryNorm()])["query_norm"].plot()

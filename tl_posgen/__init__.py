@@ -22,7 +22,22 @@ _HOME = {
     "PosgenError": "errors",
 }
 __version__ = "0.1.0"
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = [
+    "MeanKey",
+    "PosgenError",
+    "Report",
+    "Result",
+    "ThreeAxis",
+    "Variance",
+    "__version__",
+    "analyze",
+    "analyze_cache",
+    "attach",
+    "check",
+    "load",
+    "load_model",
+    "random_like",
+]
 
 if TYPE_CHECKING:
     from tl_posgen.analysis import analyze, analyze_cache, attach

@@ -18,9 +18,9 @@ from tl_posgen.analyzers.attention_examples import AttentionExamples, pick_heads
 from tl_posgen.analyzers.base import Analyzer
 from tl_posgen.analyzers.registry import make_analyzers
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.cache import captures_from_cache
-from tl_posgen.models.hooks import capturing, run_capture
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.hooks import capturing, chosen, run_capture
 from tl_posgen.models.load import load_model
 from tl_posgen.models.origin import origin_of
 from tl_posgen.models.random_like import random_like
@@ -73,11 +73,13 @@ def analyze(
     """
     if isinstance(model, str):
         model = load_model(model)
-    chosen = make_analyzers(analyzers)
+    feeding = make_analyzers(analyzers)
+    chosen(layers, model.cfg.n_layers, "layer")
+    chosen(heads, model.cfg.n_heads, "head")
     tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
     where = {"layers": layers, "heads": heads, "progress": progress}
-    fresh = copy.deepcopy(chosen)
-    datasets = measure(model, tokens, chosen, **where)
+    fresh = copy.deepcopy(feeding)
+    datasets = measure(model, tokens, feeding, **where)
     nulls: dict[str, xr.Dataset] = {}
     if null_seed is not None:
         null_model = random_like(model, null_seed)

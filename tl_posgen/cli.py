@@ -46,7 +46,7 @@ def analyze(
     out: Out = Path("report"),
 ) -> None:
     """Measure how attention uses position on a text: a table here, and a report in --out."""
-    chosen = {"layers": parse_indices(layers, "--layers"), "heads": parse_indices(heads, "--heads")}
+    chosen_layers, chosen_heads = parse_indices(layers, "--layers"), parse_indices(heads, "--heads")
     from tl_posgen.models.tokens import bundled_text, read_text
     from tl_posgen.report import prepare_directory
 
@@ -56,9 +56,14 @@ def analyze(
     from tl_posgen.analysis import analyze as run
     from tl_posgen.models.load import load_model
 
-    null_seed = None if no_null else seed
     report = run(
-        load_model(model, backend=backend), words, length=length, n_prompts=prompts, null_seed=null_seed, **chosen
+        load_model(model, backend=backend),
+        words,
+        layers=chosen_layers,
+        heads=chosen_heads,
+        length=length,
+        n_prompts=prompts,
+        null_seed=None if no_null else seed,
     )
     page = report.write(out)
     print_report(report, page)

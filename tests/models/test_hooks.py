@@ -28,6 +28,29 @@ def test_scores_recomputed_from_a_capture_are_the_models(family_model, backend, 
         torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
 
 
+def processed(model, backend):
+    model.process_weights_() if backend == "hooked" else model.enable_compatibility_mode(disable_warnings=True)
+
+
+SETTINGS = {
+    "processed": processed,
+    "split inputs": lambda model, backend: model.set_use_split_qkv_input(True),
+    "ungrouped": lambda model, backend: backend == "hooked" and model.set_ungroup_grouped_query_attention(True),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_capture_works_in_the_other_modes_of_a_model(family_directory, backend, name, setting):
+    model, captures = load_model(family_directory(name), backend), []
+    SETTINGS[setting](model, backend)
+    with torch.no_grad():
+        model.run_with_hooks(some_tokens(), fwd_hooks=capture_hooks(model, captures.append, EVERYTHING))
+    assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for capture in captures:
+        torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "bloom"])
 def test_both_backends_hand_over_the_same(family_model, name):
     both = [captured(family_model(name, backend), needs=EVERYTHING) for backend in ("hooked", "bridge")]

@@ -1,7 +1,6 @@
 """Token-level examples: a head's true attention beside the attention of its additive fit."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ Pick = tuple[int, int, str]
 def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
     """(layer, head, why) of the n heads that follow position + query + key most within rows, and of the n least."""
     ranked = three_axis["r_visible"].to_series().dropna().sort_values(ascending=False)
-    units = [(int(layer), int(head)) for layer, head in ranked.index]
+    units = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
     n = max(1, min(n, len(units) // 2))
     best = [(*unit, "closest to position + key") for unit in units[:n]]
     return best + [(*unit, "furthest from position + key") for unit in units[-n:] if unit not in units[:n]]
@@ -33,12 +32,13 @@ class AttentionExamples:
         tokens: the prompt's tokens as they are to be shown.
     """
 
-    name: Literal["attention_examples"] = "attention_examples"
+    name: str = "attention_examples"
     needs: frozenset[str] = frozenset()
 
     def __init__(self, picks: Sequence[Pick], tokens: Sequence[str]):
         self.picks, self.tokens = list(picks), list(tokens)[:CROP]
         self._maps: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+        self._r_visible: dict[tuple[int, int], float] = {}
 
     def update(self, capture: LayerCapture) -> None:
         heads = list(capture.heads)
@@ -53,16 +53,22 @@ class AttentionExamples:
         for index in chosen:
             true, split = scores[index].double().softmax(-1), additive[index].softmax(-1)
             maps = {"pattern": true, "additive_pattern": split, "residual": true - split}
-            drawn = {name: array.float().cpu().numpy() for name, array in maps.items()}
-            self._maps[capture.layer, heads[index]] = drawn | {"r_visible": fit.r_visible[index].item()}
+            self._maps[capture.layer, heads[index]] = {name: x.float().cpu().numpy() for name, x in maps.items()}
+            self._r_visible[capture.layer, heads[index]] = float(fit.r_visible[index])
 
     def result(self) -> xr.Dataset:
         maps = [self._maps[layer, head] for layer, head, _ in self.picks]
         n = len(maps[0]["pattern"])
         names = ("pattern", "additive_pattern", "residual")
-        data = {name: (("example", "query", "key"), np.stack([m[name] for m in maps])) for name in names}
-        data["r_visible"] = ("example", [m["r_visible"] for m in maps])
+        data: dict[str, tuple] = {
+            name: (("example", "query", "key"), np.stack([m[name] for m in maps])) for name in names
+        }
+        data["r_visible"] = ("example", [self._r_visible[layer, head] for layer, head, _ in self.picks])
         layers, heads, reasons = zip(*self.picks, strict=True)
-        coords = {"layer": ("example", list(layers)), "head": ("example", list(heads)), "why": ("example", list(reasons))}
+        coords = {
+            "layer": ("example", list(layers)),
+            "head": ("example", list(heads)),
+            "why": ("example", list(reasons)),
+        }
         coords |= {"token": ("key", self.tokens[:n]), "example": np.arange(len(maps))}
         return xr.Dataset(data, coords, attrs={"rows": ["example"]})

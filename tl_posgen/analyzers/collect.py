@@ -36,4 +36,3 @@ class HeadRows:
         coords = {"prompt": prompts, "layer": layers, "head": list(self._heads)}
         coords |= {dim: np.arange(n) for dim, n in zip(dims, shape[1:], strict=True)}
         return xr.DataArray(values, coords, ("prompt", "layer", "head", *dims))
-

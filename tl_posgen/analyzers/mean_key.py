@@ -1,7 +1,6 @@
 """Analyzer of the mean-key split: how far each head's scores are f(q, i - j) + g(q, k) at a dummy distance."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -31,7 +30,7 @@ class MeanKey:
         [0, 64, 1000]
     """
 
-    name: Literal["mean_key"] = "mean_key"
+    name: str = "mean_key"
     needs: frozenset[str] = frozenset()
 
     def __init__(self, *, d0: int = 1000, distances: Sequence[int] = (0, 64, 1000)):

@@ -1,7 +1,5 @@
 """Analyzer of the three-axis fit: how far each head's scores are position + query + key."""
 
-from typing import Literal
-
 import torch
 import xarray as xr
 
@@ -40,11 +38,12 @@ class ThreeAxis:
         'flat_distance'
     """
 
-    name: Literal["three_axis"] = "three_axis"
+    name: str = "three_axis"
     needs: frozenset[str] = frozenset()
 
     def __init__(self, *, ridge: float = 0.0, gauge: Gauge = "flat_keys", diagonal: bool = True, seed: int = 0):
-        self.ridge, self.gauge, self.diagonal, self.seed = ridge, gauge, diagonal, seed
+        self.gauge: Gauge = gauge
+        self.ridge, self.diagonal, self.seed = ridge, diagonal, seed
         self._rows = HeadRows()
 
     def update(self, capture: LayerCapture) -> None:
@@ -89,8 +88,8 @@ def fit_capture(
     """The fits with and without the first token; from q and k where the score is bilinear, else from the scores."""
     moments = moments_of(capture, diagonal=diagonal)
     without = moments.without_first_token
-    options = {"ridge": ridge, "gauge": gauge}
-    return fit_three_axis(moments, **options), None if without is None else fit_three_axis(without, **options)
+    full = fit_three_axis(moments, ridge=ridge, gauge=gauge)
+    return full, None if without is None else fit_three_axis(without, ridge=ridge, gauge=gauge)
 
 
 def moments_of(capture: LayerCapture, *, diagonal: bool = True) -> TriangleMoments:

@@ -1,7 +1,6 @@
 """Analyzer of the variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,8 +19,8 @@ class Variance:
 
     Per head: `position` = d + qd, `meaning` = k + qk, `interaction` = kd + qkd, each as a share of what softmax can see
     (q left out); `share_q` ... `share_qkd`, which sum to 1; `additive_r` = sqrt(1 - kd - qkd); `three_axis_share` =
-    q + k + d; `variance`. The first token is left out, and `share_*_with_first` keep it. Moments add up exactly over any
-    number of prompts; memory does not grow with them.
+    q + k + d; `variance`. The first token is left out, and `share_*_with_first` keep it. Moments add up exactly over
+    any number of prompts; memory does not grow with them.
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 
@@ -39,7 +38,7 @@ class Variance:
         True
     """
 
-    name: Literal["variance"] = "variance"
+    name: str = "variance"
     needs: frozenset[str] = frozenset()
 
     def __init__(self, *, n_distances: int | None = None, weights: DistanceWeights = "uniform"):
@@ -58,13 +57,17 @@ class Variance:
 
     def result(self) -> xr.Dataset:
         n = self.n_distances or self._longest
-        rest, everything = ({layer: self._shares(m, layer, n) for layer, m in s.items()} for s in (self._rest, self._all))
+        rest, everything = (
+            {layer: self._shares(m, layer, n) for layer, m in s.items()} for s in (self._rest, self._all)
+        )
         data = {part: self._stack(rest, lambda s, p=part: s.visible.share(*PARTS[p])) for part in PARTS}
         data |= {f"share_{name}": self._stack(rest, lambda s, c=name: s.share(c)) for name in COMPONENTS}
         data["additive_r"] = self._stack(rest, lambda s: s.additive_r)
         data["three_axis_share"] = self._stack(rest, lambda s: s.three_axis_share)
         data["variance"] = self._stack(rest, lambda s: s.total)
-        data |= {f"share_{name}_with_first": self._stack(everything, lambda s, c=name: s.share(c)) for name in COMPONENTS}
+        data |= {
+            f"share_{name}_with_first": self._stack(everything, lambda s, c=name: s.share(c)) for name in COMPONENTS
+        }
         heads = next(iter(self._layers.values()))[1]
         attrs = {"n_distances": n, "weights": self.weights, "first_token": "left out; *_with_first keep it"}
         return xr.Dataset(data, {"layer": list(self._layers), "head": list(heads)}, attrs)
@@ -79,5 +82,7 @@ class Variance:
         return variance_shares(moments, geometry.rope, geometry.scale, n, weights=self.weights, bias=bias)
 
     @staticmethod
-    def _stack(shares: dict[int, VarianceShares], read: Callable[[VarianceShares], Tensor]) -> tuple[tuple[str, str], np.ndarray]:
+    def _stack(
+        shares: dict[int, VarianceShares], read: Callable[[VarianceShares], Tensor]
+    ) -> tuple[tuple[str, str], np.ndarray]:
         return ("layer", "head"), torch.stack([read(s).cpu() for s in shares.values()]).numpy()

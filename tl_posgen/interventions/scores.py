@@ -88,19 +88,19 @@ class _LayerEdit:
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
         parts = dict(self.parts)
         self.parts.clear()
-        own = plain_scores(attn_scores, parts["q"].dtype)
-        refuse_padding(self.probed, own)
+        dtype = parts["q"].dtype
+        refuse_padding(self.probed, plain_scores(attn_scores[:, 0], dtype))
         edited = attn_scores.clone()
         for row in range(len(attn_scores)):
             capture = layer_capture(self.probed, {part: x[row] for part, x in parts.items()}, self.heads, ())
-            scores = self.scores_of(capture)
-            if scores.shape != own[row, self.heads].shape:
+            scores, own = self.scores_of(capture), attn_scores[row, self.heads]
+            if scores.shape != own.shape:
                 raise InputError(
                     f"layer {capture.layer}: the new scores are {list(scores.shape)}, "
-                    f"and {list(own[row, self.heads].shape)} [head, query, key] are needed"
+                    f"and {list(own.shape)} [head, query, key] are needed"
                 )
-            visible = own[row, self.heads] != -torch.inf
-            edited[row, self.heads] = torch.where(visible, scores.to(edited.dtype), attn_scores[row, self.heads])
+            visible = plain_scores(own, dtype) != -torch.inf
+            edited[row, self.heads] = torch.where(visible, scores.to(own.dtype), own)
         return edited
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from tl_posgen.errors import InputError
 from tl_posgen.maths.band import Band
 
-SHORT = 5  # up to this many times d_head tokens (measured), the scores are cheaper than FFTs and second moments
+SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves cost less than FFTs and second moments
 CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
 SLAB = 16  # chunks paired directly with one another
 WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
@@ -149,7 +149,7 @@ def _without_first(band: Band) -> Band:
 def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band) -> TriangleMoments:
     """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the band."""
     counts = band.counts(q.device)
-    short = band.size <= SHORT * q.shape[-1]
+    short = band.size <= SHORT + 3 * q.shape[-1]
     distance, query, key, squares = (_short_sums if short else _long_sums)(q, k, band.width)
     sums = torch.stack([distance, query.flip(-1), key])
     none = torch.zeros_like(key_part)

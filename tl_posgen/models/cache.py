@@ -75,6 +75,5 @@ def read(cache: Any, layer: Probed) -> dict[str, Tensor]:
         held = {part: value[None] for part, value in held.items()}
     parts = {part: layer.sites.read(part, value) for part, value in held.items()}
     if "attn_scores" in parts:
-        parts["attn_scores"] = plain_scores(parts["attn_scores"], parts["q"].dtype)
-        refuse_padding(layer, parts["attn_scores"])
+        refuse_padding(layer, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
     return parts

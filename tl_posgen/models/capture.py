@@ -23,7 +23,9 @@ class LayerCapture:
         tokens: token ids of the prompt, or None where the forward pass was not given any (embeddings as input).
         q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
         v: values, repeated likewise; None unless needed.
-        attn_scores: scaled pre-softmax scores as the model has them; invisible entries are -inf. None unless needed.
+        attn_scores: scaled pre-softmax scores as the model has them, -inf where invisible; with ALiBi in the gauge
+            where distance 0 carries no bias (models differ by constants per row, which softmax cannot tell). None
+            unless needed.
         pattern: post-softmax; None unless needed.
         resid: the residual stream entering the layer; None unless needed.
     """

@@ -167,8 +167,7 @@ class _Capture:
         batch, _, length, _ = parts["q"].shape
         if probed is self.layers[0]:
             self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
-        parts["attn_scores"] = plain_scores(parts["attn_scores"], parts["q"].dtype)
-        refuse_padding(probed, parts["attn_scores"])
+        refuse_padding(probed, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
         for row in range(batch):
             prompt = {part: value[row] for part, value in parts.items()}
@@ -192,7 +191,7 @@ def layer_capture(
     if "v" in needs:
         capture.v = of_heads(parts["v"])
     if "attn_scores" in needs:
-        capture.attn_scores = parts["attn_scores"][list(heads)]
+        capture.attn_scores = plain_scores(parts["attn_scores"][list(heads)], parts["q"].dtype)
         if geometry.alibi_slopes is not None:
             capture.attn_scores = without_row_offsets(capture.attn_scores, capture.q, capture.k, geometry.scale)
     if "pattern" in needs:
@@ -202,15 +201,19 @@ def layer_capture(
     return capture
 
 
-def refuse_padding(probed: Probed, attn_scores: Float[Tensor, "batch head query key"]) -> None:
-    """Positions must be 0 .. n - 1 and all keys tokens: no KV cache, no padding, no other window than was probed."""
-    n_queries, n_keys = attn_scores.shape[2:]
+def refuse_padding(probed: Probed, attn_scores: Float[Tensor, "batch query key"]) -> None:
+    """Positions must be 0 .. n - 1 and all keys tokens: no KV cache, no padding, no other window than was probed.
+
+    Args:
+        attn_scores: of any one head, because masks are alike in all.
+    """
+    n_queries, n_keys = attn_scores.shape[1:]
     if n_queries != n_keys:
         raise InputError(
             f"layer {probed.geometry.layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use; "
             "capture a forward pass over the whole prompt instead"
         )
-    visible: Bool[Tensor, "batch query key"] = attn_scores[:, 0] != -torch.inf
+    visible: Bool[Tensor, "batch query key"] = attn_scores != -torch.inf
     if not visible.any(dim=1).all():
         raise InputError(
             f"layer {probed.geometry.layer}: some tokens are masked for every query, so the prompt is padded; "

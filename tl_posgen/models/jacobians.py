@@ -17,7 +17,7 @@ from tl_posgen.models.linearised_attention import LinearisedAttention, vector_ja
 DENSE_UP_TO = 2048
 """d_model up to which the d x d matrix is built and decomposed; above it only products with it are taken."""
 
-_PREFIX_PIECE = 512
+_SCORES_AT_ONCE = 2**18  # query-key pairs a head while the context is read
 
 
 @dataclass
@@ -171,7 +171,7 @@ def _layer_hooks(
 
 
 def _context(model: Model, tokens: Tensor) -> Any:
-    """Keys and values of the tokens, from passes over pieces so that no score matrix of the whole prompt is held."""
+    """Keys and values of the tokens, read in pieces so that the scores take the same memory for every length."""
     if backend_of(model) == "bridge":
         from transformers import DynamicCache
 
@@ -181,9 +181,8 @@ def _context(model: Model, tokens: Tensor) -> Any:
 
         cache = TransformerLensKeyValueCache.init_cache(model.cfg, model.cfg.device, 1)
     with torch.no_grad():
-        for piece in tokens.split(_PREFIX_PIECE):
-            if len(piece):
-                _forward(model, piece, cache)
+        for piece in tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ():
+            _forward(model, piece, cache)
     return cache
 
 

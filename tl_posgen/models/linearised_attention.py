@@ -101,7 +101,8 @@ def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Ten
         cotangent = torch.zeros_like(z)
         cotangent[0, -1] = column.repeat(n_groups).reshape(z.shape[2:])
         gq, gk, gv = torch.autograd.grad(z, (q, k, v), cotangent, retain_graph=True)
-        rows.append((gq[0, -1].reshape(n_groups, -1), gk[0, 0], gv[0, 0]))
+        # copies: a gradient can be a view into that of all cached keys
+        rows.append((gq[0, -1].reshape(n_groups, -1).clone(), gk[0, 0].clone(), gv[0, 0].clone()))
     blocks = []
     for part in zip(*rows, strict=True):
         by_group = torch.stack(part, dim=1)  # [group, row, input of the group]

@@ -89,7 +89,7 @@ class Report(Mapping[str, Result]):
 
 
 def prepare_directory(directory: str | os.PathLike) -> Path:
-    """The directory, made if need be and proved writable: called before long work, so that no result is lost after it."""
+    """The directory, made if need be and proved writable; called before long work, so that its result is not lost."""
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -52,8 +52,9 @@ def _head(dataset: xr.Dataset, variable: str, *, largest: bool) -> str:
     series = dataset[variable].to_series().dropna()
     if series.empty:
         return "none"
-    layer, head = series.idxmax() if largest else series.idxmin()
-    return f"layer {layer} head {head} ({series[layer, head]:.3f})"
+    place = int(series.to_numpy().argmax() if largest else series.to_numpy().argmin())
+    layer, head = series.index.to_list()[place]
+    return f"layer {layer} head {head} ({series.iloc[place]:.3f})"
 
 
 def _three_axis(result: Result) -> list[str]:

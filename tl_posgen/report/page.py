@@ -36,7 +36,9 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     view = import_module(module if util.find_spec(module) else "tl_posgen.views.head_map")
     section: dict[str, Any] = {"id": result.name, "title": title, "question": question, "views": []}
     if hasattr(view, "show"):
-        section["views"] = [_token_view(result, view, index, scripts) for index in range(result.dataset.sizes["example"])]
+        section["views"] = [
+            _token_view(result, view, index, scripts) for index in range(result.dataset.sizes["example"])
+        ]
         section["figures"] = []
     else:
         section["figures"] = [_figure(result, kind) for kind in view.KINDS]

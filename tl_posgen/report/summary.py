@@ -25,7 +25,9 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
             continue
         frame = result.frame(null=null)
         columns = HEADLINES.get(name) or {c: f"{name}_{c}" for c in frame.columns if c not in ("layer", "head")}
-        frame = frame[["layer", "head", *columns]].rename(columns=columns)
+        frame = pd.DataFrame(
+            {"layer": frame["layer"], "head": frame["head"], **{new: frame[old] for old, new in columns.items()}}
+        )
         table = frame if table.empty else table.merge(frame, on=["layer", "head"], how="outer")
     return table
 

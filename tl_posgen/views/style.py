@@ -111,7 +111,7 @@ def layer_curves(
     )
     drawn: set[str] = set()
     for index, layer in enumerate(layers):
-        where = {"row": index // n_columns + 1, "col": index % n_columns + 1}
+        row, column = index // n_columns + 1, index % n_columns + 1
         for side, data in reversed(sides(dataset, null)):
             is_null = data is null
             for number, head in enumerate(data["head"].values):
@@ -134,7 +134,8 @@ def layer_curves(
                         showlegend=name not in drawn,
                         hovertemplate=f"layer {layer}, {name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
                     ),
-                    **where,
+                    row=row,
+                    col=column,
                 )
                 drawn.add(name)
     figure.update_xaxes(type="log" if log_x else "linear")
