@@ -54,7 +54,9 @@ def train_tokenizer(books: list[Path], vocab_size: int) -> PreTrainedTokenizerFa
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, model_max_length=CONTEXT)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=BOS, pad_token=BOS, model_max_length=CONTEXT
+    )
 
 
 def tokenize(tokenizer: PreTrainedTokenizerFast, books: list[Path]) -> np.ndarray:

@@ -177,6 +177,19 @@ def test_a_hub_name_without_network_says_so(monkeypatch, tmp_path):
         load_model("nobody/nothing")
 
 
+def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_directory, monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    repository = tmp_path / "models--tiny--llama"
+    shutil.copytree(family_directory("llama"), repository / "snapshots/abc123")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc123")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    origin = origin_of(load_model("tiny/llama"))
+    assert (origin.name, origin.revision) == ("tiny/llama", "abc123")
+
+
 def test_an_architecture_without_recipe_is_refused_as_hooked(family_directory):
     try:
         hooked_parts()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import CONTEXT, FAMILIES
+from families import CONTEXT, FAMILIES, SIZES, save_config, with_sizes
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.maths.rope import Rope, inverse_frequencies
@@ -92,6 +92,14 @@ def test_a_layer_without_positions_is_called_none(family_model):
     assert [layer.encoding for layer in geometry_of(family_model("smollm3", "bridge"))] == ["rotary", "none"]
 
 
+def test_latent_attention_is_refused(tmp_path):
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    config = with_sizes("DeepseekV3Config", SIZES, **sizes, **ranks, n_group=1, topk_group=1)()
+    with pytest.raises(UnsupportedModelError, match="layer 0: multi-head latent attention"):
+        geometry_of(load_model(save_config(config, tmp_path), "bridge"))
+
+
 @pytest.mark.parametrize("name", ["gptj", "opt"])
 def test_attention_left_to_hugging_face_is_refused_with_the_way_out(family_model, name):
     with pytest.raises(UnsupportedModelError, match=r"layer 0: .* after softmax.*HookedTransformer"):
@@ -116,6 +124,15 @@ def test_check_has_a_row_per_layer_and_prints_it(family_model, backend, capsys):
 
 def test_the_proof_runs_once_per_model(llama):
     assert probe(llama) is probe(llama)
+
+
+def test_frequencies_changed_by_hand_are_read_anew_when_asked(family_directory):
+    model = load_model(family_directory("llama"), "bridge")
+    before = geometry_of(model)[0].rope.inv_freq
+    model.rotary_emb.original_component.inv_freq *= 0.5
+    assert torch.equal(geometry_of(model)[0].rope.inv_freq, before)
+    probe(model, again=True)
+    torch.testing.assert_close(geometry_of(model)[0].rope.inv_freq, before / 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

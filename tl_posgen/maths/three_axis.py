@@ -138,8 +138,8 @@ def fit_three_axis(
         tolerance: of the residual in the norm of the preconditioner, relative to the right side.
 
     Raises:
-        InputError: for a gauge or a ridge that is none.
-        ArithmeticError: where the tolerance was not reached.
+        InputError: for a gauge or a ridge that is none; where the tolerance cannot be reached, in a window thousands of
+            times shorter than the text.
 
     Source: Han & Ji 2025 (arXiv 2503.13305) propose the three axes; the method of solution is ours.
     """
@@ -193,7 +193,10 @@ def _conjugate_gradients(
     steps = 0
     while (unfinished := size > enough).any():
         if steps == MAX_ITERATIONS:
-            raise ArithmeticError(f"the three-axis fit did not converge in {steps} steps on {band}; use a ridge")
+            raise InputError(
+                f"no fit within {steps} steps: a window of {band.width} ties {band.size} tokens too loosely together; "
+                "give a ridge, or a shorter text"
+            )
         steps += 1
         image = band.normal(direction, counts).add_(direction, alpha=ridge)
         length = torch.where(unfinished, size / (direction * image).sum((0, 2)), 0)[:, None]

@@ -14,7 +14,7 @@ SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves co
 CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
 SLAB = 16  # chunks paired directly with one another
 WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
-ROWS_AT_ONCE = 256
+SCORES_AT_ONCE = 2**18  # entries of a block of rows
 ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
@@ -126,8 +126,9 @@ def triangle_moments_from_scores(
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> TriangleMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
-    if band.width < band.size:
-        q, k = q.double(), k.double()  # a band is the difference of two triangles
+    exact = band.width < band.size  # a band is the difference of two triangles
+    dtype = torch.float64 if exact else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
     if not band.diagonal:
         q, k = q[:, 1:], k[:, :-1]
     others = slice(min(1, band.size - 1), None)  # the means of the others: token 0 is often far from them
@@ -238,8 +239,9 @@ def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
     sums = torch.zeros(3, len(scores), n, dtype=torch.float64, device=scores.device)
     within_rows = sums.new_zeros(len(scores))
     index = torch.arange(n, device=scores.device)
-    for start in range(0, n, ROWS_AT_ONCE):
-        rows = slice(start, min(start + ROWS_AT_ONCE, n))
+    step = max(1, SCORES_AT_ONCE // (len(scores) * n))
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
         keys = slice(max(0, start - width + 1), rows.stop)
         distance = index[rows, None] - index[keys]
         hidden = (distance < 0) | (distance >= width)

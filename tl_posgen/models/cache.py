@@ -61,10 +61,8 @@ def _captures(
     for prompt in range(len(read(cache, probed[0])["q"])):
         for layer in probed:
             parts = read(cache, layer)
-            capture = layer_capture(layer, {part: x[prompt] for part, x in parts.items()}, heads, parts)
-            capture.prompt = prompt
-            capture.tokens = None if tokens is None else tokens[prompt]
-            yield capture
+            of_prompt = {part: x[prompt] for part, x in parts.items()}
+            yield layer_capture(layer, of_prompt, heads, parts, prompt, None if tokens is None else tokens[prompt])
 
 
 def read(cache: Any, layer: Probed) -> dict[str, Tensor]:

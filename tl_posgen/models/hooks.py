@@ -115,11 +115,11 @@ def chosen(indices: Sequence[int] | None, n: int, kind: str) -> list[int]:
     if indices is None:
         return list(range(n))
     for index in indices:
-        if not (isinstance(index, int) and 0 <= index < n):
+        if not (hasattr(index, "__index__") and 0 <= int(index) < n):
             raise InputError(f"{kind} {index!r} does not exist: this model has {kind}s 0 to {n - 1}")
-    if not indices:
+    if not len(indices):
         raise InputError(f"no {kind}s chosen; leave {kind}s out to have all {n}")
-    return sorted(set(indices))
+    return sorted({int(index) for index in indices})
 
 
 class _Capture:
@@ -171,14 +171,17 @@ class _Capture:
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
         for row in range(batch):
             prompt = {part: value[row] for part, value in parts.items()}
-            capture = layer_capture(probed, prompt, self.heads, self.needs)
-            capture.prompt = self.prompts_before + row
-            capture.tokens = None if tokens is None else tokens[row]
-            self.consumer(capture)
+            ids = None if tokens is None else tokens[row]
+            self.consumer(layer_capture(probed, prompt, self.heads, self.needs, self.prompts_before + row, ids))
 
 
 def layer_capture(
-    probed: Probed, parts: Mapping[str, Tensor], heads: Sequence[int], needs: Container[str]
+    probed: Probed,
+    parts: Mapping[str, Tensor],
+    heads: Sequence[int],
+    needs: Container[str],
+    prompt: int,
+    tokens: Int[Tensor, " pos"] | None,
 ) -> LayerCapture:
     """One prompt's parts, each [head, pos, d] or as it should be, made into what analyzers are handed."""
     geometry = probed.geometry
@@ -187,7 +190,7 @@ def layer_capture(
         group = geometry.n_heads // len(x)  # 1 where keys are already one per query head
         return at_least_float32(x[[head // group for head in heads]])
 
-    capture = LayerCapture(geometry, heads, 0, None, of_heads(parts["q"]), of_heads(parts["k"]))
+    capture = LayerCapture(geometry, heads, prompt, tokens, of_heads(parts["q"]), of_heads(parts["k"]))
     if "v" in needs:
         capture.v = of_heads(parts["v"])
     if "attn_scores" in needs:

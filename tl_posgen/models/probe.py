@@ -65,12 +65,13 @@ def probe(model: Model, *, again: bool = False) -> tuple[Found, ...]:
     if not again and model in _found and _found[model][0] == dtype:
         return _found[model][1]
     fired = probe_run(model)
-    found = tuple(probe_layer(model, layer, fired[layer]) for layer in range(model.cfg.n_layers))
+    rotates = any("cos" in hooks for hooks in fired.values())
+    found = tuple(probe_layer(model, layer, fired[layer], rotates) for layer in range(model.cfg.n_layers))
     _found[model] = (dtype, found)
     return found
 
 
-def probe_layer(model: Model, layer: int, fired: dict[str, Tensor]) -> Found:
+def probe_layer(model: Model, layer: int, fired: dict[str, Tensor], rotates: bool) -> Found:
     try:
         for part in ("q", "k", "attn_scores"):
             if part not in fired:
@@ -83,7 +84,7 @@ def probe_layer(model: Model, layer: int, fired: dict[str, Tensor]) -> Found:
             normed = "q_normed" in fired and "k_normed" in fired
             sites = bridge_sites(model, layer, d_head, normed)
             q, k = (sites.read(part, fired[f"{part}_normed" if normed else part])[0] for part in ("q", "k"))
-            drafts = bridge_drafts(model, layer, q, k, fired)
+            drafts = bridge_drafts(model, layer, q, k, fired, rotates)
         return Probed(prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype)), sites)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
@@ -171,7 +172,7 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """What a terminal has room for, columns that say nothing left out; then why layers are not supported."""
+    """What a terminal has room for, columns that say nothing left out; then why layers are not supported, each reason once."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -184,7 +185,8 @@ def print_table(table: pd.DataFrame, title: str) -> None:
     console = Console()
     console.print(title, markup=False, highlight=False, soft_wrap=True)
     console.print(grid)
-    for refusal in table["refusal"].dropna():
+    refusals = table["refusal"].dropna()
+    for refusal in refusals[~refusals.str.replace(r"^layer \d+", "", regex=True).duplicated()]:
         console.print(f"not supported: {refusal}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,12 +27,14 @@ def bridge_drafts(
     q: Float[Tensor, "head pos d_head"],
     k: Float[Tensor, "key_head pos d_head"],
     fired: Mapping[str, Tensor],
+    rotates: bool,
 ) -> list[LayerGeometry]:
     """The possible descriptions of this layer, not yet proved.
 
     Args:
         q, k: as captured in the probe's forward pass; only their shapes matter here.
         fired: what the layer's hooks carried then, by hook: "cos" and "sin" among them where the layer is rotated.
+        rotates: whether any layer of the model is rotated by cos and sin that hooks see.
 
     Raises:
         UnsupportedModelError: multi-head latent attention, or a rotation whose frequencies cannot be found.
@@ -57,6 +59,11 @@ def bridge_drafts(
     if "cos" in fired:
         ropes = list(possible_ropes(model, layer, fired["sin"], fired["cos"]))
         return [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
+    if positions == "rotary" and not rotates:
+        raise UnsupportedModelError(
+            f"layer {layer}: a rotary model none of whose layers is given a rotation that hooks can see, "
+            "so its queries and keys may be captured after RoPE"
+        )
     if positions == "alibi":
         slopes = alibi_slopes(draft.n_heads)
         # Falcon scales the bias together with the scores, everyone else adds it afterwards
