@@ -94,6 +94,8 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
 
 # the table's headings: short, so that thirteen columns fit a terminal of eighty
 HEADINGS = {
+    "layer": "L",
+    "head": "H",
     "three_axis_r": "r",
     "three_axis_r_no_first": "r-1st",
     "three_axis_r_visible": "r-row",

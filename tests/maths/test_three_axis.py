@@ -180,8 +180,7 @@ def test_ridge_equals_the_dense_solve(band, ridge):
     seed=st.integers(0, 2**31),
 )
 def test_moments_from_qk_equal_those_from_scores(n, window, diagonal, heads, short, seed):
-    if (n == 1 and not diagonal) or (window == 1 and not diagonal):
-        return
+    assume(diagonal or min(n, window or n) > 1)
     q, k = (x.double() for x in random_qk(n, heads=heads, seed=seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moments_module, "SHORT", short)
@@ -239,7 +238,7 @@ def test_a_visible_score_that_is_not_finite_is_refused_by_name():
 def test_queries_and_keys_that_are_not_finite_are_refused(bad):
     q, k = random_qk(8)
     q[1, 3, 2] = bad
-    with pytest.raises(InputError, match="head 1, .* NaN or inf in q and k"):
+    with pytest.raises(InputError, match=r"head 1, .* NaN or inf in q and k"):
         triangle_moments(q, k)
 
 

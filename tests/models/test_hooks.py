@@ -200,7 +200,6 @@ def test_float64_stays_float64(family_directory, backend):
         ({"layers": [-1]}, "layer -1 does not exist"),
         ({"heads": [0, 4]}, "head 4 does not exist: this model has heads 0 to 3"),
         ({"layers": []}, "no layers chosen"),
-        ({"heads": [1.5]}, "head 1.5 does not exist"),
         ({"needs": frozenset({"logits"})}, "cannot capture logits; choose from"),
     ],
 )

@@ -10,7 +10,7 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.maths.rope import Rope
 from tl_posgen.models.load import load_model
 from tl_posgen.models.probe import geometry_of
-from tl_posgen.models.proof import prove, without_row_offsets
+from tl_posgen.models.proof import prove, refuse_patterns, without_row_offsets
 from tl_posgen.models.sites import plain_scores
 
 
@@ -69,10 +69,12 @@ def test_not_a_number_is_refused(probed):
         prove([geometry], q, k, scores + torch.nan)
 
 
-def test_patterns_after_softmax_are_recognised(probed):
-    geometry, q, k, scores = probed
-    with pytest.raises(UnsupportedModelError, match="after softmax"):
-        prove([geometry], q, k, scores.softmax(-1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patterns_after_softmax_are_recognised(probed, dtype):
+    *_, scores = probed
+    with pytest.raises(UnsupportedModelError, match="layer 3: .*after softmax"):
+        refuse_patterns(3, scores.softmax(-1).to(dtype))
+    refuse_patterns(3, scores)
 
 
 def test_a_rotary_table_changed_after_loading_is_refused(family_directory, backend):

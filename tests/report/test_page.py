@@ -64,7 +64,7 @@ def test_every_figure_is_drawn(page):
 
 def test_token_views_show_the_tokens_as_text(page):
     assert page.locator(".view").count() == 2
-    assert page.locator(".view").first.locator("text=true pattern").count() > 0
+    assert page.locator(".view").first.locator("text=additive").count() > 0
     assert page.locator("b:text('bold')").count() == 0
 
 

@@ -197,7 +197,12 @@ def search_dataset(found: Sequence[Found], dataset: xr.Dataset) -> xr.Dataset:
 
 
 def costs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], dataset: xr.Dataset, width: float, from_layer: int, progress: bool
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    dataset: xr.Dataset,
+    width: int | float,
+    from_layer: int,
+    progress: bool,
 ) -> xr.Dataset:
     """How much the loss rises when one head alone loses its residual, or all its attention."""
     base = float(dataset.loss_mean.sel(arm="base"))

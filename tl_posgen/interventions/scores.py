@@ -92,7 +92,7 @@ class _LayerEdit:
         refuse_padding(self.probed, plain_scores(attn_scores[:, 0], dtype))
         edited = attn_scores.clone()
         for row in range(len(attn_scores)):
-            capture = layer_capture(self.probed, {part: x[row] for part, x in parts.items()}, self.heads, ())
+            capture = layer_capture(self.probed, {part: x[row] for part, x in parts.items()}, self.heads, (), row, None)
             scores, own = self.scores_of(capture), attn_scores[row, self.heads]
             if scores.shape != own.shape:
                 raise InputError(

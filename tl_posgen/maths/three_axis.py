@@ -204,7 +204,7 @@ def _conjugate_gradients(
         residual.addcmul_(length, image, value=-1)
         preconditioned = inverse * residual
         size, before = (residual * preconditioned).sum((0, 2)), size
-        direction = direction.mul_((size / before)[:, None]).add_(preconditioned)
+        direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
     relative = torch.where(start > 0, size / start, 0).max().sqrt()
     return theta, steps, float(relative)
 

@@ -1,6 +1,7 @@
 """The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,7 +97,9 @@ def triangle_moments(
         for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
     ]
     moments = parts[0] if len(parts) == 1 else _join_heads(parts)
-    return _refuse_what_is_not_finite(moments, "look for NaN or inf in q and k")
+    if not moments.sums.isfinite().all():
+        _refuse(~torch.stack([q, k]).isfinite().all(-1).all(0), "q or k", "mend the model, or leave this head out")
+    return moments
 
 
 def triangle_moments_from_scores(
@@ -120,14 +123,16 @@ def triangle_moments_from_scores(
         scores = scores[:, 1:, :-1]
     first_key = scores[:, :, 0].double()
     rest = _core_from_scores(scores[:, 1:, 1:], _without_first(band)) if band.size > 1 else None
-    remedy = "give the layer's window, or mend the scores"
-    return _refuse_what_is_not_finite(_with_first_key(rest, first_key, band), remedy)
+    moments = _with_first_key(rest, first_key, band)
+    if not moments.sums.isfinite().all():
+        _refuse(~band.spread(moments.sums)[1].isfinite(), "a visible score", "give the layer's window, or mend the scores")
+    return moments
 
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> TriangleMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
-    exact = band.width < band.size  # a band is the difference of two triangles
-    dtype = torch.float64 if exact else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    windowed = band.width < band.size  # then the band is the difference of two triangles, and digits are lost
+    dtype = torch.float64 if windowed else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     if not band.diagonal:
         q, k = q[:, 1:], k[:, :-1]
@@ -286,14 +291,9 @@ def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band)
     return TriangleMoments(band, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
 
 
-def _refuse_what_is_not_finite(moments: TriangleMoments, remedy: str) -> TriangleMoments:
-    if moments.sums.isfinite().all():
-        return moments
-    head, query = (~moments.sums[1].flip(-1).isfinite()).nonzero()[0].tolist()
-    raise InputError(
-        f"a score of head {head}, query {query + moments.band.first_query} is not finite though the mask shows it; "
-        + remedy
-    )
+def _refuse(bad: Bool[Tensor, "head pos"], what: str, remedy: str) -> NoReturn:
+    head, pos = bad.nonzero()[0].tolist() if bad.any() else ("?", "?")
+    raise InputError(f"{what} of head {head} at token {pos} is not finite; {remedy}")
 
 
 def _join_heads(parts: list[TriangleMoments]) -> TriangleMoments:

@@ -16,7 +16,7 @@ from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.origin import origin_of
 from tl_posgen.models.probe_bridge import bridge_drafts, bridge_limit
 from tl_posgen.models.probe_hooked import hooked_drafts, hooked_limit
-from tl_posgen.models.proof import prove
+from tl_posgen.models.proof import prove, refuse_patterns
 from tl_posgen.models.sites import Sites, bridge_sites, dispatch, hooked_sites, plain_scores
 
 PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
@@ -76,6 +76,7 @@ def probe_layer(model: Model, layer: int, fired: dict[str, Tensor], rotates: boo
         for part in ("q", "k", "attn_scores"):
             if part not in fired:
                 raise UnsupportedModelError(f"layer {layer}: its hook_{part} does not fire (no attention there?)")
+        refuse_patterns(layer, fired["attn_scores"][0])
         if backend_of(model) == "hooked":
             sites, drafts = hooked_sites(model, layer), hooked_drafts(model, layer)
             q, k = (sites.read(part, fired[part])[0] for part in ("q", "k"))
@@ -172,7 +173,7 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """What a terminal has room for, columns that say nothing left out; then why layers are not supported, each reason once."""
+    """What a terminal has room for, empty columns left out; then, once each, the reasons why layers are not supported."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

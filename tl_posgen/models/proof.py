@@ -29,11 +29,9 @@ def prove(
         attn_scores: the model's, -inf where masked.
 
     Raises:
-        UnsupportedModelError: the hook carries the pattern after softmax; or no draft fits: the message says how far
-            the best one is off, and what is likely to be wrong with it.
+        UnsupportedModelError: no draft fits; the message says how far the best one is off, and what is likely wrong.
     """
     layer = drafts[0].layer
-    refuse_patterns(layer, attn_scores)
     visible = attn_scores != -torch.inf
     largest = float(attn_scores[visible].abs().max())
     allowed = tolerance(q.dtype) * largest
@@ -105,7 +103,7 @@ def without_row_offsets(
 
 def refuse_patterns(layer: int, attn_scores: Float[Tensor, "head query key"]) -> None:
     """Some bridge layers delegate to Hugging Face, and their hook_attn_scores carries softmax's output."""
-    sums = attn_scores.sum(-1)
+    sums = attn_scores.float().sum(-1)
     if (attn_scores >= 0).all() and (sums - 1).abs().max() < 0.02:
         raise UnsupportedModelError(
             f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because TransformerBridge "

@@ -8,7 +8,7 @@ from tl_posgen.views.circuits import CROP, attention_maps
 from tl_posgen.views.style import check_kind, finish, model_label
 
 KINDS = ("patterns",)
-MAPS = {"pattern": "true pattern", "additive_pattern": "pattern of the additive fit", "residual": "true - additive"}
+MAPS = {"pattern": "true", "additive_pattern": "additive", "residual": "true - add."}
 
 
 def show(dataset: xr.Dataset, example: int = 0):

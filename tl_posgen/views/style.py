@@ -31,7 +31,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
     """Title, what is shown below it, and the house's look."""
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
-        title={"text": heading, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top"},
+        title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
         template="plotly_white",
         font={"family": "Inter, Segoe UI, Helvetica, Arial, sans-serif", "size": 12},
         height=height,

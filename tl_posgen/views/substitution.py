@@ -84,7 +84,7 @@ def _heads(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
     measures = {"residual_cost": "residual dropped", "uniform_cost": "uniform attention"}
     width = dataset.attrs.get("cost_width", "")
     subtitle = (
-        f"rise of the loss (nats) with this head alone replaced: by the triangle split of width {width}; by nothing"
+        f"rise of the loss (nats) with this head alone replaced: by the width-{width} split; by nothing"
     )
     title = f"What each head's residual is worth · {model_label(dataset)}"
     return head_maps(dataset, None, measures, title=title, subtitle=subtitle, limits=None)

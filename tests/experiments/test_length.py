@@ -1,0 +1,60 @@
+"""Length arms on the bundled model, with a short stand-in for the training length."""
+
+import numpy as np
+import pytest
+
+from tl_posgen import load, load_model
+from tl_posgen.errors import InputError
+from tl_posgen.experiments.length import ARMS, length
+from tl_posgen.models.tokens import bundled_text
+
+OPTIONS = {"inside": 16, "times": 3, "n_prompts": 2, "n_global": 2, "block": 4, "n_blocks": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return load_model("mini", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def result(mini):
+    return length(mini, bundled_text(), **OPTIONS)
+
+
+def test_inside_the_training_length_the_windows_change_nothing(result):
+    inside = result.dataset.sel(bin=result.dataset.bin < 12)
+    for arm in ("lm_infinite", "retrieval"):
+        np.testing.assert_allclose(inside.loss.sel(arm=arm), inside.loss.sel(arm="vanilla"), atol=1e-4)
+
+
+def test_beyond_it_they_do(result):
+    beyond = result.dataset.loss.isel(bin=-1)
+    assert len(set(beyond.values.round(6))) == len(ARMS)
+
+
+def test_windows_keep_the_entropy_down(result):
+    entropy = result.dataset.entropy.isel(bin=-1).mean(("layer", "head"))
+    assert entropy.sel(arm="lm_infinite") < entropy.sel(arm="vanilla")
+
+
+def test_the_reference_does_not_drift_from_itself(result):
+    first = result.dataset.sel(arm="vanilla", segment=0)
+    np.testing.assert_allclose(first.frechet, 0, atol=1e-6)
+    np.testing.assert_allclose(first.mahalanobis, 1, atol=1e-6)
+    np.testing.assert_allclose(first.norm_ratio, 1, atol=1e-6)
+    assert (first.floor > 0).all()
+
+
+def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
+    for kind in ("loss", "drift", "entropy", "normaliser"):
+        assert "mini" in result.plot(kind=kind).layout.title.text
+    assert len(result.frame()) == len(ARMS) * 3
+    assert load(result.save(tmp_path / "r.nc"))["length"].dataset.equals(result.dataset)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"inside": 2}, {"times": 0}, {"arms": ("magic",)}, {"n_prompts": 1}, {"times": 9999}]
+)
+def test_bad_input_is_refused(mini, wrong):
+    with pytest.raises(InputError):
+        length(mini, bundled_text(), **{**OPTIONS, **wrong})
