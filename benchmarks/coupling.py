@@ -94,10 +94,10 @@ def main() -> None:
     this_way(model, prompt[:8], k)  # the first calls of the libraries
     authors, expected = seconds(lambda: authors_way(model, prompt, k))
     timed = [seconds(lambda: this_way(model, prompt, k)) for _ in range(arguments.repeats)]
-    here, found = min(timed, key=lambda pair: pair[0])
+    here, found = sorted(timed, key=lambda pair: pair[0])[len(timed) // 2]
     error = max(float((a - b).abs().max() / a[0]) for a, b in zip(expected, found, strict=True))
     print(
-        f"d {arguments.d_model}, {arguments.layers} layers, {len(prompt)} tokens, top {k}, {arguments.threads} thread(s)"
+        f"d {arguments.d_model}, {arguments.layers} layers, {len(prompt)} tokens, top {k}, threads {arguments.threads}"
     )
     print(f"authors {authors:.2f} s   here {here:.2f} s   {authors / here:.0f} times faster")
     print(f"largest difference of a singular value over s_1: {error:.1e}")

@@ -19,6 +19,8 @@ _HOME = {
     "ThreeAxis": "analyzers.three_axis",
     "Variance": "analyzers.variance",
     "MeanKey": "analyzers.mean_key",
+    "Slash": "analyzers.slash",
+    "find_slash_heads": "experiments.slash",
     "PosgenError": "errors",
 }
 __version__ = "0.1.0"
@@ -27,6 +29,7 @@ __all__ = [
     "PosgenError",
     "Report",
     "Result",
+    "Slash",
     "ThreeAxis",
     "Variance",
     "__version__",
@@ -34,6 +37,7 @@ __all__ = [
     "analyze_cache",
     "attach",
     "check",
+    "find_slash_heads",
     "load",
     "load_model",
     "random_like",
@@ -42,9 +46,11 @@ __all__ = [
 if TYPE_CHECKING:
     from tl_posgen.analysis import analyze, analyze_cache, attach
     from tl_posgen.analyzers.mean_key import MeanKey
+    from tl_posgen.analyzers.slash import Slash
     from tl_posgen.analyzers.three_axis import ThreeAxis
     from tl_posgen.analyzers.variance import Variance
     from tl_posgen.errors import PosgenError
+    from tl_posgen.experiments.slash import find_slash_heads
     from tl_posgen.models.load import load_model
     from tl_posgen.models.probe import check
     from tl_posgen.models.random_like import random_like

@@ -1,28 +1,23 @@
 """The main job: prompts through a model once, every analyzer fed layer by layer, and the same for the null."""
 
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.analyzers.attention_examples import AttentionExamples, pick_heads
 from tl_posgen.analyzers.base import Analyzer
+from tl_posgen.analyzers.feed import Feed, measure
 from tl_posgen.analyzers.registry import make_analyzers
 from tl_posgen.errors import InputError
 from tl_posgen.models.cache import captures_from_cache
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.hooks import capturing, chosen, run_capture
+from tl_posgen.models.hooks import capturing, chosen
 from tl_posgen.models.load import load_model
-from tl_posgen.models.origin import origin_of
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report import Report
@@ -93,25 +88,6 @@ def analyze(
     return as_report(datasets, nulls, provenance_of(model, tokens, null_seed))
 
 
-def measure(
-    model: Any,
-    tokens: Sequence[Int[Tensor, " pos"]],
-    analyzers: Sequence[Analyzer],
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    progress: bool = True,
-    label: str | None = None,
-) -> dict[str, xr.Dataset]:
-    """Feed every prompt through the model once and hand each layer to each analyzer; datasets by analyzer name."""
-    feed = Feed(analyzers)
-    name = label or model_label(model)
-    for prompt in tqdm(tokens, desc=name, unit="prompt", disable=not progress):
-        feed.first_prompt = len(feed.prompts)
-        run_capture(model, prompt[None], feed, needs=feed.needs, layers=layers, heads=heads)
-    return feed.datasets(name)
-
-
 @contextmanager
 def attach(
     model: Any,
@@ -177,60 +153,6 @@ def analyze_cache(
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads):
         feed(capture)
     return as_report(feed.datasets(model_label(model)), {}, provenance_of(model, feed.known_prompts(), None))
-
-
-class Feed:
-    """Hands every captured layer to every analyzer, and remembers the prompts."""
-
-    def __init__(self, analyzers: Sequence[Analyzer]):
-        self.analyzers = list(analyzers)
-        self.needs = frozenset().union(*(analyzer.needs for analyzer in self.analyzers))
-        self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
-        self.first_prompt = 0
-
-    def __call__(self, capture: LayerCapture) -> None:
-        capture.prompt += self.first_prompt
-        self.prompts.setdefault(capture.prompt, capture.tokens)
-        for analyzer in self.analyzers:
-            analyzer.update(capture)
-
-    def known_prompts(self) -> list[Int[Tensor, " pos"]]:
-        return [tokens for tokens in self.prompts.values() if tokens is not None]
-
-    def datasets(self, label: str) -> dict[str, xr.Dataset]:
-        if not self.prompts:
-            raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
-        return {analyzer.name: analyzer.result().assign_attrs(model=label) for analyzer in self.analyzers}
-
-
-def model_label(model: Any) -> str:
-    """The model's name as pictures and tables show it: of a directory, the last part."""
-    origin = origin_of(model)
-    return Path(origin.directory).name if origin.directory else origin.name
-
-
-def null_label(seed: int) -> str:
-    return f"random init (seed {seed})"
-
-
-def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " pos"]], null_seed: int | None) -> dict[str, Any]:
-    """What is needed to run the same analysis again, JSON-ready."""
-    origin = origin_of(model)
-    lengths = sorted({len(prompt) for prompt in tokens})
-    digest = hashlib.sha256(b"".join(prompt.to(torch.int64).cpu().numpy().tobytes() for prompt in tokens))
-    return {
-        "model": model_label(model),
-        "revision": origin.revision,
-        "backend": origin.backend,
-        "dtype": str(model.cfg.dtype).removeprefix("torch."),
-        "initialisation": origin.initialisation,
-        "prompts": len(tokens),
-        "length": lengths[0] if len(lengths) == 1 else lengths,
-        "tokens_sha256": digest.hexdigest(),
-        "null_seed": null_seed,
-        "mask": "causal, and the window of each layer that has one",
-        "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")},
-    }
 
 
 def as_report(

@@ -47,17 +47,11 @@ def analyze(
 ) -> None:
     """Measure how attention uses position on a text: a table here, and a report in --out."""
     chosen_layers, chosen_heads = parse_indices(layers, "--layers"), parse_indices(heads, "--heads")
-    from tl_posgen.models.tokens import bundled_text, read_text
-    from tl_posgen.report import prepare_directory
-
-    words = read_text(text) if text else bundled_text()
-    prepare_directory(out)
-
+    loaded, words = prepare(model, text, backend, out)
     from tl_posgen.analysis import analyze as run
-    from tl_posgen.models.load import load_model
 
     report = run(
-        load_model(model, backend=backend),
+        loaded,
         words,
         layers=chosen_layers,
         heads=chosen_heads,
@@ -76,6 +70,138 @@ def check(model: Model = "mini", backend: Backend = "auto") -> None:
     from tl_posgen.models.probe import check as run
 
     run(load_model(model, backend=backend))
+
+
+@app.command()
+def substitute(
+    model: Model = "mini",
+    text: Text = None,
+    length: Length = 256,
+    prompts: Prompts = 4,
+    backend: Backend = "auto",
+    seed: Seed = 0,
+    no_null: NoNull = False,
+    search: Annotated[bool, typer.Option(help="Also search the law of distances (minutes).")] = False,
+    out: Out = Path("report"),
+) -> None:
+    """Replace the scores by position + meaning and measure the loss: does the model run on the split?"""
+    loaded, words = prepare(model, text, backend, out)
+    from tl_posgen.experiments.substitution import substitution
+
+    null_seed = None if no_null else seed
+    options: dict[str, Any] = {"search": search, "head_costs": search, "null_seed": null_seed}
+    present(substitution(loaded, words, length=length, n_prompts=prompts, **options), out)
+
+
+@app.command()
+def perturb(
+    model: Model = "mini",
+    text: Text = None,
+    length: Length = 256,
+    prompts: Prompts = 4,
+    backend: Backend = "auto",
+    seed: Seed = 0,
+    no_null: NoNull = False,
+    out: Out = Path("report"),
+) -> None:
+    """Move tokens, positions or features, and measure the loss: how much order does the model need?"""
+    loaded, words = prepare(model, text, backend, out)
+    from tl_posgen.experiments.perturbation import perturbation
+
+    null_seed = None if no_null else seed
+    present(perturbation(loaded, words, length=length, n_prompts=prompts, null_seed=null_seed), out)
+
+
+@app.command()
+def emerge(
+    checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
+    model: Annotated[str | None, typer.Option(help="Hub name, where the checkpoints are its revisions.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer directory, if checkpoints have none.")
+    ] = None,
+    text: Text = None,
+    length: Length = 256,
+    prompts: Prompts = 4,
+    seed: Seed = 0,
+    no_null: NoNull = False,
+    out: Out = Path("report"),
+) -> None:
+    """Every measure over a sequence of training checkpoints: when does the split form?"""
+    words = read_words(text, out)
+    from tl_posgen.experiments.emergence import emergence
+
+    null_seed = None if no_null else seed
+    options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "null_seed": null_seed}
+    present(emergence(checkpoints, words, length=length, n_prompts=prompts, **options), out)
+
+
+@app.command()
+def coupling(
+    model: Model = "mini",
+    text: Text = None,
+    length: Length = 64,
+    prompts: Prompts = 4,
+    k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
+    backend: Backend = "auto",
+    seed: Seed = 0,
+    no_null: NoNull = False,
+    out: Out = Path("report"),
+) -> None:
+    """Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
+    loaded, words = prepare(model, text, backend, out)
+    from torch import stack
+
+    from tl_posgen.experiments.coupling import coupling as run
+    from tl_posgen.models.random_like import random_like
+    from tl_posgen.models.tokens import to_prompts
+
+    tokens = stack(to_prompts(loaded, words, length=length, n_prompts=prompts))
+    null_model = None if no_null else random_like(loaded, seed)
+    present(run(loaded, tokens, null_model=null_model, k=[k], seed=seed), out)
+
+
+def read_words(text: Path | None, out: Path) -> str:
+    """The text, once it is known that the output can be written."""
+    from tl_posgen.models.tokens import bundled_text, read_text
+    from tl_posgen.report import prepare_directory
+
+    words = read_text(text) if text else bundled_text()
+    prepare_directory(out)
+    return words
+
+
+def prepare(model: str, text: Path | None, backend: str, out: Path) -> tuple[Any, str]:
+    words = read_words(text, out)
+    from tl_posgen.models.load import load_model
+
+    return load_model(model, backend=backend), words  # pyright: ignore[reportArgumentType]
+
+
+def present(result: Any, out: Path) -> None:
+    """One experiment: its table here, with the null's below it, and its page in `out`."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from tl_posgen.report import Report
+    from tl_posgen.report.findings import findings
+    from tl_posgen.report.summary import compact
+
+    page = Report({result.name: result}, result.provenance).write(out)
+    console = Console()
+    sides = [(str(result.dataset.attrs.get("model", "model")), False)]
+    sides += [("null: random init", True)] if result.null is not None else []
+    for title, null in sides:
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        frame = compact(result.frame(null=null))
+        for name in frame.columns:
+            table.add_column(str(name).replace("_", " "), justify="right")
+        for row in frame.to_dict("records"):
+            table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+        console.print(table)
+    for sentence in findings({result.name: result}):
+        console.print(f"• {sentence}", highlight=False)
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def parse_indices(words: str | None, option: str) -> list[int] | None:

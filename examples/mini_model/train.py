@@ -169,7 +169,8 @@ def train(args: argparse.Namespace) -> None:
             log.write(json.dumps(record) + "\n")
         bar.set_postfix(held_out=f"{record['held_out_loss']:.3f}")
 
-    bar = tqdm(range(first, args.steps), initial=first, total=args.steps, unit="step", mininterval=5)
+    last = min(args.steps, args.until or args.steps)
+    bar = tqdm(range(first, last), initial=first, total=args.steps, unit="step", mininterval=5)
     recent: list[float] = []
     for step in bar:
         if step in CHECKPOINTS:
@@ -187,8 +188,10 @@ def train(args: argparse.Namespace) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         recent.append(loss.item())
-    save_state(state_path, model, optimizer, args.steps)
-    evaluate(args.steps, float(np.mean(recent)) if recent else None)
+    save_state(state_path, model, optimizer, last)
+    if last < args.steps:
+        return
+    evaluate(last, float(np.mean(recent)) if recent else None)
     save_model(model, args.work / "checkpoints" / f"step{args.steps:05d}")
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {args.steps} steps: {args.work / 'checkpoints'}")
 
@@ -198,6 +201,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--books", type=Path, required=True, help="directory of plain-text books")
     parser.add_argument("--work", type=Path, default=Path("build/mini"), help="where state, log and checkpoints go")
     parser.add_argument("--steps", type=int, default=CHECKPOINTS[-1])
+    parser.add_argument("--until", type=int, help="stop here; the same command without it goes on")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--vocab-size", type=int, default=2048)

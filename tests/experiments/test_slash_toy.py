@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.experiments import slash_toy
-from tl_posgen.experiments.slash_toy import ShallowTransformer, ToySettings, draw_prompts
+from tl_posgen.experiments.slash_toy import ShallowTransformer, ToySettings, draw_prompts, slash_toy
 from tl_posgen.results import load
 
 SETTINGS = dict(

@@ -87,9 +87,7 @@ def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
     assert load(result.save(tmp_path / "r.nc"))["substitution"].dataset.identical(result.dataset)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"gamma": 2}, {"from_layer": 9}, {"widths": ()}, {"n_prompts": 1}, {"length": 9999}]
-)
+@pytest.mark.parametrize("wrong", [{"gamma": 2}, {"from_layer": 9}, {"widths": ()}, {"n_prompts": 1}, {"length": 9999}])
 def test_bad_input_is_refused(mini, wrong):
     with pytest.raises(InputError):
         substitution(mini, bundled_text(), **{"length": 24, "n_prompts": 2, **wrong}, progress=False)

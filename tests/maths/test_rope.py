@@ -70,7 +70,8 @@ def test_rotation_is_the_two_by_two_matrices(case, start):
 def test_rotations_compose(case, first, second):
     rope, x, _ = case
     once = rotate(x, positions_of(x, first + second), rope)
-    twice = rotate(rotate(x, positions_of(x, first), rope), torch.full((x.shape[1],), second, dtype=torch.float64), rope)
+    further = torch.full((x.shape[1],), second, dtype=torch.float64)
+    twice = rotate(rotate(x, positions_of(x, first), rope), further, rope)
     torch.testing.assert_close(twice, scaled(once, rope))
 
 

@@ -72,7 +72,7 @@ def test_not_a_number_is_refused(probed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_patterns_after_softmax_are_recognised(probed, dtype):
     *_, scores = probed
-    with pytest.raises(UnsupportedModelError, match="layer 3: .*after softmax"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 3: .*after softmax"):
         refuse_patterns(3, scores.softmax(-1).to(dtype))
     refuse_patterns(3, scores)
 

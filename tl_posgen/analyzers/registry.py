@@ -12,6 +12,7 @@ BUILT_IN = {
     "three_axis": "tl_posgen.analyzers.three_axis:ThreeAxis",
     "variance": "tl_posgen.analyzers.variance:Variance",
     "mean_key": "tl_posgen.analyzers.mean_key:MeanKey",
+    "slash": "tl_posgen.analyzers.slash:Slash",
 }
 GROUP = "tl_posgen.analyzers"  # entry point group that another package registers its analyzers under
 

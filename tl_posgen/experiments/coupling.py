@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.maths.bootstrap import bootstrap_interval
 from tl_posgen.maths.coupling import Norm, Pairs, Side, every_pair, off_diagonal_mean
@@ -19,6 +18,7 @@ from tl_posgen.maths.lanczos import SingularTriplets
 from tl_posgen.maths.trajectories import cosine, expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.backend import Model
 from tl_posgen.models.jacobians import DENSE_UP_TO, ResidualJacobian, residual_jacobians, residual_streams
+from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.results import Result
 
 TOKEN_KINDS = ("self", "same_input", "same_output")

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, null_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.items import Item, as_items
 from tl_posgen.experiments.loss import require_length
@@ -19,6 +18,7 @@ from tl_posgen.experiments.perturbation import ARMS, check_choice, perturb
 from tl_posgen.maths.bootstrap import bootstrap_interval
 from tl_posgen.models.backend import Model
 from tl_posgen.models.probe import unpadded
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import bos_of, check_ids
 from tl_posgen.results import Result

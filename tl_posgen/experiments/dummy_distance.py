@@ -10,7 +10,6 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, null_label, provenance_of
 from tl_posgen.analyzers.collect import HeadRows
 from tl_posgen.analyzers.three_axis import fit_capture
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -22,6 +21,7 @@ from tl_posgen.maths.rope import complex_planes
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import run_capture
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.results import Result
 

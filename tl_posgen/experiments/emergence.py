@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import measure, null_label, provenance_of
 from tl_posgen.analyzers.base import Analyzer
+from tl_posgen.analyzers.feed import measure
 from tl_posgen.analyzers.registry import make_analyzers
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.backend import Model, backend_of
 from tl_posgen.models.load import BackendChoice, build, default_device, load_hf_model, load_model, load_tokenizer
 from tl_posgen.models.origin import Origin, remember_origin
+from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.quiet import quiet
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.source import MINI, require_finite
@@ -81,7 +83,8 @@ def emergence(
     for checkpoint in tqdm(checkpoints, desc="emergence", unit="checkpoint", disable=not progress):
         rows.append(measured(load(checkpoint), tokens, make_analyzers(analyzers)))
     label = model or Path(checkpoints[-1]).resolve().parent.name
-    dataset = xr.concat(rows, xr.Variable("checkpoint", names), combine_attrs="drop")
+    dataset = xr.concat(rows, pd.Index(names, name="checkpoint"), combine_attrs="drop")
+    assert isinstance(dataset, xr.Dataset)
     dataset["step"] = ("checkpoint", steps_of(names))
     dataset.attrs = {"rows": ("checkpoint", *PER_HEAD), "model": label}
     null = None

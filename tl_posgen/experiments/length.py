@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, null_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.loss import losses_of, prompts_of_one_length, require_length
 from tl_posgen.interventions.interpolation import interpolate_positions
@@ -23,6 +22,7 @@ from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import capture_hooks
 from tl_posgen.models.probe import unpadded
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.results import Result
 
@@ -92,7 +92,8 @@ def hooks_of(model: Model, arm: str, inside: int, times: int, windows: dict[str,
     if arm == "lm_infinite":
         return lm_infinite(model, inside, windows["n_global"])
     if arm == "retrieval":
-        return retrieve_blocks(model, inside, **windows)
+        block, n_blocks = windows["block"], windows["n_blocks"]
+        return retrieve_blocks(model, inside, windows["n_global"], block=block, n_blocks=n_blocks)
     return interpolate_positions(model, 1 / times) if arm == "interpolation" else []
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, null_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.loss import prompts_of_one_length, token_losses
 from tl_posgen.interventions.positions import distances_jittered, position_part_permuted, positions_permuted
@@ -21,6 +20,7 @@ from tl_posgen.maths.bootstrap import bootstrap_interval
 from tl_posgen.maths.swaps import Arm as Reach
 from tl_posgen.maths.swaps import Swaps, jittered_distances, swap_tokens, swap_words
 from tl_posgen.models.backend import Model
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.results import Result

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import model_label, null_label, provenance_of
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.law_search import Found, searched
 from tl_posgen.experiments.loss import prompts_of_one_length, token_losses
@@ -20,6 +19,7 @@ from tl_posgen.maths.splits import attention_kl, point_mass, triangle
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import run_capture
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.results import Result
 

@@ -125,12 +125,12 @@ class Band:
         """
         t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
         one = torch.ones_like(t)
-        line = torch.stack([t - t[-1], t, t])
-        constants = torch.stack([torch.stack([one, -one, 0 * one]), torch.stack([one, 0 * one, -one])])
-        free = torch.cat([constants, line[None]])
-        gram = torch.einsum("uat,at,vat->uv", free, counts[:, 0], free)
-        excess = torch.linalg.pinv(gram, hermitian=True) @ torch.einsum("uat,aht->uh", free, sums)
-        return sums - counts * torch.einsum("uat,uh->aht", free, excess)
+        free = torch.stack(
+            [torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])]
+        )
+        weighted = free * counts.flatten()
+        excess = sums.transpose(0, 1).flatten(1) @ free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True)
+        return sums - (excess @ weighted).unflatten(1, (3, -1)).transpose(0, 1)
 
     def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         """Whether query i paired with key j counts, for tokens numbered as in the text."""

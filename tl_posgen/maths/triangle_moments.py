@@ -1,6 +1,7 @@
 """The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 
 import torch
@@ -10,11 +11,9 @@ from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError
 from tl_posgen.maths.band import Band
+from tl_posgen.maths.bilinear_sums import sums_along_diagonals, sums_over_band
 
-SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves cost less than FFTs and second moments
-CHUNK = 64  # tokens whose scores are formed at once, next to a running second moment of everything before them
-SLAB = 16  # chunks paired directly with one another
-WORKING_SET = 2**18  # elements handled at once: bounds the memory, and keeps the work in the cache
+QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
 SCORES_AT_ONCE = 2**18  # entries of a block of rows
 ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
@@ -37,11 +36,11 @@ class TriangleMoments:
     within_rows: Float[Tensor, " head"]
     without_first_token: "TriangleMoments | None" = None
 
-    @property
+    @cached_property
     def mean(self) -> Float[Tensor, " head"]:
         return self.sums[2].sum(-1) / self.band.n_pairs
 
-    @property
+    @cached_property
     def tss(self) -> Float[Tensor, " head"]:
         """sum_ij (W_ij - mean)^2."""
         counts = self.band.counts(self.sums.device)[1]
@@ -91,14 +90,16 @@ def triangle_moments(
         ([[2.0, 4.0, 6.0]], [0.0])
     """
     band = Band(q.shape[1], window, diagonal=diagonal)
-    groups = max(1, WORKING_SET // q[0].numel())
+    groups = max(1, QUERIES_AT_ONCE // q[0].numel())
     parts = [
         _moments_of_heads(q_group, k_group, scale, band)
         for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
     ]
     moments = parts[0] if len(parts) == 1 else _join_heads(parts)
     if not moments.sums.isfinite().all():
-        _refuse(~torch.stack([q, k]).isfinite().all(-1).all(0), "q or k", "mend the model, or leave this head out")
+        bad = ~(q.isfinite() & k.isfinite()).all(-1)
+        remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
+        _refuse(bad if bad.any() else _not_finite(moments), "q or k", remedy)
     return moments
 
 
@@ -125,7 +126,7 @@ def triangle_moments_from_scores(
     rest = _core_from_scores(scores[:, 1:, 1:], _without_first(band)) if band.size > 1 else None
     moments = _with_first_key(rest, first_key, band)
     if not moments.sums.isfinite().all():
-        _refuse(~band.spread(moments.sums)[1].isfinite(), "a visible score", "give the layer's window, or mend the scores")
+        _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
     return moments
 
 
@@ -138,10 +139,11 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> Triangl
         q, k = q[:, 1:], k[:, :-1]
     others = slice(min(1, band.size - 1), None)  # the means of the others: token 0 is often far from them
     mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
-    q, k = (scale * q).sub_(mean_q), k - mean_k
-    query_part = ((q @ mean_k.mT) + mean_q @ mean_k.mT).squeeze(-1).double()
-    key_part = (k @ mean_q.mT).squeeze(-1).double()
-    first_key = (q @ k[:, 0, :, None]).squeeze(-1) + query_part + key_part[:, :1]
+    q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
+    query_part, first_key = (q @ torch.cat([mean_k, k[:, :1]], 1).mT).double().unbind(-1)
+    query_part = query_part + (mean_q @ mean_k.mT)[..., 0].double()
+    key_part = (k @ mean_q.mT)[..., 0].double()
+    first_key = first_key + query_part + key_part[:, :1]
     rest = None
     if band.size > 1:
         rest = _core(q[:, 1:], k[:, 1:], query_part[:, 1:], key_part[:, 1:], _without_first(band))
@@ -155,8 +157,7 @@ def _without_first(band: Band) -> Band:
 def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band) -> TriangleMoments:
     """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the band."""
     counts = band.counts(q.device)
-    short = band.size <= SHORT + 3 * q.shape[-1]
-    distance, query, key, squares = (_short_sums if short else _long_sums)(q, k, band.width)
+    distance, query, key, squares = sums_over_band(q, k, band.width)
     sums = torch.stack([distance, query.flip(-1), key])
     none = torch.zeros_like(key_part)
     sums += band.normal(torch.stack([none, none, key_part]), counts)
@@ -165,78 +166,6 @@ def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band
     return TriangleMoments(
         band, sums + band.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows
     )
-
-
-def _short_sums(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Sums of <q_i, k_j> over the band by distance, query and key, and of its square, from all the scores."""
-    scores = (q @ k.mT).tril_().triu_(1 - width)
-    sums = _sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2), scores.square_().sum((-2, -1))
-    return tuple(x.double() for x in sums)
-
-
-def _long_sums(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
-    """The same without the scores: a window's band is the triangle, less the triangle beyond the window."""
-    query, key, squares = _sums_over_triangle(q, k)
-    n = q.shape[1]
-    if width < n:
-        query_beyond, key_beyond, squares_beyond = _sums_over_triangle(q[:, width:], k[:, : n - width])
-        query[:, width:] -= query_beyond
-        key[:, : n - width] -= key_beyond
-        squares = squares - squares_beyond
-    return _distance_sums(q, k, width), query, key, squares
-
-
-def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inside a chunk of tokens from its scores; between chunks from sums and second moments of q and of k."""
-    heads, n, _ = q.shape
-    n_chunks = -(-n // CHUNK)
-    q, k = (pad(x, (0, 0, 0, n_chunks * CHUNK - n)).unflatten(1, (n_chunks, CHUNK)) for x in (q, k))
-    inside = (q @ k.mT).tril_()
-    keys_before = _exclusive_cumsum(k.sum(2)).to(k.dtype)
-    queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
-    query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
-    key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
-    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64) + _squares_between_chunks(q, k)
-    return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
-
-
-def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
-    """The sum over earlier chunks, in float64."""
-    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
-
-
-def _squares_between_chunks(q: Tensor, k: Tensor) -> Float[Tensor, " head"]:
-    """sum of <second moment of the queries of a chunk, that of the keys of an earlier one> over all such pairs.
-
-    Inside a slab of chunks pair by pair, before it from one running second moment: fewer bytes than a running one per
-    chunk.
-    """
-    squares = torch.zeros(len(q), dtype=torch.float64, device=q.device)
-    before = torch.zeros(len(q), q.shape[-1] ** 2, dtype=torch.float64, device=q.device)
-    for q_slab, k_slab in zip(q.split(SLAB, 1), k.split(SLAB, 1), strict=True):
-        q_moments, k_moments = ((x.mT @ x).flatten(2) for x in (q_slab, k_slab))
-        squares += (k_moments @ q_moments.mT).triu_(1).sum((1, 2), dtype=torch.float64)
-        squares += (before * q_moments.sum(1)).sum(1)
-        before += k_moments.sum(1)
-    return squares
-
-
-def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
-    heads, n, _ = q.shape
-    length = _fft_length(n + width - 1)
-    spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
-    group = max(1, WORKING_SET // (heads * length))
-    for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
-        spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
-    sums = torch.fft.irfft(spectrum, length)[:, :n]
-    sums[:, width:] = 0
-    return sums
-
-
-def _fft_length(at_least: int) -> int:
-    """The least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: lengths the FFT is fast at."""
-    return min(odd << max(1, (-(-at_least // odd) - 1).bit_length()) for odd in (1, 3, 5))
 
 
 def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
@@ -252,23 +181,13 @@ def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
         hidden = (distance < 0) | (distance >= width)
         block = scores[:, rows, keys].double().masked_fill(hidden, 0)
         row_sums = block.sum(-1)
-        sums[0, :, : rows.stop - keys.start] += _sums_along_diagonals(block)[:, : rows.stop - keys.start]
+        sums[0, :, : rows.stop - keys.start] += sums_along_diagonals(block)[:, : rows.stop - keys.start]
         sums[1, :, rows] = row_sums
         sums[2, :, keys] += block.sum(-2)
         means = row_sums / (~hidden).sum(-1)
         within_rows += (block - means[..., None]).masked_fill_(hidden, 0).square_().sum((-2, -1))
     sums[1] = sums[1].flip(-1)
     return TriangleMoments(band, sums, within_rows)
-
-
-def _sums_along_diagonals(block: Tensor) -> Tensor:
-    """Entry d sums the pairs at distance d, for a [head, row, key] block whose last row and last key are one token.
-
-    Read with a stride of one row and one entry, the rows slide past each other until equal distances stand in columns.
-    """
-    heads, rows, keys = block.shape
-    wide = pad(block, (rows - 1, 0))
-    return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
 
 
 def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band) -> TriangleMoments:
@@ -291,9 +210,13 @@ def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band)
     return TriangleMoments(band, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
 
 
+def _not_finite(moments: TriangleMoments) -> Bool[Tensor, "head query"]:
+    return ~moments.band.spread(moments.sums, fill=0)[1].isfinite()
+
+
 def _refuse(bad: Bool[Tensor, "head pos"], what: str, remedy: str) -> NoReturn:
-    head, pos = bad.nonzero()[0].tolist() if bad.any() else ("?", "?")
-    raise InputError(f"{what} of head {head} at token {pos} is not finite; {remedy}")
+    head, pos = bad.nonzero()[0].tolist()
+    raise InputError(f"{what} of head {head} is not finite at token {pos}; {remedy}")
 
 
 def _join_heads(parts: list[TriangleMoments]) -> TriangleMoments:

@@ -101,7 +101,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
 
     names = ["blocks.0.hook_resid_pre", *(f"blocks.{layer}.hook_resid_post" for layer in range(n_layers))]
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, keep) for name in names]):
-        model(tokens[None], return_type=None)
+        model(tokens[None].to(model.cfg.device), return_type=None)
     streams = torch.stack(states)
     _check_streams(streams)
     return streams
@@ -139,6 +139,7 @@ def residual_jacobians(
     """
     source, target, layers = _checked(model, tokens, source, target, layers)
     streams = residual_streams(model, tokens) if streams is None else streams
+    tokens = tokens.to(model.cfg.device)
     jacobians: dict[int, ResidualJacobian] = {}
     hooks = []
     for layer in layers:

@@ -73,7 +73,7 @@ class LinearisedAttention:
 
 def _linear_core(z: Tensor, q: Tensor, k: Tensor, v: Tensor, leaf: Tensor) -> Tensor | None:
     """z with the last token's row replaced by its first-order expansion, or None where that is not exact."""
-    if not (z.requires_grad and q.ndim == k.ndim == v.ndim == 4 and len(q) == 1):
+    if not all(x.requires_grad for x in (z, q, k, v)) or not (q.ndim == k.ndim == v.ndim == 4 and len(q) == 1):
         return None
     n_heads, n_key_heads, d_value = q.shape[2], k.shape[2], v.shape[3]
     same_tokens = q.shape[1] == k.shape[1] == v.shape[1] == z.shape[1]
@@ -100,7 +100,9 @@ def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Ten
     for column in columns:
         cotangent = torch.zeros_like(z)
         cotangent[0, -1] = column.repeat(n_groups).reshape(z.shape[2:])
-        gq, gk, gv = torch.autograd.grad(z, (q, k, v), cotangent, retain_graph=True)
+        gq, gk, gv = torch.autograd.grad(
+            z, (q, k, v), cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
         # copies: a gradient can be a view into that of all cached keys
         rows.append((gq[0, -1].reshape(n_groups, -1).clone(), gk[0, 0].clone(), gv[0, 0].clone()))
     blocks = []

@@ -173,7 +173,7 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """What a terminal has room for, empty columns left out; then, once each, the reasons why layers are not supported."""
+    """What a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -24,6 +24,30 @@ QUESTIONS = {
         "The head's mean key stands in for every key in the position part; the rest is read at one dummy distance. "
         "Our reconstruction of the two-axis split.",
     ),
+    "slash": (
+        "Which heads attend at a fixed distance?",
+        "Slash score: mean attention along the D-th sub-diagonal, beside that of uniform attention over the visible "
+        "keys. A head is slash-dominant at D when its score reaches kappa; D = 1 is the previous token.",
+    ),
+    "substitution": (
+        "Does the model run on position + meaning?",
+        "All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way "
+        "from uniform attention (0) to the untouched model (1). A high correlation alone would not tell.",
+    ),
+    "perturbation": (
+        "How much order does the model need?",
+        "Loss after moving tokens in the text (T), positions of q and k (P), and rotated features (F), by the share "
+        "of tokens moved; 95 % bootstrap intervals over prompts and seeds.",
+    ),
+    "emergence": (
+        "When does the split form?",
+        "Every measure over training checkpoints, from step 0.",
+    ),
+    "coupling": (
+        "Do the layers act along the same directions?",
+        "Coupling of the residual Jacobians of two layers at the last token: 1 - || |A| - S || / ||S|| (Frobenius), "
+        "top K singular vectors. Beside it random bases with the same spectra and a random-init model.",
+    ),
     "attention_examples": (
         "What does the additive fit get right in the attention itself?",
         "Softmax of the true scores, softmax of the additive fit, and their difference, for the heads with the highest "
@@ -81,8 +105,37 @@ def _mean_key(result: Result) -> list[str]:
     return [f"The mean-key split at dummy distance {d0} correlates with the scores at {_beside(result, 'mean_key_r')}."]
 
 
+def _slash(result: Result) -> list[str]:
+    data = result.dataset
+    reach = ", ".join(str(distance) for distance in data["short_distance"].values)
+
+    def dominant(dataset: xr.Dataset) -> int:
+        return int(dataset["dominant"].any("short_distance").sum())
+
+    null = "no null measured" if result.null is None else f"random init {dominant(result.null)}"
+    return [
+        f"{dominant(data)} of {data['best_score'].size} heads ({null}) are slash-dominant at one of the distances "
+        f"{reach}, with kappa = {data.attrs['kappa']}. Strongest at any distance: "
+        f"{_head(data, 'best_score', largest=True)}; at the previous token: "
+        f"{_head(data, 'previous_token', largest=True)}."
+    ]
+
+
+def _coupling(result: Result) -> list[str]:
+    k = int(result.dataset["k"].values[0])
+    lines = [
+        f"Top-{k} coupling over pairs of layers is {_beside(result, 'mean_coupling')}; random bases with the same "
+        f"spectra reach {mean(result.dataset, 'mean_chance'):.3f}."
+    ]
+    straight = float(result.dataset["line_shape_score"].median())
+    null = "" if result.null is None else f" (random init {float(result.null['line_shape_score'].median()):.2f})"
+    return [*lines, f"Median line-shape score of token trajectories: {straight:.2f}{null}; 1 is a straight line."]
+
+
 _WORDS: dict[str, Callable[[Result], list[str]]] = {
     "three_axis": _three_axis,
     "variance": _variance,
     "mean_key": _mean_key,
+    "slash": _slash,
+    "coupling": _coupling,
 }

@@ -41,11 +41,16 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         ]
         section["figures"] = []
     else:
-        section["figures"] = [_figure(result, kind) for kind in view.KINDS]
+        section["figures"] = [_figure(result, kind) for kind in _kinds(view, result)]
     frame = result.frame()
     section["table"] = Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
     section["rows"] = len(frame)
     return section
+
+
+def _kinds(view: Any, result: Result) -> tuple[str, ...]:
+    """The pictures this result has data for: a view whose pictures depend on options says so in `drawable`."""
+    return view.drawable(result.dataset) if hasattr(view, "drawable") else view.KINDS
 
 
 def _figure(result: Result, kind: str) -> Markup:

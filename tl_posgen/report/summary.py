@@ -32,6 +32,17 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     return table
 
 
+def compact(frame: pd.DataFrame, most: int = 8) -> pd.DataFrame:
+    """A frame for a terminal: means over heads where there is another row dimension, and the first `most` columns."""
+    if {"layer", "head"} <= set(frame.columns) and frame.duplicated(["layer", "head"]).any():
+        others = [name for name in frame.columns[: list(frame.columns).index("layer")]]
+        frame = frame.drop(columns=["layer", "head"]).groupby(others, sort=False, as_index=False).mean()
+    headlines = [old for columns in HEADLINES.values() for old in columns]
+    known = [name for name in frame.columns if any(str(name).endswith(f"_{old}") for old in headlines)]
+    first = [name for name in frame.columns if not pd.api.types.is_float_dtype(frame[name])]
+    return frame[[*first, *known][:most]] if known else frame.iloc[:, :most]
+
+
 def means(table: pd.DataFrame) -> dict[str, float | None]:
     """The mean of every measure over heads; a head without a value (constant scores) is left out."""
     return {str(name): _number(table[name].mean()) for name in table.columns if name not in ("layer", "head")}

@@ -18,6 +18,12 @@ def plot(dataset: xr.Dataset, null: xr.Dataset | None = None, kind: str = "loss"
     )
 
 
+def drawable(dataset: xr.Dataset) -> tuple[str, ...]:
+    """The kinds that this result has data for: laws only if they were searched, heads only if they were costed."""
+    needed = {"search": "search_loss", "laws": "search_loss", "heads": "residual_cost"}
+    return tuple(kind for kind in KINDS if needed.get(kind, "loss_mean") in dataset)
+
+
 def _loss(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
     figure = go.Figure()
     for side, data in sides(dataset, null):
@@ -83,9 +89,7 @@ def _heads(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
         raise ValueError("no head costs were measured; run substitution again with head_costs=True")
     measures = {"residual_cost": "residual dropped", "uniform_cost": "uniform attention"}
     width = dataset.attrs.get("cost_width", "")
-    subtitle = (
-        f"rise of the loss (nats) with this head alone replaced: by the width-{width} split; by nothing"
-    )
+    subtitle = f"rise of the loss (nats) with this head alone replaced: by the width-{width} split; by nothing"
     title = f"What each head's residual is worth · {model_label(dataset)}"
     return head_maps(dataset, None, measures, title=title, subtitle=subtitle, limits=None)
 

@@ -1,0 +1,119 @@
+"""Sums of <q_i, k_j> over a causal band, by distance, by query and by key, without the [query, key] matrix."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves cost less than FFTs and second moments
+CHUNK = 64  # tokens whose scores are formed among themselves
+SLAB = 16  # chunks whose second moments are paired one by one
+WORKING_SET = 2**17  # elements transformed at once: bounds the memory, and keeps the work in the cache
+
+Sums = tuple[
+    Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"], Float[Tensor, " head"]
+]
+
+
+def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], width: int) -> Sums:
+    r"""Sums of w_ij = <q_i, k_j> over 0 <= i - j < width by distance, by query and by key, and the sum of w_ij^2.
+
+    Products are formed in the dtype of q and k and summed in float64 from chunk to chunk. Give float64 where there is a
+    window: its band is the difference of two triangles.
+
+    Returns:
+        float64; 0 at distances from width on.
+
+    Example:
+        >>> q = k = torch.ones(1, 3, 1)
+        >>> [x.tolist() for x in sums_over_band(q, k, width=3)]
+        [[[3.0, 2.0, 1.0]], [[1.0, 2.0, 3.0]], [[3.0, 2.0, 1.0]], [6.0]]
+    """
+    short = q.shape[1] <= SHORT + 3 * q.shape[2]
+    return (_short_sums if short else _long_sums)(q, k, width)
+
+
+def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
+    """Entry d sums the pairs at distance d, for a block of scores whose last row and last key are one token.
+
+    Read with a stride of one row and one entry, the rows slide past each other until equal distances stand in columns.
+
+    Example:
+        >>> sums_along_diagonals(torch.tensor([[[1.0, 0.0], [2.0, 4.0]]])).tolist()
+        [[5.0, 2.0]]
+    """
+    heads, rows, keys = block.shape
+    wide = pad(block, (rows - 1, 0))
+    return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
+
+
+def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
+    """Sums of <q_i, k_j> over the band by distance, query and key, and of its square, from all the scores."""
+    scores = (q @ k.mT).tril_().triu_(1 - width)
+    distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
+    return distance.double(), query.double(), key.double(), scores.square_().sum((-2, -1)).double()
+
+
+def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
+    """The same without the scores: a window's band is the triangle, less the triangle beyond the window."""
+    query, key, squares = _sums_over_triangle(q, k)
+    n = q.shape[1]
+    if width < n:
+        query_beyond, key_beyond, squares_beyond = _sums_over_triangle(q[:, width:], k[:, : n - width])
+        query[:, width:] -= query_beyond
+        key[:, : n - width] -= key_beyond
+        squares = squares - squares_beyond
+    return _distance_sums(q, k, width), query, key, squares
+
+
+def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inside a chunk of tokens from its scores; between chunks from sums and second moments of q and of k."""
+    heads, n, _ = q.shape
+    n_chunks = -(-n // CHUNK)
+    q, k = (pad(x, (0, 0, 0, n_chunks * CHUNK - n)).unflatten(1, (n_chunks, CHUNK)) for x in (q, k))
+    inside = (q @ k.mT).tril_()
+    keys_before = _exclusive_cumsum(k.sum(2)).to(k.dtype)
+    queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
+    query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
+    key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
+    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64) + _squares_between_chunks(q, k)
+    return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
+
+
+def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
+    """The sum over earlier chunks, in float64."""
+    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
+
+
+def _squares_between_chunks(q: Tensor, k: Tensor) -> Float[Tensor, " head"]:
+    """sum of <second moment of the queries of a chunk, that of the keys of an earlier one> over all such pairs.
+
+    Inside a slab of chunks pair by pair, before it from one running second moment: fewer bytes than a running one per
+    chunk.
+    """
+    squares = torch.zeros(len(q), dtype=torch.float64, device=q.device)
+    before = torch.zeros(len(q), q.shape[-1] ** 2, dtype=torch.float64, device=q.device)
+    for q_slab, k_slab in zip(q.split(SLAB, 1), k.split(SLAB, 1), strict=True):
+        q_moments, k_moments = ((x.mT @ x).flatten(2) for x in (q_slab, k_slab))
+        squares += (k_moments @ q_moments.mT).triu_(1).sum((1, 2), dtype=torch.float64)
+        squares += (before * q_moments.sum(1)).sum(1)
+        before += k_moments.sum(1)
+    return squares
+
+
+def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
+    heads, n, _ = q.shape
+    length = _fft_length(n + width - 1)
+    spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
+    group = max(1, WORKING_SET // (heads * length))
+    for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
+        spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
+    sums = torch.fft.irfft(spectrum, length)[:, :n]
+    sums[:, width:] = 0
+    return sums
+
+
+def _fft_length(at_least: int) -> int:
+    """The least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: lengths the FFT is fast at."""
+    return min(odd << max(1, (-(-at_least // odd) - 1).bit_length()) for odd in (1, 3, 5))
