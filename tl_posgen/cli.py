@@ -116,9 +116,7 @@ def perturb(
 def emerge(
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
     model: Annotated[str | None, typer.Option(help="Hub name, where the checkpoints are its revisions.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer directory, if checkpoints have none.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer directory, if checkpoints have none.")] = None,
     text: Text = None,
     length: Length = 256,
     prompts: Prompts = 4,

@@ -14,31 +14,31 @@ from tl_posgen.errors import InputError
 from tl_posgen.maths import bilinear_sums
 from tl_posgen.maths import three_axis as three_axis_module
 from tl_posgen.maths import triangle_moments as moments_module
-from tl_posgen.maths.band import Band
 from tl_posgen.maths.three_axis import fit_three_axis, pooled_r, three_axis_from_qk, three_axis_from_scores
 from tl_posgen.maths.triangle_moments import triangle_moments, triangle_moments_from_scores
+from tl_posgen.maths.visible_pairs import VisiblePairs
 
 BANDS = [
-    Band(24),
-    Band(24, first_token=False),
-    Band(24, diagonal=False),
-    Band(24, first_token=False, diagonal=False),
-    Band(24, window=7),
-    Band(24, window=7, first_token=False, diagonal=False),
-    Band(24, window=2),
-    Band(24, window=1),
-    Band(3),
-    Band(2),
-    Band(1),
+    VisiblePairs(24),
+    VisiblePairs(24, first_token=False),
+    VisiblePairs(24, diagonal=False),
+    VisiblePairs(24, first_token=False, diagonal=False),
+    VisiblePairs(24, window=7),
+    VisiblePairs(24, window=7, first_token=False, diagonal=False),
+    VisiblePairs(24, window=2),
+    VisiblePairs(24, window=1),
+    VisiblePairs(3),
+    VisiblePairs(2),
+    VisiblePairs(1),
 ]
 
 
-def pairs_of(band: Band) -> list[tuple[int, int]]:
+def pairs_of(band: VisiblePairs) -> list[tuple[int, int]]:
     everything = torch.arange(band.n_tokens)
     return band.visible(everything, everything).nonzero().tolist()
 
 
-def design(band: Band) -> csr_array:
+def design(band: VisiblePairs) -> csr_array:
     """One row a pair, one column a distance, a query or a key."""
     query, key = np.array(pairs_of(band)).T
     n, rows = band.n_tokens, np.arange(len(query))
@@ -46,7 +46,7 @@ def design(band: Band) -> csr_array:
     return csr_array((np.ones(columns.size), (np.repeat(rows, 3), columns.ravel())), shape=(len(query), 3 * n))
 
 
-def options(band: Band) -> dict:
+def options(band: VisiblePairs) -> dict:
     return {"window": band.window, "first_token": band.first_token, "diagonal": band.diagonal}
 
 
@@ -57,12 +57,12 @@ def random_qk(n: int, *, heads: int = 2, d_head: int = 6, seed: int = 0, constan
     return q + constant * torch.randn(heads, 1, d_head, generator=generator), k + constant
 
 
-def entries(scores: torch.Tensor, band: Band) -> np.ndarray:
+def entries(scores: torch.Tensor, band: VisiblePairs) -> np.ndarray:
     query, key = torch.tensor(pairs_of(band)).T
     return scores[:, query, key].double().numpy()
 
 
-def reference(scores: torch.Tensor, band: Band) -> tuple[np.ndarray, np.ndarray]:
+def reference(scores: torch.Tensor, band: VisiblePairs) -> tuple[np.ndarray, np.ndarray]:
     """Pearson's r with the lsqr fit of every head, and the fitted values."""
     x, w = design(band), entries(scores, band)
     solutions = [lsqr(x, row - row.mean(), atol=1e-13, btol=1e-13, conlim=0)[0] for row in w]
@@ -70,7 +70,7 @@ def reference(scores: torch.Tensor, band: Band) -> tuple[np.ndarray, np.ndarray]
     return np.array([np.corrcoef(*both)[0, 1] for both in zip(w, fitted, strict=True)]), fitted
 
 
-def within_rows(values: np.ndarray, band: Band) -> np.ndarray:
+def within_rows(values: np.ndarray, band: VisiblePairs) -> np.ndarray:
     query = np.array(pairs_of(band))[:, 0]
     return values - np.stack([values[:, query == i].mean(1) for i in query], 1)
 
@@ -85,7 +85,7 @@ def test_rank_of_band_is_that_of_the_design_matrix(band):
 
 
 def test_rank_of_a_triangle_is_three_n_less_three():
-    assert [Band(n).rank for n in (2, 3, 50)] == [3, 6, 147]
+    assert [VisiblePairs(n).rank for n in (2, 3, 50)] == [3, 6, 147]
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
@@ -101,7 +101,7 @@ def test_normal_operator_is_the_dense_normal_matrix(band):
 
 def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
     n = 12
-    band = Band(n)
+    band = VisiblePairs(n)
     unit = torch.eye(3 * n, dtype=torch.float64).view(3 * n, 3, n).transpose(0, 1)
     matrix = band.normal(unit, band.counts()) / band.counts()
     found = np.sort(np.linalg.eigvals(matrix.transpose(0, 1).reshape(3 * n, 3 * n).numpy()).real)
@@ -119,7 +119,9 @@ def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
 
 
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
-@pytest.mark.parametrize("band", [*BANDS[:7], Band(150), Band(150, window=70, first_token=False)], ids=str)
+@pytest.mark.parametrize(
+    "band", [*BANDS[:7], VisiblePairs(150), VisiblePairs(150, window=70, first_token=False)], ids=str
+)
 def test_r_equals_lsqr(band, short, monkeypatch):
     monkeypatch.setattr(bilinear_sums, "SHORT", short)
     q, k = random_qk(band.n_tokens, heads=2 if band.n_tokens < 100 else 1)
@@ -132,14 +134,14 @@ def test_r_equals_lsqr(band, short, monkeypatch):
 
 def test_r_equals_lsqr_on_a_text_of_400_tokens():
     q, k = random_qk(400, heads=1, d_head=32)
-    r, _ = reference(q.double() @ k.double().mT, Band(400))
+    r, _ = reference(q.double() @ k.double().mT, VisiblePairs(400))
     np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
 
 
 def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
     q, k = random_qk(200, constant=0.0)
     far_k = k + 1000
-    r, _ = reference(q.double() @ far_k.double().mT, Band(200))
+    r, _ = reference(q.double() @ far_k.double().mT, VisiblePairs(200))
     np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
 
 
@@ -152,7 +154,7 @@ def test_r_visible_is_the_correlation_within_rows(band):
     np.testing.assert_allclose(three_axis_from_qk(q, k, **options(band)).r_visible, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("band", [Band(24), Band(24, window=7, first_token=False)], ids=str)
+@pytest.mark.parametrize("band", [VisiblePairs(24), VisiblePairs(24, window=7, first_token=False)], ids=str)
 @pytest.mark.parametrize("ridge", [0.1, 3.0])
 def test_ridge_equals_the_dense_solve(band, ridge):
     q, k = random_qk(24)
@@ -198,7 +200,7 @@ def test_moments_from_qk_equal_those_from_scores(n, window, diagonal, heads, sho
 def test_scores_that_are_not_bilinear_are_fitted_exactly():
     q, k = random_qk(40, constant=0.3)
     scores = 5 * torch.tanh(q @ k.mT / 5) - 0.2 * (torch.arange(40)[:, None] - torch.arange(40))
-    r, _ = reference(scores, Band(40))
+    r, _ = reference(scores, VisiblePairs(40))
     np.testing.assert_allclose(three_axis_from_scores(scores).r, r, atol=1e-7)
 
 
@@ -223,7 +225,7 @@ def test_heads_taken_in_groups_equal_heads_together(monkeypatch):
 
 def test_hidden_scores_are_not_read():
     scores = torch.randn(1, 10, 10, generator=torch.Generator().manual_seed(3))
-    hidden = ~Band(10, window=4).visible(torch.arange(10), torch.arange(10))
+    hidden = ~VisiblePairs(10, window=4).visible(torch.arange(10), torch.arange(10))
     fits = [three_axis_from_scores(scores.masked_fill(hidden, junk), window=4) for junk in (-math.inf, math.nan, 1e30)]
     assert all(torch.equal(fit.r, fits[0].r) for fit in fits)
 
@@ -279,7 +281,9 @@ def additive_scores(n: int = 40, seed: int = 4) -> torch.Tensor:
     return 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
 
 
-@pytest.mark.parametrize("band", [Band(40), Band(40, window=9, first_token=False, diagonal=False)], ids=str)
+@pytest.mark.parametrize(
+    "band", [VisiblePairs(40), VisiblePairs(40, window=9, first_token=False, diagonal=False)], ids=str
+)
 def test_additive_scores_are_fitted_exactly(band):
     scores = additive_scores()
     fit = three_axis_from_scores(scores, **options(band))
@@ -294,7 +298,7 @@ def test_two_tokens_or_fewer_are_fitted_exactly(n):
     fit = three_axis_from_qk(q, k)
     everything = torch.arange(n)
     np.testing.assert_allclose(
-        entries(fit.fitted(everything, everything), Band(n)), entries(q @ k.mT, Band(n)), rtol=1e-5
+        entries(fit.fitted(everything, everything), VisiblePairs(n)), entries(q @ k.mT, VisiblePairs(n)), rtol=1e-5
     )
     assert fit.r.isnan().all() if n == 1 else torch.allclose(fit.r, torch.ones(2, dtype=torch.float64))
 
@@ -356,7 +360,7 @@ def test_shifting_rows_raises_r_and_leaves_r_visible():
 # Nulls
 
 
-@pytest.mark.parametrize("band", [Band(40), Band(40, window=10, first_token=False)], ids=str)
+@pytest.mark.parametrize("band", [VisiblePairs(40), VisiblePairs(40, window=10, first_token=False)], ids=str)
 def test_null_r_is_what_gaussian_noise_reaches(band):
     noise = torch.randn(600, 40, 40, generator=torch.Generator().manual_seed(6))
     fit = three_axis_from_scores(noise, **options(band))
@@ -365,7 +369,7 @@ def test_null_r_is_what_gaussian_noise_reaches(band):
 
 
 def test_null_r_at_the_usual_lengths():
-    assert [round(Band(n).null_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
+    assert [round(VisiblePairs(n).null_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
 
 
 def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
@@ -409,7 +413,7 @@ def test_pooled_r_is_one_correlation_over_the_entries_of_all_heads():
     q, k = random_qk(30, heads=3)
     k[1] *= 4
     scores = q.double() @ k.double().mT
-    w, (_, fitted) = entries(scores, Band(30)), reference(scores, Band(30))
+    w, (_, fitted) = entries(scores, VisiblePairs(30)), reference(scores, VisiblePairs(30))
     centred = [values - values.mean(1, keepdims=True) for values in (w, fitted)]
     fit = three_axis_from_qk(q, k)
     assert pooled_r(fit.r, fit.tss) == pytest.approx(np.corrcoef(*(x.ravel() for x in centred))[0, 1], abs=1e-6)
@@ -433,9 +437,9 @@ def test_a_ridge_that_is_none_is_refused(ridge):
 def test_a_band_without_pairs_is_refused():
     for empty in ({"n_tokens": 1, "first_token": False}, {"n_tokens": 9, "window": 1, "diagonal": False}):
         with pytest.raises(InputError, match="no \\(query, key\\) pair is left"):
-            Band(**empty)
+            VisiblePairs(**empty)
     with pytest.raises(InputError, match="window must be at least 1"):
-        Band(4, window=0)
+        VisiblePairs(4, window=0)
 
 
 def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):

@@ -49,6 +49,7 @@ def test_profiles_have_a_curve_a_head_and_the_baseline_of_each_layer(report):
     traces = result.plot(kind="profiles").data
     baselines = [trace for trace in traces if trace.name == "uniform attention"]
     assert len(traces) == 2 * 16 + 4
+    assert baselines[0].x.tolist() == list(range(1, 21))
     np.testing.assert_array_equal(baselines[0].y, result.dataset["baseline"].sel(layer=0, distance=baselines[0].x - 1))
 
 

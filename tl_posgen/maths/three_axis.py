@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.maths.band import Band
 from tl_posgen.maths.triangle_moments import TriangleMoments, triangle_moments, triangle_moments_from_scores
+from tl_posgen.maths.visible_pairs import VisiblePairs
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
@@ -45,7 +45,7 @@ class ThreeAxisFit:
     n_query: Int[Tensor, " query"]
     n_key: Int[Tensor, " key"]
     tss: Float[Tensor, " head"]
-    band: Band
+    band: VisiblePairs
     ridge: float
     gauge: str
     iterations: int
@@ -182,7 +182,7 @@ def _choose_tokens(moments: TriangleMoments, first_token: bool) -> TriangleMomen
 
 
 def _conjugate_gradients(
-    band: Band, counts: Tensor, right: Tensor, ridge: float, tolerance: float, rounding: Tensor
+    band: VisiblePairs, counts: Tensor, right: Tensor, ridge: float, tolerance: float, rounding: Tensor
 ) -> tuple[Tensor, int, float]:
     """Solve (X'X + ridge) theta = right for all heads, no closer than the rounding of the right side makes sense."""
     inverse = (1 / (counts + ridge)).masked_fill(counts == 0, 0)
@@ -234,7 +234,7 @@ def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[
     return (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(-1, 1)
 
 
-def _in_gauge(theta: Tensor, band: Band, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
+def _in_gauge(theta: Tensor, band: VisiblePairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
     """Move along the three free directions until the gauge holds; the mean of W goes to a."""
     t = torch.arange(band.size, dtype=theta.dtype, device=theta.device)
     theta = theta.clone()

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError
-from tl_posgen.maths.band import Band
 from tl_posgen.maths.bilinear_sums import sums_along_diagonals, sums_over_band
+from tl_posgen.maths.visible_pairs import VisiblePairs
 
 QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
 SCORES_AT_ONCE = 2**18  # entries of a block of rows
@@ -24,14 +24,14 @@ class TriangleMoments:
 
     Attributes:
         band: the pairs that count.
-        sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `Band`.
+        sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `VisiblePairs`.
         within_rows: sum_ij (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does not see
             that mean, and because nothing then cancels when the scores are large and nearly constant.
         without_first_token: the moments of the same scores with token 0 left out as query and as key; None where
             nothing would be left, or where it is left out already.
     """
 
-    band: Band
+    band: VisiblePairs
     sums: Float[Tensor, "axis=3 head size"]
     within_rows: Float[Tensor, " head"]
     without_first_token: "TriangleMoments | None" = None
@@ -89,7 +89,7 @@ def triangle_moments(
         >>> query.tolist(), moments.tss.tolist()
         ([[2.0, 4.0, 6.0]], [0.0])
     """
-    band = Band(q.shape[1], window, diagonal=diagonal)
+    band = VisiblePairs(q.shape[1], window, diagonal=diagonal)
     groups = max(1, QUERIES_AT_ONCE // q[0].numel())
     parts = [
         _moments_of_heads(q_group, k_group, scale, band)
@@ -119,7 +119,7 @@ def triangle_moments_from_scores(
         >>> triangle_moments_from_scores(scores).within_rows.tolist()
         [2.0]
     """
-    band = Band(scores.shape[1], window, diagonal=diagonal)
+    band = VisiblePairs(scores.shape[1], window, diagonal=diagonal)
     if not diagonal:
         scores = scores[:, 1:, :-1]
     first_key = scores[:, :, 0].double()
@@ -130,7 +130,7 @@ def triangle_moments_from_scores(
     return moments
 
 
-def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> TriangleMoments:
+def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: VisiblePairs) -> TriangleMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
     windowed = band.width < band.size  # then the band is the difference of two triangles, and digits are lost
     dtype = torch.float64 if windowed else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
@@ -150,11 +150,11 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, band: Band) -> Triangl
     return _with_first_key(rest, first_key, band)
 
 
-def _without_first(band: Band) -> Band:
-    return Band(band.n_tokens, band.window, first_token=False, diagonal=band.diagonal)
+def _without_first(band: VisiblePairs) -> VisiblePairs:
+    return VisiblePairs(band.n_tokens, band.window, first_token=False, diagonal=band.diagonal)
 
 
-def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band) -> TriangleMoments:
+def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: VisiblePairs) -> TriangleMoments:
     """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the band."""
     counts = band.counts(q.device)
     distance, query, key, squares = sums_over_band(q, k, band.width)
@@ -168,7 +168,7 @@ def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, band: Band
     )
 
 
-def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
+def _core_from_scores(scores: Tensor, band: VisiblePairs) -> TriangleMoments:
     n, width = band.size, band.width
     sums = torch.zeros(3, len(scores), n, dtype=torch.float64, device=scores.device)
     within_rows = sums.new_zeros(len(scores))
@@ -190,7 +190,7 @@ def _core_from_scores(scores: Tensor, band: Band) -> TriangleMoments:
     return TriangleMoments(band, sums, within_rows)
 
 
-def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: Band) -> TriangleMoments:
+def _with_first_key(rest: TriangleMoments | None, first_key: Tensor, band: VisiblePairs) -> TriangleMoments:
     """Add the scores of key 0, [head, query], to the moments of all the other keys."""
     n, seen = band.size, min(band.width, band.size)
     first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)

@@ -115,7 +115,7 @@ def _slash(result: Result) -> list[str]:
     null = "no null measured" if result.null is None else f"random init {dominant(result.null)}"
     return [
         f"{dominant(data)} of {data['best_score'].size} heads ({null}) are slash-dominant at one of the distances "
-        f"{reach}, with kappa = {data.attrs['kappa']}. Strongest at any distance: "
+        f"{reach}, with kappa = {data.attrs['kappa']}. Strongest at D below half the prompt: "
         f"{_head(data, 'best_score', largest=True)}; at the previous token: "
         f"{_head(data, 'previous_token', largest=True)}."
     ]

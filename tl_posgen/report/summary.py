@@ -35,12 +35,10 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
 def compact(frame: pd.DataFrame, most: int = 8) -> pd.DataFrame:
     """A frame for a terminal: means over heads where there is another row dimension, and the first `most` columns."""
     if {"layer", "head"} <= set(frame.columns) and frame.duplicated(["layer", "head"]).any():
-        others = [name for name in frame.columns[: list(frame.columns).index("layer")]]
-        frame = frame.drop(columns=["layer", "head"]).groupby(others, sort=False, as_index=False).mean()
-    headlines = [old for columns in HEADLINES.values() for old in columns]
-    known = [name for name in frame.columns if any(str(name).endswith(f"_{old}") for old in headlines)]
-    first = [name for name in frame.columns if not pd.api.types.is_float_dtype(frame[name])]
-    return frame[[*first, *known][:most]] if known else frame.iloc[:, :most]
+        rows = list(frame.columns[: frame.columns.get_loc("layer")])
+        measures = [name for name in frame.columns if name not in (*rows, "layer", "head")]
+        frame = pd.DataFrame(frame.groupby(rows, sort=False)[measures].mean()).reset_index()
+    return frame.iloc[:, :most]
 
 
 def means(table: pd.DataFrame) -> dict[str, float | None]:

@@ -37,7 +37,7 @@ def _profiles(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
         "score",
         "distance",
         title=f"Slash score by distance · {model_label(dataset)}",
-        subtitle="mean attention paid D tokens back; dotted: uniform attention over the visible keys",
+        subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
         y_title="slash score",
         log_x=True,
     )
@@ -57,6 +57,7 @@ def _profiles(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
 
 
 def _thinned(dataset: xr.Dataset) -> xr.Dataset:
-    """Score and baseline at a choice of distances: all the short ones, ever fewer of the long ones."""
-    places = np.unique(np.geomspace(1, dataset.sizes["distance"], N_POINTS).round().astype(int)) - 1
+    """Score and baseline at a choice of D < N/2: all the short ones, ever fewer of the long; beyond, few queries are
+    left to take a mean over."""
+    places = np.unique(np.geomspace(1, max(1, dataset.sizes["distance"] // 2), N_POINTS).round().astype(int)) - 1
     return dataset[["score", "baseline"]].isel(distance=places)

@@ -47,7 +47,7 @@ def _training(dataset: xr.Dataset) -> go.Figure:
             line.update(legendgroup=line.name, showlegend=name == "score")
             figure.add_trace(line, row=index // 2 + 1, col=index % 2 + 1)
     figure.update_xaxes(title_text="step", row=2)
-    subtitle = "the slash head forms first, then the matching layer grows; a line a seed"
+    subtitle = "held-out prompts, a line a seed; dotted: features that were never trained on"
     return finish(figure, f"Learning · {_title(dataset)}", subtitle, height=640)
 
 

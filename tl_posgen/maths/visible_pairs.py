@@ -11,7 +11,7 @@ from tl_posgen.errors import InputError
 
 
 @dataclass(frozen=True)
-class Band:
+class VisiblePairs:
     r"""Pairs (i, j) with 0 <= i - j < window, less what is left out: token 0, or the diagonal i = j.
 
     Leaving out the first token (as query and as key) or the diagonal leaves a causal triangle again, one smaller. Its
@@ -32,7 +32,7 @@ class Band:
         InputError: where no pair is left.
 
     Example:
-        >>> band = Band(1024)
+        >>> band = VisiblePairs(1024)
         >>> band.size, band.n_pairs, band.rank, round(band.null_r, 3)
         (1024, 524800, 3069, 0.076)
     """
