@@ -9,8 +9,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _two_threads():
-    torch.set_num_threads(2)
+def _one_thread():
+    torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tl_posgen.models.provenance import model_label
 
 def measure(
     model: Any,
-    tokens: Sequence[Int[Tensor, " pos"]],
+    tokens: Sequence[Int[Tensor, " _"]],
     analyzers: Sequence[Analyzer],
     *,
     layers: Sequence[int] | None = None,
@@ -49,7 +49,7 @@ class Feed:
         for analyzer in self.analyzers:
             analyzer.update(capture)
 
-    def known_prompts(self) -> list[Int[Tensor, " pos"]]:
+    def known_prompts(self) -> list[Int[Tensor, " _"]]:
         return [tokens for tokens in self.prompts.values() if tokens is not None]
 
     def datasets(self, label: str) -> dict[str, xr.Dataset]:

@@ -23,7 +23,7 @@ def null_label(seed: int) -> str:
     return f"random init (seed {seed})"
 
 
-def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " pos"]], null_seed: int | None) -> dict[str, Any]:
+def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " _"]], null_seed: int | None) -> dict[str, Any]:
     """What is needed to run the same analysis again, JSON-ready."""
     origin = origin_of(model)
     lengths = sorted({len(prompt) for prompt in tokens})

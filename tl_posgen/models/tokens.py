@@ -20,7 +20,7 @@ MARGIN = 8  # tokens kept away from where a text was cut, because the cut may ch
 
 def to_prompts(
     model: Model, prompts: Any, length: int | None = None, n_prompts: int | None = None
-) -> list[Int[Tensor, " pos"]]:
+) -> list[Int[Tensor, " _"]]:
     """Token ids of every prompt, ready for the model.
 
     Args:
