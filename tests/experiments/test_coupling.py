@@ -27,7 +27,7 @@ def stories(shared):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return load_model(save_family("llama", tmp_path_factory.mktemp("llama")), backend="hooked")
+    return load_model(save_family("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")

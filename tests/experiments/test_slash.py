@@ -26,7 +26,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def stories(shared):
-    return tl_posgen.load_model(str(shared / "models" / "stories260K"), backend="hooked")
+    return tl_posgen.load_model(str(shared / "models" / "stories260K"))
 
 
 @pytest.fixture(scope="module")
