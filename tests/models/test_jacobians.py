@@ -11,6 +11,15 @@ from tl_posgen.models.load import load_model
 LAST = 23
 PAIRS = [(LAST, LAST), (LAST - 3, LAST), (0, 0)]
 BACKENDS = ["hooked", "bridge"]
+
+
+def require_hooked() -> None:
+    try:
+        from transformer_lens import HookedTransformer  # noqa: F401
+    except ImportError:
+        pytest.skip("this TransformerLens has no HookedTransformer")
+
+
 HOOKED_AND_BRIDGE = ["llama", "mistral", "neox", "qwen3", "gemma2", "gpt2", "bloom", "gptj"]
 BRIDGE_ONLY = ["gemma3", "phi3", "falcon", "opt"]
 FAMILY_CASES = [(name, backend) for name in HOOKED_AND_BRIDGE for backend in BACKENDS] + [
@@ -32,6 +41,8 @@ def family(tmp_path_factory):
         if name not in directories:
             directories[name] = save_family(name, tmp_path_factory.mktemp(name))
         if (name, backend) not in built:
+            if backend == "hooked":
+                require_hooked()
             built[name, backend] = load_model(directories[name], backend=backend, dtype=torch.float64)
         return built[name, backend]
 
@@ -143,6 +154,7 @@ def test_tokens_after_the_target_do_not_matter(family, tokens):
 
 
 def test_a_linear_block_has_its_matrix_as_jacobian_at_every_token():
+    require_hooked()
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     config = HookedTransformerConfig(
