@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.cli import main, parse_indices
+from tl_posgen.cli import main, parse_indices, short
 from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
 
@@ -137,6 +137,11 @@ def test_indices_are_read_as_written():
     assert parse_indices(None, "--layers") is None
     with pytest.raises(InputError, match="--heads"):
         parse_indices("x", "--heads")
+
+
+def test_numbers_are_shortened_without_losing_a_digit():
+    shown = [short(x) for x in (0.917, -0.5, 10.25, 0.0, 1.0, 100.0004)]
+    assert shown == [".917", "-.500", "10.250", ".000", "1.000", "100.000"]
 
 
 def test_help_needs_neither_torch_nor_transformer_lens():

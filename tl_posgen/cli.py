@@ -27,11 +27,6 @@ NoNull = Annotated[bool, typer.Option("--no-null", help="Skip the randomly initi
 Out = Annotated[Path, typer.Option(help="Directory for index.html, summary.json and results.nc.")]
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps `analyze` a named command while it is the only one."""
-
-
 @app.command()
 def analyze(
     model: Model = "mini",
@@ -231,6 +226,12 @@ CAPTION = (
 )
 
 
+def short(value: float) -> str:
+    """Three decimals, and no zero before the point: .917, -.500, but 10.250."""
+    sign, digits = ("-" if value < 0 else ""), f"{abs(value):.3f}"
+    return sign + (digits[1:] if digits.startswith("0.") else digits)
+
+
 def print_report(report: Any, page: Path) -> None:
     """The per-head table (per-layer for models of more than 64 heads), what was found, and where the page is."""
     from rich import box
@@ -249,7 +250,7 @@ def print_report(report: Any, page: Path) -> None:
         table.add_column(HEADINGS.get(str(name), str(name).removeprefix("share_")), justify="right", no_wrap=True)
 
     def cells(values: dict[str, Any]) -> list[str]:
-        return [f"{v:.3f}".replace("0.", ".") if isinstance(v, float) else f"{v}" for v in values.values()]
+        return [short(v) if isinstance(v, float) else f"{v}" for v in values.values()]
 
     for row in rows.to_dict("records"):
         table.add_row(*cells(row | {"layer": int(row["layer"])}))
