@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.cli import main, parse_indices, short
+from tl_posgen.cli import main, parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
+from tl_posgen.report.terminal import short
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:

@@ -1,6 +1,7 @@
 """The command `tl-posgen`: parses words, calls the library, prints. No arithmetic here."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,8 +55,9 @@ def analyze(
         n_prompts=prompts,
         null_seed=None if no_null else seed,
     )
-    page = report.write(out)
-    print_report(report, page)
+    from tl_posgen.report.terminal import print_report
+
+    print_report(report, report.write(out))
 
 
 @app.command()
@@ -85,7 +87,7 @@ def substitute(
 
     null_seed = None if no_null else seed
     options: dict[str, Any] = {"search": search, "head_costs": search, "null_seed": null_seed}
-    present(substitution(loaded, words, length=length, n_prompts=prompts, **options), out)
+    present({"substitution": substitution(loaded, words, length=length, n_prompts=prompts, **options)}, out)
 
 
 @app.command()
@@ -104,7 +106,7 @@ def perturb(
     from tl_posgen.experiments.perturbation import perturbation
 
     null_seed = None if no_null else seed
-    present(perturbation(loaded, words, length=length, n_prompts=prompts, null_seed=null_seed), out)
+    present({"perturbation": perturbation(loaded, words, length=length, n_prompts=prompts, null_seed=null_seed)}, out)
 
 
 @app.command()
@@ -125,7 +127,7 @@ def emerge(
 
     null_seed = None if no_null else seed
     options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "null_seed": null_seed}
-    present(emergence(checkpoints, words, length=length, n_prompts=prompts, **options), out)
+    present({"emergence": emergence(checkpoints, words, length=length, n_prompts=prompts, **options)}, out)
 
 
 @app.command()
@@ -150,7 +152,7 @@ def coupling(
 
     tokens = stack(to_prompts(loaded, words, length=length, n_prompts=prompts))
     null_model = None if no_null else random_like(loaded, seed)
-    present(run(loaded, tokens, null_model=null_model, k=[k], seed=seed), out)
+    present({"coupling": run(loaded, tokens, null_model=null_model, k=[k], seed=seed)}, out)
 
 
 def read_words(text: Path | None, out: Path) -> str:
@@ -170,31 +172,13 @@ def prepare(model: str, text: Path | None, backend: str, out: Path) -> tuple[Any
     return load_model(model, backend=backend), words  # pyright: ignore[reportArgumentType]
 
 
-def present(result: Any, out: Path) -> None:
-    """One experiment: its table here, with the null's below it, and its page in `out`."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def present(results: Mapping[str, Any], out: Path) -> None:
+    """Experiments: their tables here, with the null's below, and their page in `out`."""
     from tl_posgen.report import Report
-    from tl_posgen.report.findings import findings
-    from tl_posgen.report.summary import compact
+    from tl_posgen.report.terminal import print_experiments
 
-    page = Report({result.name: result}, result.provenance).write(out)
-    console = Console()
-    sides = [(str(result.dataset.attrs.get("model", "model")), False)]
-    sides += [("null: random init", True)] if result.null is not None else []
-    for title, null in sides:
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        frame = compact(result.frame(null=null))
-        for name in frame.columns:
-            table.add_column(str(name).replace("_", " "), justify="right")
-        for row in frame.to_dict("records"):
-            table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-        console.print(table)
-    for sentence in findings({result.name: result}):
-        console.print(f"• {sentence}", highlight=False)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    report = Report(results, next(iter(results.values())).provenance)
+    print_experiments(report, report.write(out))
 
 
 def parse_indices(words: str | None, option: str) -> list[int] | None:
@@ -209,59 +193,6 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
     except ValueError:
         raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4") from None
     return indices
-
-
-# the table's headings: short, so that thirteen columns fit a terminal of eighty
-HEADINGS = {
-    "layer": "L",
-    "head": "H",
-    "three_axis_r": "r",
-    "three_axis_r_no_first": "r-1st",
-    "three_axis_r_visible": "r-row",
-    "mean_key_r": "r-mk",
-}
-CAPTION = (
-    "r: correlation of the scores with position + query + key; r-1st: first token left out; r-row: within rows, what "
-    "softmax sees; q ... qkd: variance shares; r-mk: mean-key split"
-)
-
-
-def short(value: float) -> str:
-    """Three decimals, and no zero before the point: .917, -.500, but 10.250."""
-    sign, digits = ("-" if value < 0 else ""), f"{abs(value):.3f}"
-    return sign + (digits[1:] if digits.startswith("0.") else digits)
-
-
-def print_report(report: Any, page: Path) -> None:
-    """The per-head table (per-layer for models of more than 64 heads), what was found, and where the page is."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from tl_posgen.report.findings import findings
-    from tl_posgen.report.summary import means
-
-    console = Console()
-    frame = report.frame()
-    rows = frame if len(frame) <= 64 else frame.groupby("layer", as_index=False).mean().assign(head="all")
-    title = f"{report.provenance['model']}: {len(frame)} heads"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=CAPTION)
-    for name in rows.columns:
-        table.add_column(HEADINGS.get(str(name), str(name).removeprefix("share_")), justify="right", no_wrap=True)
-
-    def cells(values: dict[str, Any]) -> list[str]:
-        return [short(v) if isinstance(v, float) else f"{v}" for v in values.values()]
-
-    for row in rows.to_dict("records"):
-        table.add_row(*cells(row | {"layer": int(row["layer"])}))
-    table.add_section()
-    table.add_row(*cells({"layer": "mean", "head": ""} | means(frame)), style="bold")
-    if report.provenance.get("null_seed") is not None:
-        table.add_row(*cells({"layer": "null", "head": ""} | means(report.frame(null=True))), style="dim")
-    console.print(table)
-    for sentence in findings(report.results):
-        console.print(f"• {sentence}", highlight=False)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

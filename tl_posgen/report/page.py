@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from importlib import import_module, util
 from typing import Any
 
+import pandas as pd
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.report.findings import QUESTIONS, findings
+from tl_posgen.report.findings import findings, heading
+from tl_posgen.report.summary import short_table
 from tl_posgen.results import Result
 
 
@@ -31,21 +33,22 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    title, question = QUESTIONS.get(result.name, (result.name.replace("_", " "), ""))
+    title, question = heading(result.name)
     module = f"tl_posgen.views.{result.name}"
     view = import_module(module if util.find_spec(module) else "tl_posgen.views.head_map")
-    section: dict[str, Any] = {"id": result.name, "title": title, "question": question, "views": []}
-    if hasattr(view, "show"):
-        section["views"] = [
-            _token_view(result, view, index, scripts) for index in range(result.dataset.sizes["example"])
-        ]
-        section["figures"] = []
-    else:
-        section["figures"] = [_figure(result, kind) for kind in _kinds(view, result)]
-    frame = result.frame()
-    section["table"] = Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+    section: dict[str, Any] = {"id": result.name, "title": title, "question": question}
+    section["figures"] = [_figure(result, kind) for kind in _kinds(view, result)]
+    labels = view.examples(result.dataset) if hasattr(view, "examples") else []
+    section["views"] = [_token_view(result, index, label, scripts) for index, label in enumerate(labels)]
+    short, frame = short_table(result), result.frame()
+    section["short"] = None if short is None else _table(short)
+    section["table"] = _table(frame)
     section["rows"] = len(frame)
     return section
+
+
+def _table(frame: pd.DataFrame) -> Markup:
+    return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
 
 
 def _kinds(view: Any, result: Result) -> tuple[str, ...]:
@@ -58,12 +61,12 @@ def _figure(result: Result, kind: str) -> Markup:
     return Markup(plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config={"responsive": True}))
 
 
-def _token_view(result: Result, view: Any, example: int, scripts: dict[str, None]) -> dict[str, Any]:
+def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
     from tl_posgen.views.circuits import split_script
 
     script, page = split_script(result.show(example=example))
     scripts[script] = None
-    return {"label": view.label(result.dataset, example), "page": Markup(page)}
+    return {"label": label, "page": Markup(page)}
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from tl_posgen.report.findings import words_of
 from tl_posgen.results import Result, rows_of
 
 SHARES = tuple(f"share_{term}" for term in ("q", "k", "d", "qk", "qd", "kd", "qkd"))
@@ -32,13 +33,24 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     return table
 
 
-def compact(frame: pd.DataFrame, most: int = 8) -> pd.DataFrame:
-    """A frame for a terminal: means over heads where there is another row dimension, and the first `most` columns."""
+def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFrame:
+    """A table for a terminal: the result's own short one; else means over heads, and the first `most` columns."""
+    short = short_table(result, null=null)
+    if short is not None:
+        return short
+    frame = result.frame(null=null)
     if {"layer", "head"} <= set(frame.columns) and frame.duplicated(["layer", "head"]).any():
         rows = list(frame.columns[: frame.columns.get_loc("layer")])
         measures = [name for name in frame.columns if name not in (*rows, "layer", "head")]
         frame = pd.DataFrame(frame.groupby(rows, sort=False)[measures].mean()).reset_index()
     return frame.iloc[:, :most]
+
+
+def short_table(result: Result, *, null: bool = False) -> pd.DataFrame | None:
+    """What the words of a result choose for its table (`table(dataset)`), or None where they choose nothing."""
+    dataset = result.null if null else result.dataset
+    table = getattr(words_of(result.name), "table", None)
+    return None if table is None or dataset is None else table(dataset)
 
 
 def means(table: pd.DataFrame) -> dict[str, float | None]:

@@ -18,11 +18,19 @@ def show(dataset: xr.Dataset, example: int = 0):
     return attention_maps(maps, [str(token) for token in dataset["token"].values], list(MAPS.values()))
 
 
-def label(dataset: xr.Dataset, example: int) -> str:
-    """Which head an example is, and why it was picked."""
-    head = dataset.isel(example=example)
-    where = f"layer {int(head['layer'])}, head {int(head['head'])}"
-    return f"{where}: {head['why'].item()} (r within rows {float(head['r_visible']):.3f})"
+def examples(dataset: xr.Dataset) -> list[str]:
+    """Which head each example is, and why it was picked."""
+    names = []
+    for number in range(dataset.sizes["example"]):
+        head = dataset.isel(example=number)
+        where = f"layer {int(head['layer'])}, head {int(head['head'])}"
+        names.append(f"{where}: {head['why'].item()} (r within rows {float(head['r_visible']):.3f})")
+    return names
+
+
+def drawable(dataset: xr.Dataset) -> tuple[str, ...]:
+    """None of them on a page, which has the token-level view."""
+    return ()
 
 
 def plot(dataset: xr.Dataset, null: xr.Dataset | None = None, kind: str = "patterns") -> go.Figure:
