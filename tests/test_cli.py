@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.cli import main, parse_indices
+from tl_posgen.cli import main
+from tl_posgen.cli.options import parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
 from tl_posgen.report.terminal import short

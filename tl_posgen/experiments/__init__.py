@@ -1,5 +1,24 @@
-"""Procedures that run a model many times, or train one."""
+"""Procedures that run a model many times, or train one: each returns one `Result`."""
 
+from tl_posgen.experiments.coupling import coupling
+from tl_posgen.experiments.downstream import downstream
+from tl_posgen.experiments.dummy_distance import dummy_distance
+from tl_posgen.experiments.emergence import emergence
+from tl_posgen.experiments.length import length
+from tl_posgen.experiments.perturbation import perturbation
+from tl_posgen.experiments.slash import find_slash_heads, slash_transfer
 from tl_posgen.experiments.slash_toy import slash_toy
+from tl_posgen.experiments.substitution import substitution
 
-__all__ = ["slash_toy"]
+__all__ = [
+    "coupling",
+    "downstream",
+    "dummy_distance",
+    "emergence",
+    "find_slash_heads",
+    "length",
+    "perturbation",
+    "slash_toy",
+    "slash_transfer",
+    "substitution",
+]

@@ -1,0 +1,133 @@
+"""The options that every command shares, declared once."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from tl_posgen.errors import InputError
+
+app = typer.Typer(
+    help="How does a language model's attention use position?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Which model, on which text, against which null, written where."""
+
+    model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, or a Hugging Face directory.")] = "mini"
+    text: Annotated[Path | None, typer.Option(help="A text file; the bundled book if left out.")] = None
+    length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
+    prompts: Annotated[int, typer.Option(help="Number of consecutive prompts cut from the text.", min=1)] = 4
+    backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
+        "auto"
+    )
+    seed: Annotated[int, typer.Option(help="Seed of the randomly initialised null model, and of draws.")] = 0
+    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised model.")] = False
+    out: Annotated[Path, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = Path("report")
+
+    @property
+    def null_seed(self) -> int | None:
+        return None if self.no_null else self.seed
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """How the text is cut, and against which null: what every experiment takes."""
+        return {"length": self.length, "n_prompts": self.prompts, "null_seed": self.null_seed}
+
+    def words(self) -> str:
+        """The text, once it is known that the output can be written."""
+        from tl_posgen.models.tokens import bundled_text, read_text
+        from tl_posgen.report import prepare_directory
+
+        words = read_text(self.text) if self.text else bundled_text()
+        prepare_directory(self.out)
+        return words
+
+    def load(self, backend: str | None = None) -> tuple[Any, str]:
+        """The model and the text; every mistake in them is said before any work."""
+        words = self.words()
+        from tl_posgen.models.load import load_model
+
+        return load_model(self.model, backend=backend or self.backend), words  # pyright: ignore[reportArgumentType]
+
+    def present(self, *results: Any) -> None:
+        """Experiments: their tables on the terminal, the null's below, and their page in `out`."""
+        from tl_posgen.report import Report
+        from tl_posgen.report.terminal import print_experiments
+
+        report = Report({result.name: result for result in results}, results[0].provenance)
+        print_experiments(report, report.write(self.out))
+
+
+def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function whose first parameter is a `Setup` a command: the setup's fields become options beside its own.
+
+    Args:
+        without: fields that mean nothing here. defaults: of this command, where they are not the setup's.
+    """
+    hints = get_type_hints(Setup, include_extras=True)
+    chosen = {field.name: defaults.get(field.name, field.default) for field in fields(Setup)}
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in chosen.items()
+        if name not in without
+    ]
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own_hints = get_type_hints(function, include_extras=True)
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        first, rest = split_arguments(own)
+
+        def run(**options: Any) -> None:
+            setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
+            function(setup, **options)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*first, *shared[:2], *rest, *shared[2:])]
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        app.command(function.__name__.replace("_", "-"))(run)
+        return function
+
+    return register
+
+
+def split_arguments(parameters: list[inspect.Parameter]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """Those without a default, which stand first on the command line, and the options."""
+    needed = [p for p in parameters if p.default is inspect.Parameter.empty]
+    return needed, [p for p in parameters if p.default is not inspect.Parameter.empty]
+
+
+def parse_indices(words: str | None, option: str) -> list[int] | None:
+    """'0,2-4' -> [0, 2, 3, 4]."""
+    if words is None:
+        return None
+    try:
+        spans = [[int(end) for end in part.split("-")] for part in words.split(",")]
+        indices = sorted({index for span in spans for index in range(span[0], span[-1] + 1)})
+        if not indices or any(len(span) > 2 for span in spans):
+            raise ValueError
+    except ValueError:
+        raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4") from None
+    return indices
+
+
+def parse_numbers(words: str, option: str) -> list[float]:
+    """'0,0.05,0.5' -> [0.0, 0.05, 0.5]."""
+    try:
+        return [float(word) for word in words.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {words!r}: write numbers such as 0,0.05,0.5") from None
+
+
+def parse_names(words: str | None) -> list[str] | None:
+    """'planes, residual' -> ['planes', 'residual']."""
+    return None if words is None else [word.strip() for word in words.split(",") if word.strip()]
