@@ -126,7 +126,7 @@ class Run:
 
     def report(self, *, null_seed: int | None = None) -> Report:
         """What was found. With a null_seed the same tokens also go, unhooked, through a randomly initialised model."""
-        datasets, nulls = self.feed.datasets(model_label(self.model)), {}
+        datasets, nulls = self.feed.datasets(model_label(self.model), self.model), {}
         tokens = self.feed.known_prompts()
         if null_seed is not None:
             if len(tokens) < len(self.feed.prompts):
@@ -152,7 +152,7 @@ def analyze_cache(
     feed = Feed(make_analyzers(analyzers))
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads):
         feed(capture)
-    return as_report(feed.datasets(model_label(model)), {}, provenance_of(model, feed.known_prompts(), None))
+    return as_report(feed.datasets(model_label(model), model), {}, provenance_of(model, feed.known_prompts(), None))
 
 
 def as_report(

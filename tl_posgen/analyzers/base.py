@@ -14,6 +14,7 @@ class Analyzer(Protocol):
     Attributes:
         name: the key of the result, and the name of its view.
         needs: what `update` reads beyond q and k: a subset of {"v", "attn_scores", "pattern", "resid"}.
+        min_prompts: optional; fewer prompts than this are refused before anything runs.
     """
 
     name: str

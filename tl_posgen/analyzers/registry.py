@@ -12,7 +12,11 @@ BUILT_IN = {
     "three_axis": "tl_posgen.analyzers.three_axis:ThreeAxis",
     "variance": "tl_posgen.analyzers.variance:Variance",
     "mean_key": "tl_posgen.analyzers.mean_key:MeanKey",
+    "planes": "tl_posgen.analyzers.planes:Planes",
+    "residual": "tl_posgen.analyzers.residual:Residual",
+    "across_prompts": "tl_posgen.analyzers.across_prompts:AcrossPrompts",
     "slash": "tl_posgen.analyzers.slash:Slash",
+    "slash_planes": "tl_posgen.analyzers.slash_planes:SlashPlanes",
 }
 GROUP = "tl_posgen.analyzers"  # entry point group that another package registers its analyzers under
 

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.origin import origin_of
+from tl_posgen.models.probe import Probed, probe
 
 
 def model_label(model: Any) -> str:
@@ -21,6 +22,12 @@ def model_label(model: Any) -> str:
 
 def null_label(seed: int) -> str:
     return f"random init (seed {seed})"
+
+
+def encoding_of(model: Any) -> str:
+    """How the layers know positions: "rotary", "alibi", "absolute", "none"; several joined by ", ", "" if unknown."""
+    found = [layer.geometry.encoding for layer in probe(model) if isinstance(layer, Probed)]
+    return ", ".join(dict.fromkeys(found))
 
 
 def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " _"]], null_seed: int | None) -> dict[str, Any]:
@@ -34,6 +41,7 @@ def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " _"]], null_seed: in
         "backend": origin.backend,
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "initialisation": origin.initialisation,
+        "encoding": encoding_of(model),
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest(),

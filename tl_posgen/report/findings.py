@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from importlib import import_module, util
 from types import ModuleType
 
+from tl_posgen.report.encodings import carries_over, note
 from tl_posgen.results import Result
 
 
 def findings(results: Mapping[str, Result]) -> list[str]:
-    """One sentence or more per result that has words of its own, in the order of the results."""
+    """One sentence or more per result that has words of its own, and what its model's encoding makes of it."""
     sentences = []
     for name, result in results.items():
         found = getattr(words_of(name), "found", None)
-        sentences += found(result) if found else []
+        if found and carries_over(result):
+            sentences += found(result)
+        if said := note(result):
+            sentences.append(said)
     return sentences
 
 

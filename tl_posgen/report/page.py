@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.report.encodings import note
 from tl_posgen.report.findings import findings, heading
 from tl_posgen.report.summary import short_table
 from tl_posgen.results import Result
@@ -36,7 +37,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     title, question = heading(result.name)
     module = f"tl_posgen.views.{result.name}"
     view = import_module(module if util.find_spec(module) else "tl_posgen.views.head_map")
-    section: dict[str, Any] = {"id": result.name, "title": title, "question": question}
+    section: dict[str, Any] = {"id": result.name, "title": title, "question": question, "note": note(result)}
     section["figures"] = [_figure(result, kind) for kind in _kinds(view, result)]
     labels = view.examples(result.dataset) if hasattr(view, "examples") else []
     section["views"] = [_token_view(result, index, label, scripts) for index, label in enumerate(labels)]
@@ -48,7 +49,8 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
 
 
 def _table(frame: pd.DataFrame) -> Markup:
-    return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
+    with pd.option_context("display.max_colwidth", None):
+        return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
 
 
 def _kinds(view: Any, result: Result) -> tuple[str, ...]:

@@ -15,6 +15,9 @@ HEADLINES: dict[str, dict[str, str]] = {
     "three_axis": {"r": "three_axis_r", "r_no_first": "three_axis_r_no_first", "r_visible": "three_axis_r_visible"},
     "mean_key": {"mean_key_r": "mean_key_r"},
     "variance": {share: share for share in SHARES},
+    "planes": {"score_sum": "plane_score_sum", "additive": "plane_additive"},
+    "residual": {"share": "residual_share", "std": "residual_std"},
+    "slash": {"best_score": "slash_score", "best_distance": "slash_distance", "previous_token": "slash_previous_token"},
 }
 
 
