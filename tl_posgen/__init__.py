@@ -10,6 +10,7 @@ _HOME = {
     "analyze": "analysis",
     "attach": "analysis",
     "analyze_cache": "analysis",
+    "judge_claims": "claims.run",
     "Report": "report",
     "Result": "results",
     "load": "results",
@@ -19,17 +20,25 @@ _HOME = {
     "ThreeAxis": "analyzers.three_axis",
     "Variance": "analyzers.variance",
     "MeanKey": "analyzers.mean_key",
+    "Planes": "analyzers.planes",
+    "Residual": "analyzers.residual",
+    "AcrossPrompts": "analyzers.across_prompts",
     "Slash": "analyzers.slash",
+    "SlashPlanes": "analyzers.slash_planes",
     "find_slash_heads": "experiments.slash",
     "PosgenError": "errors",
 }
 __version__ = "0.1.0"
 __all__ = [
+    "AcrossPrompts",
     "MeanKey",
+    "Planes",
     "PosgenError",
     "Report",
+    "Residual",
     "Result",
     "Slash",
+    "SlashPlanes",
     "ThreeAxis",
     "Variance",
     "__version__",
@@ -38,6 +47,7 @@ __all__ = [
     "attach",
     "check",
     "find_slash_heads",
+    "judge_claims",
     "load",
     "load_model",
     "random_like",
@@ -45,10 +55,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tl_posgen.analysis import analyze, analyze_cache, attach
+    from tl_posgen.analyzers.across_prompts import AcrossPrompts
     from tl_posgen.analyzers.mean_key import MeanKey
+    from tl_posgen.analyzers.planes import Planes
+    from tl_posgen.analyzers.residual import Residual
     from tl_posgen.analyzers.slash import Slash
+    from tl_posgen.analyzers.slash_planes import SlashPlanes
     from tl_posgen.analyzers.three_axis import ThreeAxis
     from tl_posgen.analyzers.variance import Variance
+    from tl_posgen.claims.run import judge_claims
     from tl_posgen.errors import PosgenError
     from tl_posgen.experiments.slash import find_slash_heads
     from tl_posgen.models.load import load_model

@@ -1,28 +1,36 @@
-"""The coupling experiment on a trained model, its null, tiny random models, and against scores."""
+"""The coupling experiment on a trained model, its null, and tiny random models."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from families import VOCAB, save_family
 
 from tl_posgen.errors import InputError
-from tl_posgen.experiments.coupling import coupling, headline
-from tl_posgen.experiments.coupling_scores import coupling_scores, headlines, width_alone
+from tl_posgen.experiments.coupling import HEADLINES, coupling, headline
+from tl_posgen.experiments.loss import prompts_of_one_length
 from tl_posgen.maths.trajectories import expodistance, line_shape_score
 from tl_posgen.models.jacobians import residual_jacobians, residual_streams
 from tl_posgen.models.load import load_model
 from tl_posgen.models.random_like import random_like
-from tl_posgen.models.tokens import read_text, to_prompts
+from tl_posgen.models.tokens import bundled_text, read_text
 from tl_posgen.results import load
+
+WHOLE = {"length": None, "n_prompts": None, "null_seed": None, "progress": False}
 
 
 @pytest.fixture(scope="module")
 def stories(shared):
-    """(model, its null with seed 0, the first 64 tokens of TinyStories)."""
+    """(model, coupling at the last of the first 64 tokens of TinyStories, beside the null of seed 0)."""
     model = load_model(shared / "models" / "stories260K", backend="bridge")
     text = read_text(shared / "text" / "tinystories.txt")
-    return model, random_like(model, 0), torch.stack(to_prompts(model, text, length=64, n_prompts=1))
+    return model, coupling(model, text, length=64, n_prompts=1, progress=False)
+
+
+def require_hooked():
+    try:
+        from transformer_lens import HookedTransformer  # noqa: F401
+    except ImportError:
+        pytest.skip("this TransformerLens has no HookedTransformer")
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +45,48 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def result(tiny, prompts):
-    return coupling(tiny, prompts, k=(2, 5), tokens=[4, -1], token_wise=True, progress=False)
+    return coupling(tiny, prompts, k=(2, 5), tokens=[4, -1], token_wise=True, **WHOLE)
 
 
 def test_stories260k_has_the_reference_coupling_beside_its_random_init(stories):
-    model, null, prompts = stories
-    found = coupling(model, prompts, null_model=null, progress=False)
+    _, found = stories
     assert found.dataset.mean_coupling.item() == pytest.approx(0.058, abs=0.0015)
     assert found.null.mean_coupling.item() == pytest.approx(0.028, abs=0.0015)
     assert found.dataset.mean_chance.item() == pytest.approx(found.null.mean_coupling.item(), abs=0.01)
+    assert found.null.attrs["model"] == "random init (seed 0)"
 
 
-def test_stories260k_has_the_reference_straightness_and_growth_up_to_the_last_block(stories):
-    """The reference values leave the last block's output out; with it they are 1.70, 2.14, .20 and .91."""
-    model, null, prompts = stories
-    trained, random = (residual_streams(m, prompts[0])[:, -1] for m in (model, null))
-    measured = [float(m(x[:-1])) for x in (trained, random) for m in (line_shape_score, expodistance)]
-    assert measured == pytest.approx([1.65, 0.21, 1.81, 0.76], abs=0.005)
-    whole = [float(m(x)) for x in (trained, random) for m in (line_shape_score, expodistance)]
+def test_straightness_and_growth_go_to_the_last_block_and_without_it_have_the_reference_values(stories, shared):
+    """The reference values 1.65, .21 and 1.81, .76 leave the last block's output out."""
+    model, found = stories
+    names = ("line_shape_score", "expodistance")
+    whole = [data[name].sel(prompt=0, position=63).item() for data in (found.dataset, found.null) for name in names]
     assert whole == pytest.approx([1.70, 0.20, 2.14, 0.91], abs=0.005)
+    tokens = prompts_of_one_length(model, read_text(shared / "text" / "tinystories.txt"), 64, 1)[0]
+    trained, random = (residual_streams(m, tokens)[:-1, -1] for m in (model, random_like(model, 0)))
+    measured = [float(m(x)) for x in (trained, random) for m in (line_shape_score, expodistance)]
+    assert measured == pytest.approx([1.65, 0.21, 1.81, 0.76], abs=0.005)
+
+
+def test_a_hooked_model_and_a_bridge_have_the_same_coupling():
+    require_hooked()
+    hooked, bridge = (
+        coupling(load_model("mini", backend=backend), bundled_text(), length=32, n_prompts=1, progress=False)
+        for backend in ("hooked", "bridge")
+    )
+    for one, other in ((hooked.dataset, bridge.dataset), (hooked.null, bridge.null)):
+        for name in ("coupling", "coupling_swapped", "line_shape_score", "linearisation"):
+            np.testing.assert_allclose(one[name], other[name], atol=2e-3, err_msg=name)
+
+
+def test_a_text_is_cut_into_prompts_and_a_null_is_built_unless_declined(tiny):
+    found = coupling(tiny, "once there was a cat " * 20, length=12, n_prompts=2, k=[2], progress=False)
+    assert found.dataset.sizes["prompt"] == found.null.sizes["prompt"] == 2
+    assert found.provenance["null_seed"] == 0
 
 
 def test_the_map_is_the_formula_on_dense_jacobians(tiny, prompts):
-    found = coupling(tiny, prompts[:1], k=(3,), progress=False).dataset.coupling.sel(k=3).values
+    found = coupling(tiny, prompts[:1], k=(3,), **WHOLE).dataset.coupling.sel(k=3).values
     first, second = (j.dense() for j in residual_jacobians(tiny, prompts[0], -1))
     u, _, vh = torch.linalg.svd(second)
     values = torch.linalg.svdvals(first)[:3]
@@ -70,17 +97,22 @@ def test_the_map_is_the_formula_on_dense_jacobians(tiny, prompts):
 
 
 def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
-    free, dense = (coupling(tiny, prompts[:1], k=(4,), dense_up_to=size, progress=False) for size in (0, 64))
+    free, dense = (coupling(tiny, prompts[:1], k=(4,), dense_up_to=size, **WHOLE) for size in (0, 64))
     np.testing.assert_allclose(free.dataset.coupling, dense.dataset.coupling, atol=1e-3)
     np.testing.assert_allclose(free.dataset.chance, dense.dataset.chance, atol=1e-5)
     assert free.dataset.triplet_residual.max() < 1e-4
 
 
-def test_intervals_hold_the_means_and_need_two_prompts(tiny, prompts, result):
+@pytest.mark.parametrize("name", HEADLINES)
+def test_every_headline_has_an_interval_that_holds_it(result, name):
+    low, mean, high = (result.dataset[f"mean_{name}{end}"] for end in ("_low", "", "_high"))
+    assert ((low <= mean) & (mean <= high)).all()
+
+
+def test_intervals_need_two_prompts(tiny, prompts, result):
     data = result.dataset
-    assert ((data.mean_coupling_low <= data.mean_coupling) & (data.mean_coupling <= data.mean_coupling_high)).all()
     assert (data.chance_low < data.chance_high).all()
-    assert coupling(tiny, prompts[:1], k=(2,), progress=False).dataset.mean_coupling_low.isnull().all()
+    assert coupling(tiny, prompts[:1], k=(2,), **WHOLE).dataset.mean_coupling_low.isnull().all()
 
 
 def test_tokens_are_coupled_in_three_ways_and_agree_where_the_pairs_coincide(result):
@@ -102,7 +134,7 @@ def test_linearisation_is_the_product_of_all_blocks(tiny, prompts, result):
 
 
 def test_a_subset_of_layers_is_labelled_with_their_numbers(tiny, prompts):
-    data = coupling(tiny, prompts[:1], layers=[1], k=(2,), progress=False).dataset
+    data = coupling(tiny, prompts[:1], layers=[1], k=(2,), **WHOLE).dataset
     assert data.layer.values.tolist() == [1]
     assert "linearisation" not in data
     assert data.mean_coupling.isnull().all()
@@ -120,6 +152,24 @@ def test_the_first_token_is_not_in_the_picture(result):
     assert data.sel(position=slice(1, None)).notnull().all()
 
 
+def test_the_growth_line_is_fitted_to_the_mean_log_norm(result):
+    line, curve = result.dataset.log_norm_line, result.dataset.log_norm
+    expected = np.polyval(np.polyfit(curve.state, curve.sel(prompt=0), 1), curve.state)
+    np.testing.assert_allclose(line.sel(prompt=0), expected)
+
+
+def test_the_headline_is_the_mean_over_pairs_and_prompts(result):
+    square = result.dataset.coupling.sel(k=5).values
+    assert headline(result.dataset, 5)["coupling"] == pytest.approx(square[~np.eye(2, dtype=bool)].mean())
+
+
+def test_centred_weights_are_refused_with_the_way_to_load(tmp_path, prompts):
+    model = load_model(save_family("gpt2", tmp_path), backend="bridge")
+    model.enable_compatibility_mode()
+    with pytest.raises(InputError, match="center_writing_weights=False"):
+        coupling(model, prompts, k=(2,), **WHOLE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -132,62 +182,4 @@ def test_the_first_token_is_not_in_the_picture(result):
 )
 def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, arguments, message):
     with pytest.raises(InputError, match=message):
-        coupling(tiny, prompts, progress=False, **{"k": (2,), **arguments})
-
-
-def scores_and_measures(n=12, seed=0):
-    """Width drives both columns; nothing else connects them."""
-    rng = np.random.default_rng(seed)
-    width = 2.0 ** rng.integers(6, 13, n)
-    names = [f"model-{i}" for i in range(n)]
-    measure = 1 - width**-0.5 + 0.003 * rng.normal(size=n)
-    score = np.log(width) + 0.1 * rng.normal(size=n)
-    measured = pd.DataFrame(
-        {"model": names, "coupling_10": measure, "d_model": width, "parameters": width**2 * rng.uniform(1, 9, n)}
-    )
-    return measured, pd.DataFrame({"model": names, "score": score})
-
-
-def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(tmp_path):
-    measured, scores = scores_and_measures(n=40)
-    scores.to_csv(tmp_path / "scores.csv", index=False)
-    data = coupling_scores(measured, tmp_path / "scores.csv", measure="coupling_10").dataset
-    assert data.r > 0.7
-    assert abs(data.partial_r) < abs(data.r) / 2
-    assert data.r2.item() == pytest.approx(data.r.item() ** 2)
-
-
-def test_models_without_a_score_are_left_out():
-    measured, scores = scores_and_measures()
-    data = coupling_scores(measured, scores[3:], measure="coupling_10").dataset
-    assert data.model.values.tolist() == scores["model"][3:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda m, s: (m, s.rename(columns={"score": "points"})), "the score table has no column score"),
-        (lambda m, s: (m.drop(columns="d_model"), s), "the measured table has no column d_model"),
-        (lambda m, s: (m, pd.concat([s, s[:1]])), "names model-0 twice"),
-        (lambda m, s: (m[:5], s), "5 models have both"),
-        (lambda m, s: (m, s.assign(score=["?", *s["score"][1:]])), "the score of model-0 is not a number"),
-        (lambda m, s: (m, "nowhere.csv"), "no such file"),
-    ],
-)
-def test_bad_score_tables_are_refused(spoil, message):
-    with pytest.raises(InputError, match=message):
-        coupling_scores(*spoil(*scores_and_measures()), measure="coupling_10")
-
-
-def test_headlines_carry_what_the_partial_correlation_needs(result):
-    table = headlines({"tiny": result})
-    assert {"model", "d_model", "parameters", "coupling_5", "expodistance"} <= set(table)
-    assert table.loc[0, "coupling_5"] == headline(result.dataset)["coupling_5"]
-
-
-def test_random_jacobians_alone_make_the_trace_version_rise_with_width():
-    found = width_alone([64, 128, 256], members=2).coupling
-    trace, frobenius = found.sel(norm="trace").values, found.sel(norm="frobenius").values
-    assert np.corrcoef(trace, np.array([64, 128, 256]) ** -0.5)[0, 1] ** 2 > 0.99
-    np.testing.assert_allclose(trace, 1 - (np.array([64, 128, 256]) / 8) ** -0.5, atol=0.03)
-    assert np.abs(frobenius).max() < 0.06
+        coupling(tiny, prompts, **WHOLE, **{"k": (2,), **arguments})

@@ -8,9 +8,10 @@ from transformer_lens.head_detector import detect_head
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.experiments.slash import ABLATIONS, random_prompts, slash_transfer
-from tl_posgen.models.random_like import random_like
+from tl_posgen.experiments.slash import ABLATIONS, WITHOUT_ROPE, random_prompts, slash_transfer
+from tl_posgen.models.hooks import run_capture
 from tl_posgen.models.tokens import bundled_text, to_prompts
+from tl_posgen.report.words.slash_transfer import found, table
 
 OPTIONS = {"length": 64, "n_prompts": 2, "progress": False}
 
@@ -121,12 +122,53 @@ def test_no_ablation_is_the_model_and_means_without_rope_are_uniform(result):
     np.testing.assert_allclose(data.ablated_means_no_rope, data.baseline_score, atol=1e-5)
 
 
-def test_without_rotary_planes_taking_rope_away_changes_nothing(shared):
-    model = random_like(tl_posgen.load_model(str(shared / "models" / "atome_vanilla_1m")), 0)
-    tokens = torch.arange(40)[None] + 5
-    data = slash_transfer(model, tokens, null_seed=None, progress=False).dataset
-    for kind in ("no_rope", "drop_high"):
-        np.testing.assert_allclose(data.score_ablated.sel(ablation=kind), data.score.sel(source="natural"), atol=1e-5)
+@pytest.fixture(scope="module")
+def absolute(shared):
+    return tl_posgen.load_model(str(shared / "models" / "atome_vanilla_1m"))
+
+
+def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(absolute):
+    result = slash_transfer(absolute, torch.arange(40)[None] + 60, null_seed=None, progress=False)
+    assert result.dataset.ablation.values.tolist() == list(WITHOUT_ROPE)
+    assert result.dataset.attrs["left_out"].split(", ")[0] == "no_rope"
+    assert "no_rope, means_no_rope" in found(result)[-1]
+
+
+def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(absolute, text):
+    data = slash_transfer(absolute, text, length=96, n_prompts=1, null_seed=None, progress=False).dataset
+    layer, head = data["natural"].to_series().idxmax()
+    strongest = data.sel(layer=layer, head=head)
+    assert float(strongest.natural) > 0.3
+    assert float(strongest.ablated_means) == pytest.approx(float(strongest.baseline_score), abs=1e-4)
+
+
+def test_without_rotary_planes_asking_for_an_ablation_of_rope_is_refused(absolute):
+    with pytest.raises(InputError, match="no layer of this model has rotary planes"):
+        slash_transfer(absolute, torch.arange(40)[None] + 60, ablations=["no_rope"], progress=False)
+
+
+def test_examples_are_the_patterns_of_the_strongest_heads_on_both_texts(mini, result):
+    data = result.dataset
+    place = tuple(map(int, data["natural"].to_series().idxmax()))
+    assert (int(data.example_layer[0]), int(data.example_head[0])) == place
+    tokens = to_prompts(mini, bundled_text(), length=64, n_prompts=1)
+    for source, prompt in {"natural": tokens[0], "random": random_prompts(tokens, mini.cfg.d_vocab, 0)[0]}.items():
+        kept = []
+        run_capture(mini, prompt[None], kept.append, frozenset({"pattern"}), layers=[place[0]])
+        expected = kept[0].pattern[place[1]]
+        np.testing.assert_allclose(data.pattern.sel(source=source).isel(example=0), expected, atol=1e-6)
+
+
+def test_the_short_table_has_a_row_a_distance(result):
+    short = table(result.dataset)
+    assert short.shape == (5, 8)
+    np.testing.assert_array_equal(short["r"], result.dataset.pearson.sel(variant="all"))
+
+
+def test_the_words_name_the_distance_and_the_null(result):
+    first = found(result)[0]
+    assert f"At D = {int(result.dataset.n_natural.sel(variant='all').argmax('at'))} " in first
+    assert f"random init {float(result.null.pearson.sel(variant='all', at=1)):.3f}" in first
 
 
 def test_it_comes_back_from_disk_with_a_row_a_head(result, tmp_path):

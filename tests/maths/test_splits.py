@@ -10,12 +10,14 @@ from tl_posgen.maths.dummy_distance import scores_at_positions
 from tl_posgen.maths.rope import Rope, inverse_frequencies, rotate
 from tl_posgen.maths.splits import (
     DistanceLaw,
+    Turn,
     add_residual,
     attention_kl,
     attention_profile,
     below_quantile,
     constant_scores,
     point_mass,
+    positional_profile,
     running_mean_key,
     split_scores,
     three_axis_scores,
@@ -105,6 +107,30 @@ def test_no_other_split_is_closer_over_the_full_product(head):
     f = scores_over_distances(q, mean, rope, law.distances.tolist())
     g = split_scores(q, k, rope, SCALE, law).meaning[:, None]
     torch.testing.assert_close(f + g, best)
+
+
+def test_a_turn_taken_from_a_law_splits_as_the_law(rope, head):
+    q, k = head
+    law = triangle(torch.tensor([2.0, 5.0]))
+    turn = Turn(torch.view_as_real(law.mean_turn(rope, D_HEAD)))
+    split, expected = (split_scores(q, k, rope, SCALE, either) for either in (turn, law))
+    torch.testing.assert_close(split.scores, expected.scores)
+
+
+def test_a_positional_profile_is_the_softmax_of_the_position_part(rope, head):
+    q, k = head
+    law = positional_profile(q, k, rope, SCALE)
+    f = scores_over_distances(q, k.mean(1, keepdim=True), rope, range(N))[..., 0]
+    torch.testing.assert_close(law.weights, f.softmax(1).mT)
+
+
+def test_a_law_per_query_equals_one_split_per_query(rope, head):
+    q, k = head
+    law = positional_profile(q, k, rope, SCALE)
+    found = split_scores(q, k, rope, SCALE, law)
+    for i in range(N):
+        own = DistanceLaw(law.distances, law.weights[:, i])
+        torch.testing.assert_close(found.meaning[:, i], split_scores(q, k, rope, SCALE, own).meaning[:, i])
 
 
 def test_constant_keys_leave_no_meaning(rope, head):

@@ -5,6 +5,7 @@ import torch
 from families import VOCAB, save_family
 
 from tl_posgen.errors import InputError
+from tl_posgen.models import jacobians
 from tl_posgen.models.jacobians import residual_jacobians, residual_streams
 from tl_posgen.models.load import load_model
 
@@ -145,6 +146,39 @@ def test_reading_the_context_in_pieces_changes_nothing(family, tokens, monkeypat
     whole = residual_jacobians(model, tokens, -1)[1].dense()
     monkeypatch.setattr("tl_posgen.models.jacobians._SCORES_AT_ONCE", 5 * len(tokens))
     assert difference(residual_jacobians(model, tokens, -1)[1].dense(), whole) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_streams_read_in_pieces_are_those_of_one_pass(family, tokens, monkeypatch, name, backend):
+    model = family(name, backend)
+    whole = residual_streams(model, tokens)
+    monkeypatch.setattr("tl_posgen.models.jacobians._SCORES_AT_ONCE", 5 * len(tokens))
+    assert difference(residual_streams(model, tokens), whole) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_matrices_built_layer_by_layer_are_the_same_and_hold_no_graph(family, tokens, backend):
+    model = family("llama", backend)
+    early = residual_jacobians(model, tokens, -1, dense_up_to=32)
+    late = residual_jacobians(model, tokens, -1)
+    for one, other in zip(early, late, strict=True):
+        assert one._output.grad_fn is None
+        assert difference(one.dense(), other.dense()) < 1e-12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_of_a_layer_are_let_go_once_it_has_run(family, tokens, monkeypatch, backend):
+    model, kept = family("llama", backend), []
+    make = jacobians._empty_cache
+    monkeypatch.setattr(jacobians, "_empty_cache", lambda model: kept.append(make(model)) or kept[-1])
+    residual_jacobians(model, tokens, -1)
+    held = [
+        getattr(entry, name).numel()
+        for entry in (kept[0].layers if backend == "bridge" else kept[0].entries)
+        for name in (("keys", "values") if backend == "bridge" else ("past_keys", "past_values"))
+    ]
+    assert held == [0] * 4
 
 
 def test_tokens_after_the_target_do_not_matter(family, tokens):

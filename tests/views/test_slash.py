@@ -8,6 +8,8 @@ import tl_posgen
 from tl_posgen.experiments.slash import slash_transfer
 from tl_posgen.experiments.slash_toy import slash_toy
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.report.words.slash_toy import found, table
+from tl_posgen.views.slash_transfer import examples
 
 OPTIONS = {"length": 40, "n_prompts": 1, "progress": False}
 
@@ -72,13 +74,29 @@ def test_the_report_says_how_many_heads_are_dominant(report, tmp_path):
 
 
 def test_the_scatter_has_a_point_a_head(moved):
-    null, trained = moved.plot(kind="scatter").data[:2]
+    traces = moved.plot(kind="scatter").data
+    assert len(traces) == 2 * 5 * 3
+    trained, null = traces[3:5]
     assert len(null.x) == len(trained.x) == 16
-    np.testing.assert_array_equal(np.sort(trained.y), np.sort(moved.dataset["random"].values.flat))
+    np.testing.assert_array_equal(trained.y, moved.dataset["score"].sel(source="random", distance=1).values.flat)
+    np.testing.assert_array_equal(null.x, moved.null["score"].sel(source="natural", distance=1).values.flat)
+
+
+def test_the_scatter_titles_tell_the_correlation_and_the_null(moved):
+    r, of_null = (float(data.pearson.sel(variant="all", at=1)) for data in (moved.dataset, moved.null))
+    titles = [annotation.text for annotation in moved.plot(kind="scatter").layout.annotations]
+    assert titles[1].startswith(f"D = 1: r {r:.2f} (null {of_null:.2f})")
+
+
+def test_a_page_shows_a_head_on_text_beside_random_tokens(moved):
+    page = moved.show(example=1).local_src
+    assert '"text", "random"' in page
+    assert len(examples(moved.dataset)) == 3
+    assert f"layer {int(moved.dataset.example_layer[1])}, head" in examples(moved.dataset)[1]
 
 
 def test_ablation_bars_are_the_scores_of_the_strongest_heads(moved):
-    bars = [trace for trace in moved.plot(kind="ablations").data if trace.type == "bar"]
+    bars = [trace for trace in moved.plot(kind="ablations").data if trace.type == "bar" and trace.xaxis == "x"]
     assert [bar.name for bar in bars][:2] == ["as it is", "RoPE removed"]
     assert len(bars) == moved.dataset.sizes["ablation"]
     np.testing.assert_allclose(bars[0].y, np.sort(moved.dataset["natural"].values.flat)[::-1][:8], atol=1e-6)
@@ -111,3 +129,12 @@ def test_the_toy_profile_stands_beside_uniform_attention(toy):
     traces = toy.plot(kind="profile").data
     np.testing.assert_array_equal(traces[-1].y, toy.dataset["baseline"])
     np.testing.assert_array_equal(traces[0].y, toy.dataset["profile"].sel(features="trained", seed=0))
+
+
+def test_the_toy_is_told_with_its_spread_over_seeds(toy):
+    ends = toy.dataset["score_trained"]
+    assert f"to {float(ends.mean()):.3f} ± {float(ends.std(ddof=1)):.3f}" in found(toy)[0]
+
+
+def test_the_toy_table_has_a_row_a_seed(toy):
+    assert table(toy.dataset)["seed"].tolist() == [0, 1]

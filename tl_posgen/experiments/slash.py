@@ -28,12 +28,15 @@ from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import run_capture
 from tl_posgen.models.load import load_model
+from tl_posgen.models.probe import probe, supported
 from tl_posgen.models.random_like import random_like
-from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.results import Result
 
 SOURCES = ("natural", "random")
 ABLATIONS = ("none", "no_rope", "means", "means_no_rope", "rank_one", *(f"drop_{band}" for band in BANDS))
+WITHOUT_ROPE = ("none", "means", "rank_one")
+N_EXAMPLES, CROP = 3, 128
 PER_HEAD = ("score", "score_without_first", "first_token")
 SUFFIXES = {"all": "", "without_first": "_without_first"}
 
@@ -95,7 +98,7 @@ def slash_transfer(
     n_prompts: int | None = None,
     kappa: float = SHORT_KAPPA,
     distances: Sequence[int] = SHORT_DISTANCES,
-    ablations: Sequence[str] = ABLATIONS,
+    ablations: Sequence[str] | None = None,
     seed: int = 0,
     null_seed: int | None = 0,
     progress: bool = True,
@@ -107,11 +110,12 @@ def slash_transfer(
     softmax anew: "no_rope" turns nothing, "means" replaces q and k by their means over positions, "means_no_rope" does
     both and leaves uniform attention (but for ALiBi), "rank_one" truncates Q and K, "drop_high", "drop_medium" and
     "drop_low" set a third of the planes to zero. A slash that is only RoPE survives "means" and is lost in "no_rope".
+    A model without rotary planes (learned positions, ALiBi) has nothing to turn off: `WITHOUT_ROPE` is measured there.
 
     Args:
         prompts, length, n_prompts: as in `analyze`.
         kappa, distances: what makes a head slash-dominant, for the overlap of the sets.
-        ablations: any of `ABLATIONS`; "none" is always measured.
+        ablations: any of `ABLATIONS`; "none" is always measured; all that the model has planes for if left out.
         seed: of the random tokens. null_seed: of the randomly initialised model; None skips it.
 
     Returns:
@@ -119,10 +123,12 @@ def slash_transfer(
         (variant, at) `pearson`, `spearman`, `jaccard`, `n_natural`, `n_random` for each D of `distances`, with the
         first token ("all") and without its column; over (ablation, layer, head, distance) `score_ablated`. Per head, at
         its best distance on natural text (over D < N/2): `natural`, `random`, `*_without_first`, `baseline_score`, and
-        `ablated_<kind>`.
+        `ablated_<kind>`. Over (source, example, query, key) `pattern`, the first 128 tokens of the first prompt of each
+        source for the strongest heads; `.show(example=i)` draws it. `attrs["left_out"]`: ablations that mean nothing.
 
     Raises:
-        InputError: unusable prompts, kappa outside (0, 1], a distance that no prompt reaches, an unknown ablation.
+        InputError: unusable prompts, kappa outside (0, 1], a distance that no prompt reaches, an ablation that is
+            unknown or of planes that the model lacks.
 
     Source: that slash-dominant heads keep their scores on random tokens is claimed by Cheng et al. 2026 (arXiv
     2601.08297), whose prompts and thresholds are not known; the comparison and the ablations are ours.
@@ -136,17 +142,32 @@ def slash_transfer(
     """
     tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
     check_reach(tokens, kappa, distances)
-    if unknown := [kind for kind in ablations if kind not in ABLATIONS]:
-        raise InputError(f"ablation {unknown[0]!r}: choose from {', '.join(ABLATIONS)}")
-    kinds = ["none", *(kind for kind in ablations if kind != "none")]
+    kinds = usable_ablations(model, ablations)
     prompts_by_source = {"natural": tokens, "random": random_prompts(tokens, model.cfg.d_vocab, seed)}
     settings: dict[str, Any] = {"kappa": kappa, "distances": sorted(set(distances)), "kinds": kinds}
     dataset = transfer(model, prompts_by_source, **settings, label=model_label(model), progress=progress)
+    dataset = dataset.merge(examples_of(model, prompts_by_source, dataset), combine_attrs="override")
+    dataset.attrs["left_out"] = "" if ablations is not None else ", ".join(k for k in ABLATIONS if k not in kinds)
     null = None
     if null_seed is not None:
         null_model = random_like(model, null_seed)
         null = transfer(null_model, prompts_by_source, **settings, label=null_label(null_seed), progress=progress)
     return Result("slash_transfer", dataset, null, provenance_of(model, tokens, null_seed) | {"seed": seed})
+
+
+def usable_ablations(model: Model, ablations: Sequence[str] | None) -> list[str]:
+    """ "none" and the ablations asked for, or all that the model has planes for."""
+    rotary = any(supported(layer).geometry.rope.rotary_dim for layer in probe(model))
+    usable = ABLATIONS if rotary else WITHOUT_ROPE
+    for kind in ablations or ():
+        if kind not in ABLATIONS:
+            raise InputError(f"ablation {kind!r}: choose from {', '.join(ABLATIONS)}")
+        if kind not in usable:
+            raise InputError(
+                f"ablation {kind!r}: no layer of this model has rotary planes, so it would change nothing; "
+                f"choose from {', '.join(usable)}"
+            )
+    return ["none", *(kind for kind in (usable if ablations is None else ablations) if kind != "none")]
 
 
 def random_prompts(tokens: Sequence[Int[Tensor, " _"]], n_vocabulary: int, seed: int) -> list[Int[Tensor, " _"]]:
@@ -182,6 +203,30 @@ def transfer(
     at_best["baseline_score"] = dataset["baseline"].sel(distance=place, drop=True)
     dataset = dataset.assign({"best_distance": place, "score_ablated": ablated, **at_best})
     return dataset.merge(agreements(dataset, kappa, distances)).assign_attrs(model=label, kappa=kappa)
+
+
+def examples_of(model: Model, prompts: Mapping[str, Sequence[Int[Tensor, " _"]]], dataset: xr.Dataset) -> xr.Dataset:
+    """Patterns of the strongest heads on the first prompt of each source, cropped, with the tokens they are over."""
+    strongest = dataset["natural"].to_series().nlargest(N_EXAMPLES).index.to_list()
+    picks = [(int(layer), int(head)) for layer, head in strongest]
+    maps: dict[tuple[str, int, int], np.ndarray] = {}
+    tokens = []
+    for source, of_source in prompts.items():
+
+        def take(capture: LayerCapture, source: str = source) -> None:
+            assert capture.pattern is not None
+            for layer, head in picks:
+                if layer == capture.layer:
+                    maps[source, layer, head] = capture.pattern[head, :CROP, :CROP].float().cpu().numpy()
+
+        layers = sorted({layer for layer, _ in picks})
+        run_capture(model, of_source[0][None], take, needs=frozenset({"pattern"}), layers=layers)
+        tokens.append(token_strings(model, of_source[0][:CROP]))
+    layers, heads = zip(*picks, strict=True)
+    patterns = np.stack([[maps[source, layer, head] for layer, head in picks] for source in prompts])
+    data: dict[str, Any] = {"pattern": (("source", "example", "query", "key"), patterns)}
+    data |= {"token": (("source", "key"), np.array(tokens, dtype=object))}
+    return xr.Dataset(data | {"example_layer": ("example", list(layers)), "example_head": ("example", list(heads))})
 
 
 def agreements(dataset: xr.Dataset, kappa: float, distances: Sequence[int]) -> xr.Dataset:

@@ -1,6 +1,6 @@
 """Frequency bands of RoPE dropped, frozen or kept alone in a running model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,16 +9,19 @@ from torch import Tensor
 from tl_posgen.errors import InputError
 from tl_posgen.interventions.scores import HookList, replace_scores
 from tl_posgen.maths.bands import Ablation, ablate
+from tl_posgen.maths.rope import Rope
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.hooks import chosen
 from tl_posgen.models.probe import probe, supported
 
+Band = Bool[Tensor, " plane"] | Callable[[Rope], Tensor]
+
 
 def ablate_bands(
     model: Model,
     kind: Ablation | str,
-    band: Bool[Tensor, " plane"] | None = None,
+    band: Band | None = None,
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -26,8 +29,9 @@ def ablate_bands(
     """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `maths.bands.ablate`.
 
     Args:
-        kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope".
-        band: boolean per plane (`maths.bands.bands_by_thirds`), for the first three.
+        kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
+        band: boolean per plane (`maths.bands.bands_by_thirds`), for the first three; or a function from a layer's
+            `Rope` to one, where layers have frequencies of their own (Gemma 3).
 
     Raises:
         InputError: an unknown kind, no band or one of another length than a chosen layer has planes.
@@ -46,12 +50,18 @@ def ablate_bands(
         geometry = supported(found[layer]).geometry
         vectors = torch.ones(1, 2, geometry.d_head)
         try:
-            ablate(vectors, vectors, geometry.rope, kind, band)
+            ablate(vectors, vectors, geometry.rope, kind, band_of(band, geometry.rope))
         except InputError as error:
             raise InputError(f"layer {layer}: {error}") from error
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        q, k = ablate(capture.q, capture.k, capture.geometry.rope, kind, band)
+        rope = capture.geometry.rope
+        q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
         return scores_from(q, k, capture.geometry, capture.heads)
 
     return replace_scores(model, scores_of, layers, heads)
+
+
+def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
+    """The band as a mask over the planes of one layer."""
+    return band(rope) if callable(band) and not isinstance(band, Tensor) else band

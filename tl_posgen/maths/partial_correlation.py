@@ -67,19 +67,36 @@ def partial_correlation(
     n, c = controls.shape
     if n < c + 4:
         raise ValueError(f"{n} rows with {c} controls; at least {c + 4} are needed")
-    columns = torch.cat([x[:, None], y[:, None], controls], dim=1).double()
-    if not columns.isfinite().all():
-        raise ValueError("a value is NaN or infinite; leave such rows out")
-    centred = columns - columns.mean(dim=0)
-    spread = centred.norm(dim=0)
-    basis = torch.linalg.svd(centred[:, 2:] / spread[2:].clamp(min=1e-300), full_matrices=False)
-    kept = basis.U[:, basis.S > 1e-10]
-    rest = centred[:, :2] - kept @ (kept.mT @ centred[:, :2])
+    columns = torch.stack([x, y], dim=1).double()
+    spread = (columns - columns.mean(dim=0)).norm(dim=0)
+    rest = unexplained(columns, controls)
     left_x, left_y = rest.norm(dim=0).tolist()
-    defined = left_x > 1e-10 * spread[0] and left_y > 1e-10 * spread[1]
+    varied = spread > 1e-12 * columns.norm(dim=0)  # else what varies is rounding
+    defined = varied.all() and left_x > 1e-10 * spread[0] and left_y > 1e-10 * spread[1]
     r = max(-1.0, min(1.0, float(rest[:, 0] @ rest[:, 1]) / (left_x * left_y))) if defined else float("nan")
     z, half = torch.atanh(torch.tensor(r, dtype=torch.float64)), 1.96 / (n - c - 3) ** 0.5
     return Correlation(r, float(torch.tanh(z - half)), float(torch.tanh(z + half)), n, c)
+
+
+def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n control"]) -> Float[Tensor, "n column"]:
+    r"""What least squares on (1, C) leaves of each column, in float64; controls that repeat each other count once.
+
+    Raises:
+        ValueError: a value that is not finite.
+
+    Example:
+        >>> unexplained(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, 0)).flatten().tolist()
+        [-1.0, 0.0, 1.0]
+    """
+    columns, controls = columns.double(), controls.double()
+    if not (columns.isfinite().all() and controls.isfinite().all()):
+        raise ValueError("a value is NaN or infinite; leave such rows out")
+    centred, held = columns - columns.mean(dim=0), controls - controls.mean(dim=0)
+    # a constant control has nothing to explain; its rounding errors would
+    held = held[:, held.norm(dim=0) > 1e-10 * controls.norm(dim=0)]
+    basis = torch.linalg.svd(held / held.norm(dim=0), full_matrices=False)
+    kept = basis.U[:, basis.S > 1e-10]
+    return centred - kept @ (kept.mT @ centred)
 
 
 def regression_line(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Line:

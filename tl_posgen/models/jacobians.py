@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,9 +68,10 @@ class ResidualJacobian:
         return self._product(self._output, self._leaf, u) if self._matrix is None else self._matrix.mT @ u
 
     def dense(self) -> Float[Tensor, "d_model d_model"]:
-        """The matrix, row i for output coordinate i; built once from J' e_i, then kept."""
+        """The matrix, row i for output coordinate i; built once from J' e_i, then kept in place of the graph."""
         if self._matrix is None:
             self._matrix = self.rmatvec(torch.eye(self.d_model, device=self._leaf.device)).mT
+            self._leaf, self._output, self._adjoint = self._leaf.detach(), self._output.detach().clone(), None
         return self._matrix
 
     def triplets(self, k: int, dense_up_to: int = DENSE_UP_TO) -> SingularTriplets:
@@ -91,18 +93,24 @@ class ResidualJacobian:
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
     """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm).
 
+    Long prompts are read in pieces through the cache of keys and values, so no score matrix of the prompt is made.
+
     Raises:
         InputError: the model's weights were processed by centring, or its numbers are below float32 or not finite.
     """
-    n_layers, states = model.cfg.n_layers, []
+    names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
+    states: dict[str, list[Tensor]] = {name: [] for name in names}
 
-    def keep(x: Tensor, hook: Any) -> None:
-        states.append(x[0].detach())
+    def keep(x: Tensor, hook: Any, name: str) -> None:
+        states[name].append(x[0].detach())
 
-    names = ["blocks.0.hook_resid_pre", *(f"blocks.{layer}.hook_resid_post" for layer in range(n_layers))]
-    with torch.no_grad(), model.hooks(fwd_hooks=[(name, keep) for name in names]):
-        model(tokens[None].to(model.cfg.device), return_type=None)
-    streams = torch.stack(states)
+    tokens = tokens.to(model.cfg.device)
+    with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
+        if len(_pieces(tokens)) == 1:
+            model(tokens[None], return_type=None)
+        else:
+            _read(model, tokens, _empty_cache(model))
+    streams = torch.stack([torch.cat(pieces) for pieces in states.values()])
     _check_streams(streams)
     return streams
 
@@ -116,6 +124,7 @@ def residual_jacobians(
     *,
     streams: Float[Tensor, "state pos d_model"] | None = None,
     linearise: bool = True,
+    dense_up_to: int = 0,
 ) -> list[ResidualJacobian]:
     r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the tokens source .. target.
 
@@ -131,6 +140,11 @@ def residual_jacobians(
         streams: `residual_streams` of the same tokens if they are at hand, else they are computed. The pass with
             cached keys and values must reproduce them.
         linearise: False takes every product through the attention over the whole context.
+        dense_up_to: d_model up to which each layer's matrix is built as soon as the layer has run, and its graph let
+            go: memory of one layer's graph instead of all.
+
+    What grows with the prompt: keys and values of the layers still to come (2 d_key floats a token and layer), those
+    of the layer at work and their gradients. The scores do not, as the context is read in pieces.
 
     Raises:
         InputError: a layer or token that does not exist, source after target, centred weights, fused attention
@@ -143,8 +157,10 @@ def residual_jacobians(
     jacobians: dict[int, ResidualJacobian] = {}
     hooks = []
     for layer in layers:
-        hooks += _layer_hooks(model, layer, source, target, jacobians, linearise)
-    cache = _context(model, tokens[:source])
+        hooks += _layer_hooks(model, layer, source, target, jacobians, linearise, dense_up_to)
+    cache = _empty_cache(model)
+    _read(model, tokens[:source], cache)
+    hooks += _forgetting_hooks(model, cache)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
         _forward(model, tokens[source : target + 1], cache)
     for layer, jacobian in jacobians.items():
@@ -153,7 +169,13 @@ def residual_jacobians(
 
 
 def _layer_hooks(
-    model: Model, layer: int, source: int, target: int, found: dict[int, ResidualJacobian], linearise: bool
+    model: Model,
+    layer: int,
+    source: int,
+    target: int,
+    found: dict[int, ResidualJacobian],
+    linearise: bool,
+    dense_up_to: int,
 ) -> list[tuple[str, Any]]:
     """Hooks that cut the graph before the block, give x_source a leaf of its own, and keep the block's last output."""
     attention = LinearisedAttention(layer)
@@ -166,25 +188,50 @@ def _layer_hooks(
         assert attention.leaf is not None
         touched = target - source + 1 if attention.active else target + 1
         found[layer] = ResidualJacobian(layer, source, target, touched, attention.leaf, x[0, -1])
+        if model.cfg.d_model <= dense_up_to:
+            found[layer].dense()
+            attention.leaf = None
 
     inside = attention.hooks(model.hook_dict) if linearise else []
     return [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
 
 
-def _context(model: Model, tokens: Tensor) -> Any:
-    """Keys and values of the tokens, read in pieces so that the scores take the same memory for every length."""
+def _pieces(tokens: Tensor) -> Sequence[Tensor]:
+    """Runs of tokens whose scores with the whole prompt take the same memory for every length."""
+    return tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ()
+
+
+def _empty_cache(model: Model) -> Any:
     if backend_of(model) == "bridge":
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=model.original_model.config)
-    else:
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+        return DynamicCache(config=model.original_model.config)
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
-        cache = TransformerLensKeyValueCache.init_cache(model.cfg, model.cfg.device, 1)
+    return TransformerLensKeyValueCache.init_cache(model.cfg, model.cfg.device, 1)
+
+
+def _read(model: Model, tokens: Tensor, cache: Any) -> None:
+    """Fill the cache with the keys and values of the tokens, piece by piece."""
     with torch.no_grad():
-        for piece in tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ():
+        for piece in _pieces(tokens):
             _forward(model, piece, cache)
-    return cache
+
+
+def _forgetting_hooks(model: Model, cache: Any) -> list[tuple[str, Any]]:
+    """Hooks that let go of every layer's cached keys and values once the layer has used them."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    if getattr(config, "num_kv_shared_layers", 0):  # later layers will read them again
+        return []
+
+    def forget(x: Tensor, hook: Any, layer: int) -> None:
+        entry = (cache.layers if hasattr(cache, "layers") else cache.entries)[layer]
+        for name in ("keys", "values", "past_keys", "past_values"):
+            if isinstance(getattr(entry, name, None), Tensor):
+                setattr(entry, name, getattr(entry, name)[:0].clone())
+
+    layers = range(model.cfg.n_layers)
+    return [(f"blocks.{layer}.hook_resid_post", partial(forget, layer=layer)) for layer in layers]
 
 
 def _forward(model: Model, tokens: Tensor, cache: Any) -> None:

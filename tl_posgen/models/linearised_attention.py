@@ -65,6 +65,7 @@ class LinearisedAttention:
         def replace(z: Tensor, hook: Any) -> Tensor:
             assert self.leaf is not None
             linear = _linear_core(z, **seen, leaf=self.leaf) if len(seen) == 3 else None
+            seen.clear()
             self.active = linear is not None
             return z if linear is None else linear
 

@@ -37,7 +37,9 @@ def random_like(model: Model, seed: int) -> Model:
     with quiet(), seeded(seed):
         if origin.directory is not None:
             config = read_config(origin.directory, origin.trust_remote_code)
-            tokenizer = load_tokenizer(origin.directory, origin.trust_remote_code)
+            # a training checkpoint may lack a tokenizer of its own
+            own = (origin.directory / "tokenizer_config.json").is_file()
+            tokenizer = load_tokenizer(origin.directory, origin.trust_remote_code) if own else model.tokenizer
             null, rule = from_hf_config(model, config, tokenizer, origin)
         elif origin.backend == "bridge":
             config = copy.deepcopy(model.original_model.config)
