@@ -53,5 +53,5 @@ class LayerGeometry:
 
     def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
         """Which key each of n queries sees: causal, and inside the window where there is one."""
-        distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)
-        return (distance >= 0) & (distance < (self.window or n))
+        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        return causal if self.window is None else causal.triu(1 - self.window)

@@ -188,7 +188,9 @@ def layer_capture(
 
     def of_heads(x: Tensor) -> Tensor:
         group = geometry.n_heads // len(x)  # 1 where keys are already one per query head
-        return at_least_float32(x[[head // group for head in heads]])
+        rows = [head // group for head in heads]
+        # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
+        return at_least_float32(x if rows == list(range(len(x))) else x[rows])
 
     capture = LayerCapture(geometry, heads, prompt, tokens, of_heads(parts["q"]), of_heads(parts["k"]))
     if "v" in needs:
@@ -216,13 +218,13 @@ def refuse_padding(probed: Probed, attn_scores: Float[Tensor, "batch query key"]
             f"layer {probed.geometry.layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use; "
             "capture a forward pass over the whole prompt instead"
         )
-    visible: Bool[Tensor, "batch query key"] = attn_scores != -torch.inf
-    if not visible.any(dim=1).all():
+    if (attn_scores.amax(1) == -torch.inf).any():
         raise InputError(
             f"layer {probed.geometry.layer}: some tokens are masked for every query, so the prompt is padded; "
             "run prompts of one length together, or each by itself"
         )
-    if (visible & ~probed.geometry.visible(n_keys, visible.device)).any():
+    visible: Bool[Tensor, "batch query key"] = attn_scores != -torch.inf
+    if (visible > probed.geometry.visible(n_keys, visible.device)).any():
         raise UnsupportedModelError(
             f"layer {probed.geometry.layer}: queries see keys that the causal mask, or the window that was probed "
             f"(window {probed.geometry.window}), should hide from them"
