@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from families import save_family
 
 from tl_posgen import load, load_model
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.dummy_distance import curve_under_intervention, dummy_distance
+from tl_posgen.interventions.dummy_distance import dummy_distance as intervention
 from tl_posgen.interventions.dummy_distance import seen_at
 from tl_posgen.models.hooks import run_capture
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.report.words import dummy_distance as words
 
 OPTIONS = {"length": 40, "n_prompts": 2, "progress": False}
 
@@ -48,6 +51,7 @@ def test_the_trained_model_needs_its_distances(result):
 
 def test_shares_and_correlations_are_in_range(result):
     for dataset in (result.dataset, result.null):
+        np.testing.assert_allclose(dataset.distance_share + dataset.key_share + dataset.interaction_share, 1)
         assert dataset.interaction_share.min() >= 0
         np.testing.assert_allclose(dataset.additive_r.max(), dataset.additive_r.max().clip(0, 1))
         assert abs(dataset.curve_r).max() <= 1 + 1e-9
@@ -60,7 +64,31 @@ def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
     assert load(result.save(tmp_path / "r.nc"))["dummy_distance"].dataset.equals(result.dataset)
 
 
-@pytest.mark.parametrize("wrong", [{"distances": (-1,)}, {"limits": (-2,)}, {"distances": ()}, {"length": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"distances": (-1,)}, {"limits": (-2,)}, {"distances": ()}, {"length": 1}, {"length": 9999}]
+)
 def test_bad_input_is_refused(mini, wrong):
     with pytest.raises(InputError):
         dummy_distance(mini, bundled_text(), **{**OPTIONS, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"heads": [4]}, {"layers": [-1]}, {"distance": torch.full((3, 3), -1)}])
+def test_what_does_not_exist_is_refused_before_work(mini, wrong):
+    with pytest.raises(InputError):
+        intervention(mini, **{"distance": 0, **wrong})
+
+
+def test_distances_beyond_fixed_frequencies_are_refused(tmp_path):
+    model = load_model(save_family("llama_dynamic", tmp_path), backend="bridge")
+    with pytest.raises(InputError, match=r"distance 500: .* below distance 128"):
+        intervention(model, 500)
+
+
+def test_words_say_whether_the_key_part_stays(result):
+    assert any("does not stay" in sentence and "random init" in sentence for sentence in words.found(result))
+
+
+def test_the_short_table_has_a_row_per_distance_and_limit(result):
+    table = words.table(result.dataset)
+    assert len(table) == 4
+    assert table.rise.iloc[-1] == pytest.approx(0, abs=1e-5)

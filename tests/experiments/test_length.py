@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from tl_posgen import load, load_model
-from tl_posgen.errors import InputError
-from tl_posgen.experiments.length import ARMS, length
-from tl_posgen.models.tokens import bundled_text
+from tl_posgen.errors import InputError, ModelError
+from tl_posgen.experiments.length import ARMS, entropy_and_normaliser, length
+from tl_posgen.maths import output_drift
+from tl_posgen.models.hooks import run_capture
+from tl_posgen.models.tokens import bundled_text, to_prompts
+from tl_posgen.report.words import length as words
 
 OPTIONS = {"inside": 16, "times": 3, "n_prompts": 2, "n_global": 2, "block": 4, "n_blocks": 1, "progress": False}
 
@@ -46,7 +49,7 @@ def test_the_reference_does_not_drift_from_itself(result):
 
 
 def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
-    for kind in ("loss", "drift", "entropy", "normaliser"):
+    for kind in ("loss", "drift", "attention"):
         assert "mini" in result.plot(kind=kind).layout.title.text
     assert len(result.frame()) == len(ARMS) * 3
     assert load(result.save(tmp_path / "r.nc"))["length"].dataset.equals(result.dataset)
@@ -58,3 +61,37 @@ def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
 def test_bad_input_is_refused(mini, wrong):
     with pytest.raises(InputError):
         length(mini, bundled_text(), **{**OPTIONS, **wrong})
+
+
+def test_entropy_and_normaliser_are_those_of_the_scores(mini):
+    captures = []
+    tokens = to_prompts(mini, bundled_text(), length=24, n_prompts=1)[0][None]
+    run_capture(mini, tokens, captures.append, frozenset({"attn_scores", "pattern"}), layers=[1])
+    scores, visible = captures[0].attn_scores, captures[0].geometry.visible(24)
+    for mine, reference in zip(
+        entropy_and_normaliser(scores, captures[0].pattern),
+        output_drift.entropy_and_normaliser(scores, visible),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, reference.mean(-1), atol=1e-5)
+
+
+def test_a_model_that_cannot_run_such_prompts_names_the_backend_that_can():
+    try:
+        hooked = load_model("mini", backend="hooked")
+    except ModelError as error:
+        pytest.skip(str(error))
+    with pytest.raises(InputError, match='backend="bridge"'):
+        length(hooked, bundled_text())
+
+
+def test_words_say_what_every_arm_does_beside_the_null(result):
+    said = words.found(result)
+    assert len(said) == len(ARMS) + 1
+    assert all("random init" in sentence for sentence in said)
+
+
+def test_the_short_table_has_a_row_per_arm_and_segment(result):
+    table = words.table(result.dataset)
+    assert table.shape == (len(ARMS) * 3, 8)
+    assert table.notnull().all(axis=None)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from families import save_family
 
 from tl_posgen import load, load_model
-from tl_posgen.errors import InputError
-from tl_posgen.experiments.perturbation import ARMS, perturb, perturbation, words_of
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.experiments.perturbation import ARMS, arms_for, disturbed, drawn, perturbation, words_of
 from tl_posgen.models.tokens import bundled_text, to_prompts, token_strings
+from tl_posgen.report.words import perturbation as words
 
 OPTIONS = {"length": 48, "n_prompts": 2, "seeds": (0,), "progress": False}
 
@@ -39,13 +41,14 @@ def test_the_asked_share_is_moved(result):
 @pytest.mark.parametrize("arm", ARMS)
 def test_protected_places_stay_in_order(mini, arm):
     tokens = to_prompts(mini, bundled_text(), length=32, n_prompts=1)[0]
-    done = perturb(mini, tokens, arm, "uniform", 0.5, seed=0, window=4, protected=[0, *range(24, 32)])
+    draw = drawn(mini, tokens, arm, "uniform", 0.5, seed=0, window=4, protected=[0, *range(24, 32)])
+    read, _ = disturbed(mini, tokens, arm, draw)
     if arm == "words":  # words of other lengths may shift what lies between them
-        assert torch.equal(done.tokens.sort().values, tokens.sort().values)
+        assert torch.equal(read.sort().values, tokens.sort().values)
     else:
-        assert torch.equal(done.tokens[24:], tokens[24:])
-    assert not done.moved[24:].any()
-    assert not done.moved[0]
+        assert torch.equal(read[24:], tokens[24:])
+    assert not draw.moved[24:].any()
+    assert not draw.moved[0]
 
 
 def test_words_begin_at_white_space(mini):
@@ -63,8 +66,46 @@ def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ratios": (0.1, 1.5)}, {"arms": ("letters",)}, {"reaches": ()}, {"seeds": ()}, {"n_prompts": 10**5}]
+    ("wrong", "named"),
+    [
+        ({"ratios": (0.1, 1.5)}, "ratio 1.5"),
+        ({"ratios": (-0.1,)}, "ratio -0.1"),
+        ({"ratios": ()}, "ratios"),
+        ({"arms": ("letters",)}, "arm 'letters'"),
+        ({"reaches": ()}, "reach"),
+        ({"window": 0}, "window 0"),
+        ({"clean": 1}, "clean 1"),
+        ({"seeds": ()}, "seeds"),
+        ({"n_prompts": 10**5}, "tokens in 1 text"),
+        ({"length": 9999}, "9999 tokens: .*512"),
+    ],
 )
-def test_bad_input_is_refused(mini, wrong):
-    with pytest.raises(InputError):
+def test_bad_input_is_refused(mini, wrong, named):
+    with pytest.raises(InputError, match=named):
         perturbation(mini, bundled_text(), **{**OPTIONS, **wrong})
+
+
+def test_the_gap_is_to_the_index_arm(result):
+    change = result.dataset.change
+    np.testing.assert_allclose(result.dataset.gap, change - change.sel(arm="positions"), atol=1e-12)
+
+
+def test_where_scores_know_no_distance_only_the_text_is_disturbed(tmp_path):
+    model = load_model(save_family("gpt2", tmp_path))
+    assert arms_for(model, None) == ["tokens", "words"]
+    with pytest.raises(UnsupportedModelError, match="layer 0"):
+        arms_for(model, ["positions"])
+
+
+def test_words_set_index_and_features_side_by_side(result):
+    *rises, gaps = words.found(result)
+    assert len(rises) == 3
+    assert all("at 50% moved" in sentence for sentence in rises)
+    assert all("random init" in sentence for sentence in [*rises, gaps])
+    assert "position part" in gaps
+
+
+def test_the_short_table_fits_a_terminal(result):
+    table = words.table(result.dataset)
+    assert table.shape == (len(ARMS), 8)
+    assert (table[table.arm == "positions"].less_P == 0).all()

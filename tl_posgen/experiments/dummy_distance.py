@@ -26,6 +26,7 @@ from tl_posgen.models.random_like import random_like
 from tl_posgen.results import Result
 
 DUMMY_DISTANCES = (0, 64, 256, 1000, 2048)
+SHARES = ("additive_r", "distance_share", "key_share", "interaction_share")
 
 
 def dummy_distance(
@@ -48,13 +49,14 @@ def dummy_distance(
         null_seed: of the randomly initialised model; None skips it.
 
     Returns:
-        A Result named "dummy_distance". Over (layer, head): `additive_r`, `interaction_share` of M over the distances
-        0 .. length - 1 (energies summed over queries), `slope_intervention` and `slope_fit` (least squares, score per
-        token) and `curve_r`, the correlation of the two curves below without their slopes. Over distance too:
-        `curve_intervention`, the mean score of the visible pairs, all put at d; `curve_fit`, a_d of the three-axis fit,
-        whose slope is a convention of the gauge. Over d0: `key_agreement`, the correlation over keys of the key part
-        at d0 with that at the reference, and `loss_at`, the model's loss with every pair at d0. Over limit:
-        `loss_beyond`. Also `loss`, untouched.
+        A Result named "dummy_distance". Over (layer, head): `additive_r`, and the shares of M's variance over the
+        distances 0 .. length - 1 (energies summed over queries), `distance_share`, `key_share`, `interaction_share`,
+        which add up to 1; `slope_intervention` and `slope_fit` (least squares, score per token) and `curve_r`, the
+        correlation of the two curves below without their slopes. Over distance too: `curve_intervention`, the mean
+        score of the visible pairs, all put at d; `curve_fit`, a_d of the three-axis fit, whose slope is a convention
+        of the gauge. Over d0: `key_agreement`, the correlation over keys of the key part at d0 with that at the
+        reference, and `loss_at`, the model's loss with every pair at d0. Over limit: `loss_beyond`. Also `loss`,
+        untouched.
 
     Raises:
         InputError: unusable prompts, negative distances.
@@ -90,7 +92,7 @@ def measured(
 
     for number, prompt in enumerate(tqdm(tokens, desc=f"dummy distance, {label}", unit="prompt", disable=not progress)):
         run_capture(model, prompt[None], partial(take, number))
-    data = xr.Dataset({name: rows.array(name).mean("prompt") for name in ("additive_r", "interaction_share")})
+    data = xr.Dataset({name: rows.array(name).mean("prompt") for name in SHARES})
     for name in ("curve_intervention", "curve_fit"):
         data[name] = rows.array(name, "distance").mean("prompt")
     data["key_agreement"] = rows.array("key_agreement", "d0").mean("prompt").assign_coords(d0=distances)
@@ -113,6 +115,8 @@ def head_measures(capture: LayerCapture, d0s: Real[Tensor, " d0"]) -> dict[str, 
     agreement = key_agreement(q, k, geometry.rope, d0s, reference=float(d0s[0]))
     return {
         "additive_r": table.additive_r[:, 0],
+        "distance_share": (table.distance / table.total)[:, 0],
+        "key_share": (table.key / table.total)[:, 0],
         "interaction_share": table.interaction_share[:, 0],
         "key_agreement": agreement.mean(1),
         "curve_intervention": curve_under_intervention(capture),

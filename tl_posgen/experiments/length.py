@@ -17,7 +17,7 @@ from tl_posgen.interventions.lm_infinite import lm_infinite
 from tl_posgen.interventions.retrieval import retrieve_blocks
 from tl_posgen.interventions.scores import HookList
 from tl_posgen.maths.bootstrap import bootstrap_interval
-from tl_posgen.maths.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.maths.output_drift import OutputMoments, output_drift
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import capture_hooks
@@ -75,7 +75,7 @@ def length(
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise InputError(f"arm {unknown[0]!r}: choose from {', '.join(ARMS)}")
     require_length(model, inside * times)
-    tokens = prompts_of_one_length(model, prompts, inside * times, n_prompts)
+    tokens = prompts_of_one_length(model, prompts, inside * times, n_prompts, beyond=True)
     if len(tokens) < 2:
         raise InputError("length: the noise floor needs two prompts at least")
     options = {"inside": inside, "times": times, "arms": ["vanilla", *(arm for arm in arms if arm != "vanilla")]}
@@ -174,13 +174,24 @@ class Run:
         self.segments.append([OutputMoments.of(o[:, start : start + inside]) for start in range(0, n, inside)])
         # the second half only: the first segment is compared like with like
         self.segments[-1][0] = self.reference[-1]
-        found: list[tuple[Tensor, Tensor]] = []
-        for scores in capture.attn_scores.split(1):  # a head at a time: float64 of all heads would be large
-            found.append(entropy_and_normaliser(scores, scores[0] != -torch.inf))
-        for name, values in zip(("entropy", "normaliser"), zip(*found, strict=True), strict=True):
-            by_query: Float[Tensor, "head query"] = torch.cat(values)
-            means = [by_query[:, start:stop].mean(1) for start, stop in bins(n, inside)]
-            self._rows[name].append(torch.stack(means, -1).cpu().numpy())
+        measures = [
+            entropy_and_normaliser(capture.attn_scores[:, start:stop, :stop], capture.pattern[:, start:stop, :stop])
+            for start, stop in bins(n, inside)  # keys behind the last query of a bin are invisible to all of it
+        ]
+        for name, by_bin in zip(("entropy", "normaliser"), zip(*measures, strict=True), strict=True):
+            self._rows[name].append(torch.stack(by_bin, -1).cpu().numpy())
+
+
+def entropy_and_normaliser(
+    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """-sum_j p_ij ln p_ij and Z_i = ln sum_j exp(score_ij), mean over queries, with no exponential taken anew.
+
+    The largest score has the largest weight, p = exp(score - Z), so Z = max score - ln max p.
+    """
+    entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
+    normaliser = scores.amax(-1).double() - pattern.amax(-1).double().log()
+    return entropy.mean(-1), normaliser.mean(-1)
 
 
 def bins(n: int, inside: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backend import Model
+from tl_posgen.models.backend import Model, backend_of
 from tl_posgen.models.probe import longest_prompt, unpadded
 from tl_posgen.models.tokens import to_prompts
 
@@ -49,25 +49,44 @@ def losses_of(
 
 
 def prompts_of_one_length(
-    model: Model, prompts: Any, length: int | None, n_prompts: int | None
+    model: Model, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
 ) -> Int[Tensor, "prompt pos"]:
     """`to_prompts`, stacked; texts of different lengths need `length`.
 
+    Args:
+        beyond: whether prompts may be longer than the training context.
+
     Raises:
-        InputError: as `to_prompts`, or prompts of different lengths.
+        InputError: as `to_prompts`, prompts of different lengths, or beyond the training context.
     """
+    if length is not None and not beyond:
+        require_context(model, length, f"prompts of {length} tokens", "cut them with length=")
     rows = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
         raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
+    if not beyond:
+        require_context(model, lengths[0], f"prompts of {lengths[0]} tokens", "cut them with length=")
     return torch.stack(rows)
+
+
+def require_context(model: Model, n: int, what: str, remedy: str) -> None:
+    """Refuse what is longer than the training context, even where the model could run it: the loss there answers
+    another question, that of the experiment `length`."""
+    if n > model.cfg.n_ctx:
+        raise InputError(
+            f"{what}: this model's training context has {model.cfg.n_ctx}; {remedy}, "
+            "or ask the experiment `length` what happens beyond"
+        )
 
 
 def require_length(model: Model, n: int) -> None:
     """Refuse prompts longer than the model can run."""
     limit, why = longest_prompt(model)
-    if limit is not None and n > limit:
-        raise InputError(
-            f"prompts of {n} tokens are too long: this model takes {limit}, {why}; "
-            'rotary models loaded with backend="bridge" have no such limit'
-        )
+    if limit is None or n <= limit:
+        return
+    rotary = backend_of(model) == "hooked" and model.cfg.positional_embedding_type == "rotary"
+    remedy = "give shorter prompts"
+    if rotary and "frequencies" not in why:
+        remedy = 'load it with backend="bridge", where rotary models have no such limit'
+    raise InputError(f"prompts of {n} tokens are too long: this model takes {limit}, {why}; {remedy}")

@@ -55,7 +55,8 @@ def dummy_distance(
         raise InputError("dummy_distance: give distance=, beyond=, or both")
     for name, value in (("distance", distance), ("beyond", beyond)):
         if isinstance(value, Tensor) and value.numel():
-            check_distance(model, name, value.max().item())
+            for end in (value.tril().min(), value.tril().max()):  # above the diagonal no pair is seen
+                check_distance(model, name, end.item())
         elif isinstance(value, (int, float)):
             check_distance(model, name, value)
 

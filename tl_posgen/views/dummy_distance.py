@@ -10,13 +10,13 @@ KINDS = ("map", "agreement", "curves", "loss")
 
 
 def plot(dataset: xr.Dataset, null: xr.Dataset | None = None, kind: str = "map") -> go.Figure:
-    """kind "map": how additive each head is in distance and key; "agreement": whether the key part stays; "curves": the
-    distance curve of the intervention beside the fitted one; "loss": the model's loss at dummy distances."""
+    """kind "map": the share of distance, key and their interaction; "agreement": whether the key part stays; "curves":
+    the distance curve of the intervention beside the fitted one; "loss": the model's loss at dummy distances."""
     check_kind(kind, KINDS)
     model = model_label(dataset)
     if kind == "map":
-        measures = {"additive_r": "additive r", "interaction_share": "interaction share"}
-        subtitle = "each query against each key at every distance: table = distance part + key part + interaction"
+        measures = {"distance_share": "distance", "key_share": "key", "interaction_share": "interaction"}
+        subtitle = "each query against each key at every distance: shares of the table's variance"
         return head_maps(dataset, null, measures, title=f"Dummy-distance tables · {model}", subtitle=subtitle)
     if kind == "agreement":
         reference = dataset["d0"].values[0]
@@ -32,19 +32,22 @@ def plot(dataset: xr.Dataset, null: xr.Dataset | None = None, kind: str = "map")
 
 def _curves(dataset: xr.Dataset) -> go.Figure:
     layers = dataset["layer"].values
-    figure = make_subplots(cols=len(layers), rows=1, subplot_titles=[f"layer {layer}" for layer in layers])
-    for column, layer in enumerate(layers, start=1):
+    n_columns = min(4, len(layers))
+    n_rows = -(-len(layers) // n_columns)
+    titles = [f"layer {layer}" for layer in layers]
+    figure = make_subplots(cols=n_columns, rows=n_rows, subplot_titles=titles, vertical_spacing=0.3 / n_rows)
+    for index, layer in enumerate(layers):
         for number, head in enumerate(dataset["head"].values):
             for name, dash in (("curve_intervention", "solid"), ("curve_fit", "dot")):
                 curve = dataset[name].sel(layer=layer, head=head)
-                label = f"head {head}" if dash == "solid" else f"head {head}, fitted a"
-                line = {"dash": dash, "color": COLOURS[number % len(COLOURS)]}
-                trace = go.Scatter(x=curve["distance"].values + 1, y=(curve - curve.mean()).values, name=label)
-                trace.update(line=line, showlegend=column == 1, legendgroup=label, mode="lines")
-                figure.add_trace(trace, row=1, col=column)
-    figure.update_xaxes(type="log", title_text="distance + 1").update_yaxes(title_text="score less its mean", col=1)
+                line = {"dash": dash, "width": 1.5, "color": COLOURS[number % len(COLOURS)]}
+                trace = go.Scatter(x=curve["distance"].values + 1, y=(curve - curve.mean()).values, name=f"head {head}")
+                trace.update(line=line, showlegend=index == 0 and dash == "solid", legendgroup=f"{head}", mode="lines")
+                figure.add_trace(trace, row=index // n_columns + 1, col=index % n_columns + 1)
+    figure.update_xaxes(type="log").update_yaxes(title_text="score less its mean", col=1)
+    figure.update_xaxes(title_text="distance + 1", row=n_rows)
     subtitle = "solid: every pair put at d, which fixes the slope; dotted: a of the fit, its slope a convention"
-    return finish(figure, f"Score by distance · {model_label(dataset)}", subtitle)
+    return finish(figure, f"Score by distance · {model_label(dataset)}", subtitle, height=140 + 250 * n_rows)
 
 
 def _loss(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:

@@ -6,61 +6,85 @@ from plotly.subplots import make_subplots
 
 from tl_posgen.views.style import COLOURS, NULL_COLOUR, check_kind, finish, model_label, sides
 
-KINDS = ("loss", "drift", "entropy", "normaliser")
+KINDS = ("loss", "drift", "attention")
+DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def plot(dataset: xr.Dataset, null: xr.Dataset | None = None, kind: str = "loss") -> go.Figure:
-    """kind "loss": by position with intervals; "drift": outputs against their training distribution; "entropy" and
-    "normaliser" of attention by position, mean over heads."""
+    """kind "loss": by position with intervals; "drift": outputs against their training distribution; "attention":
+    entropy and normaliser by position, mean over heads."""
     check_kind(kind, KINDS)
-    if kind == "drift":
-        return _drift(dataset, null)
-    figure = go.Figure()
-    inside = int(dataset.attrs["inside"])
-    for side, data in reversed(sides(dataset, null)):
-        is_null = data is null
+    return {"loss": _loss, "drift": _drift, "attention": _attention}[kind](dataset, null)
+
+
+def _loss(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
+    both = sides(dataset, null)
+    figure = make_subplots(cols=len(both), rows=1, subplot_titles=[side for side, _ in both])
+    for column, (_, data) in enumerate(both, start=1):
         for number, arm in enumerate(str(arm) for arm in data["arm"].values):
-            curve = data.sel(arm=arm)
-            values = curve[kind] if kind == "loss" else curve[kind].mean(("layer", "head"))
-            name = f"{side}, {arm}" if is_null else arm
-            line = {"color": NULL_COLOUR if is_null else COLOURS[number], "dash": "dot" if is_null else "solid"}
-            trace = go.Scatter(x=data["bin"].values, y=values.values, name=name, line=line, mode="lines")
-            if kind == "loss" and not is_null:
-                up, down = curve["loss_high"] - values, values - curve["loss_low"]
-                trace.update(error_y={"array": up.values, "arrayminus": down.values, "thickness": 1})
-            figure.add_trace(trace)
-    figure.add_vline(x=inside, line_dash="dash", annotation_text="training length")
-    labels = {
-        "loss": "loss, nats per token",
-        "entropy": "entropy, nats, mean over heads",
-        "normaliser": "ln sum exp of the scores, mean over heads",
-    }
-    figure.update_layout(xaxis_title="position", yaxis_title=labels[kind])
-    subtitle = "bars: 95 % bootstrap intervals over prompts. Dotted grey: the randomly initialised model"
-    return finish(figure, f"{kind.capitalize()} beyond the training length · {model_label(dataset)}", subtitle)
+            mean, low, high = (data[name].sel(arm=arm).values for name in ("loss", "loss_low", "loss_high"))
+            trace = go.Scatter(x=data["bin"].values, y=mean, name=arm, legendgroup=arm, showlegend=column == 1)
+            trace.update(error_y={"array": high - mean, "arrayminus": mean - low, "thickness": 1})
+            trace.update(line={"color": COLOURS[number]}, mode="lines+markers", marker={"size": 4})
+            figure.add_trace(trace, row=1, col=column)
+    _mark_training_length(figure, dataset)
+    figure.update_xaxes(title_text="position").update_yaxes(title_text="loss, nats per token", col=1)
+    subtitle = "bars: 95 % bootstrap intervals over prompts; the axes differ"
+    return finish(figure, f"Loss beyond the training length · {model_label(dataset)}", subtitle)
+
+
+def _attention(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
+    labels = {"entropy": "entropy, nats", "normaliser": "normaliser, ln sum exp"}
+    figure = make_subplots(cols=2, rows=1, subplot_titles=list(labels.values()))
+    for column, name in enumerate(labels, start=1):
+        for trace in _traces(dataset, null, "bin", lambda data, name=name: data[name].mean(("layer", "head"))):
+            figure.add_trace(trace.update(showlegend=column == 1, mode="lines"), row=1, col=column)
+    _mark_training_length(figure, dataset)
+    figure.update_xaxes(title_text="position")
+    subtitle = "mean over heads; grey: random weights"
+    return finish(figure, f"Attention beyond the training length · {model_label(dataset)}", subtitle)
 
 
 def _drift(dataset: xr.Dataset, null: xr.Dataset | None) -> go.Figure:
     measures = {
-        "frechet": "Frechet / variance inside",
-        "mahalanobis": "Mahalanobis",
-        "norm_ratio": "norm ratio",
+        "frechet": "Frechet distance / noise floor",
+        "mahalanobis": "Mahalanobis, of the inside's",
+        "norm_ratio": "norm, of the inside's",
     }
     figure = make_subplots(cols=len(measures), rows=1, subplot_titles=list(measures.values()))
+
+    def of(data: xr.Dataset, name: str) -> xr.DataArray:
+        values = data[name] / data["floor"] if name == "frechet" else data[name]
+        return values.median(("layer", "head"))
+
     for column, name in enumerate(measures, start=1):
-        for side, data in reversed(sides(dataset, null)):
-            is_null = data is null
-            arms = ["vanilla"] if is_null else [str(arm) for arm in data["arm"].values]
-            for number, arm in enumerate(arms):
-                values = data[name].sel(arm=arm).median(("layer", "head"))
-                line = {"color": NULL_COLOUR if is_null else COLOURS[number]}
-                trace = go.Scatter(x=1 + values["segment"].values, y=values.values, name=side if is_null else arm)
-                figure.add_trace(
-                    trace.update(line=line, showlegend=column == 1, mode="lines+markers"), row=1, col=column
-                )
-        if name == "frechet":
-            floor = float(dataset["floor"].sel(arm="vanilla").median())
-            figure.add_hline(y=floor, line_dash="dot", annotation_text="noise floor", row=1, col=column)  # pyright: ignore[reportArgumentType]
-    figure.update_xaxes(title_text="multiple of the training length")
-    subtitle = "outputs o of each head against the untouched model inside the training length; median over heads"
+        for trace in _traces(dataset, null, "segment", lambda data, name=name: of(data, name)):
+            figure.add_trace(trace.update(showlegend=column == 1, mode="lines+markers"), row=1, col=column)
+        note = "noise floor" if name == "frechet" else "no drift"
+        figure.add_hline(y=1, line_dash="dot", annotation_text=note, row=1, col=column)  # pyright: ignore[reportArgumentType]
+    figure.update_xaxes(title_text="segment, in training lengths", dtick=1)
+    subtitle = (
+        "outputs o of each head against those of the untouched model inside the training length; median over heads; "
+        "grey: random weights"
+    )
     return finish(figure, f"Drift of the outputs · {model_label(dataset)}", subtitle)
+
+
+def _traces(dataset: xr.Dataset, null: xr.Dataset | None, along: str, of) -> list[go.Scatter]:
+    """A line an arm; the null's in grey behind them, told apart by their dashes."""
+    traces = []
+    for side, data in reversed(sides(dataset, null)):
+        is_null = data is null
+        for number, arm in enumerate(str(arm) for arm in data["arm"].values):
+            values = of(data.sel(arm=arm))
+            colour = NULL_COLOUR if is_null else COLOURS[number]
+            line = {"color": colour, "dash": DASHES[number % len(DASHES)] if is_null else "solid"}
+            x = values[along].values + (1 if along == "segment" else 0)
+            name = f"{side}, {arm}" if is_null else arm
+            traces.append(go.Scatter(x=x, y=values.values, name=name, line=line, opacity=0.7 if is_null else 1))
+    return traces
+
+
+def _mark_training_length(figure: go.Figure, dataset: xr.Dataset) -> None:
+    note = {"annotation_text": "training length", "annotation_font_size": 10}
+    figure.add_vline(x=int(dataset.attrs["inside"]), line_dash="dash", line_color=NULL_COLOUR, **note)
