@@ -9,6 +9,7 @@ from tl_posgen.experiments.emergence import emergence, steps_of
 from tl_posgen.experiments.loss import token_losses
 from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import bundled_text, to_prompts
+from tl_posgen.report.words import emergence as words
 
 OPTIONS = {"tokenizer": "mini", "length": 32, "n_prompts": 1, "progress": False}
 
@@ -52,6 +53,19 @@ def test_it_can_be_drawn_saved_and_tabulated(result, tmp_path):
     assert len(result.frame()) == 2 * 16
     assert np.isfinite(result.frame(null=True)["three_axis_r"]).all()
     assert load(result.save(tmp_path / "r.nc"))["emergence"].dataset.equals(result.dataset)
+
+
+def test_the_words_name_both_ends_and_the_null(result):
+    said = " ".join(words.found(result))
+    r = result.dataset.three_axis_r_visible.mean(("layer", "head"))
+    assert f"from {float(r[0]):.3f} at step 0 to {float(r[1]):.3f} at step 10" in said
+    assert f"random init {float(result.null.three_axis_r_visible.mean()):.3f}" in said
+
+
+def test_the_table_has_a_row_a_checkpoint(result):
+    table = words.table(result.dataset)
+    assert table["checkpoint"].tolist() == ["step0", "step10"]
+    assert table["loss"].tolist() == result.dataset.loss.values.tolist()
 
 
 def test_bad_input_is_refused(checkpoints, tmp_path):

@@ -1,5 +1,6 @@
 """The commands: each calls one analysis or experiment and shows what it found."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -108,3 +109,129 @@ def emerge(
 
     where = {"model": model, "tokenizer": tokenizer, "backend": setup.backend}
     setup.present(emergence(checkpoints, words, **where, **setup.cut))
+
+
+@command()
+def planes(setup: Setup) -> None:
+    """Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?"""
+    model, words = setup.load()
+    from tl_posgen.analysis import analyze as run
+    from tl_posgen.experiments import any_distance, plane_sufficiency
+
+    patterns = run(model, words, analyzers=["planes"], examples=0, **setup.cut)["planes"]
+    sufficiency = plane_sufficiency(model, words, length=setup.length, n_prompts=setup.prompts, seed=setup.seed)
+    setup.present(patterns, sufficiency, any_distance(model, words, seed=setup.seed, **setup.cut))
+
+
+@command()
+def downstream(
+    setup: Setup,
+    items: Annotated[
+        Path | None, typer.Option(help="JSONL of multiple-choice or cloze items; a cloze of the text if left out.")
+    ] = None,
+    n_items: Annotated[int, typer.Option(help="How many items.", min=1)] = 40,
+    ratios: Ratios = "0,0.05,0.1,0.5",
+) -> None:
+    """Multiple-choice and cloze items with the order disturbed: does the model still choose the right one?"""
+    shares = parse_numbers(ratios, "--ratios")
+    model, words = setup.load()
+    from tl_posgen.experiments import downstream as run
+    from tl_posgen.experiments.items import cloze_items
+
+    chosen = items if items is not None else cloze_items(words, n_items)
+    options = {"n_items": n_items, "ratios": shares, "seed": setup.seed, "null_seed": setup.null_seed}
+    setup.present(run(model, chosen, **options))
+
+
+@command(length=512)
+def slash(
+    setup: Setup,
+    kappa: Annotated[float, typer.Option(help="Slash score that makes a head slash-dominant.")] = 0.1,
+    distances: Annotated[str, typer.Option(help="Distances to look at: 0 itself, 1 the previous token.")] = "0-4",
+) -> None:
+    """Heads that attend a fixed distance back: which, on random tokens too, and why."""
+    where = {"kappa": kappa, "distances": parse_indices(distances, "--distances")}
+    model, words = setup.load()
+    from tl_posgen.analysis import analyze as run
+    from tl_posgen.analyzers.slash import Slash
+    from tl_posgen.experiments import band_ablation, cone, slash_transfer
+
+    measured = run(model, words, analyzers=[Slash(**where), "slash_planes"], examples=0, **setup.cut)
+    options = setup.cut | where
+    transfer = slash_transfer(model, words, seed=setup.seed, **options)
+    setup.present(
+        *measured.results.values(), transfer, cone(model, words, **options), band_ablation(model, words, **options)
+    )
+
+
+@command(without=("model", "text", "length", "prompts", "backend", "no_null"))
+def toy(
+    setup: Setup,
+    distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
+    planes: Annotated[str, typer.Option(help="all, medium_and_high, or low.")] = "all",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1500,
+) -> None:
+    """Train the shallow RoPE transformer that grows a slash-dominant head."""
+    setup.prepare()
+    from tl_posgen.experiments import slash_toy
+
+    setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
+
+
+@command(length=64)
+def coupling(
+    setup: Setup,
+    k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
+    tokens: Annotated[str, typer.Option(help="last, or positions such as 20,40,60.")] = "last",
+    token_wise: Annotated[bool, typer.Option("--token-wise", help="Also between tokens of a layer.")] = False,
+) -> None:
+    """Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
+    chosen = "last" if tokens == "last" else parse_indices(tokens, "--tokens")
+    model, words = setup.load()
+    from tl_posgen.experiments import coupling as run
+
+    options = {"k": [k], "tokens": chosen, "token_wise": token_wise, "seed": setup.seed}
+    setup.present(run(model, words, **options, **setup.cut))
+
+
+@command(without=("model",), length=64)
+def coupling_scores(
+    setup: Setup,
+    scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, parameters].")],
+    k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
+) -> None:
+    """Does coupling go with a score over many models, and is anything left given their size?"""
+    words = setup.words()
+    from tl_posgen.experiments import coupling_scores as run
+
+    setup.present(run(scores, words, k=k, backend=setup.backend, seed=setup.seed, **setup.cut))
+
+
+@command()
+def claims(
+    setup: Setup,
+    papers: Annotated[str, typer.Option(help="Any of position, slash, coupling.")] = "position,slash,coupling",
+    checkpoints: Annotated[
+        list[str] | None, typer.Option(help="A checkpoint of the model in training; repeat, in order.")
+    ] = None,
+) -> None:
+    """Everything above on one model, and a table: each claim of the papers held, partly, or not, by how much.
+
+    Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
+    """
+    model, words = setup.load()
+    from tl_posgen.claims import judge_claims
+    from tl_posgen.report.terminal import print_claims
+
+    report = judge_claims(
+        model,
+        words,
+        papers=parse_names(papers) or [],
+        checkpoints=checkpoints or [],
+        length=setup.length,
+        n_prompts=setup.prompts,
+        null_seed=setup.seed,
+        keep=setup.out,
+    )
+    print_claims(report, report.write(setup.out))

@@ -45,11 +45,16 @@ class Setup:
     def words(self) -> str:
         """The text, once it is known that the output can be written."""
         from tl_posgen.models.tokens import bundled_text, read_text
-        from tl_posgen.report import prepare_directory
 
         words = read_text(self.text) if self.text else bundled_text()
-        prepare_directory(self.out)
+        self.prepare()
         return words
+
+    def prepare(self) -> None:
+        """Know that the output can be written."""
+        from tl_posgen.report import prepare_directory
+
+        prepare_directory(self.out)
 
     def load(self, backend: str | None = None) -> tuple[Any, str]:
         """The model and the text; every mistake in them is said before any work."""

@@ -31,7 +31,7 @@ def coupling_emergence(
     k: int = 10,
     length: int | None = 256,
     n_prompts: int | None = 4,
-    backend: BackendChoice = "auto",
+    backend: BackendChoice | str = "auto",
     seed: int = 0,
     null_seed: int | None = 0,
     progress: bool = True,

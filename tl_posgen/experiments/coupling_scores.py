@@ -36,7 +36,7 @@ def coupling_scores(
     k: int = 10,
     length: int | None = 256,
     n_prompts: int | None = 4,
-    backend: BackendChoice = "auto",
+    backend: BackendChoice | str = "auto",
     seed: int = 0,
     null_seed: int | None = 0,
     widths: Sequence[int] = WIDTHS,

@@ -40,7 +40,7 @@ def emergence(
     analyzers: Sequence[str] | None = None,
     length: int | None = 256,
     n_prompts: int | None = 4,
-    backend: BackendChoice = "auto",
+    backend: BackendChoice | str = "auto",
     null_seed: int | None = 0,
     progress: bool = True,
 ) -> Result:
@@ -96,7 +96,7 @@ def emergence(
     return Result("emergence", dataset, null, provenance)
 
 
-def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, backend: BackendChoice) -> Model:
+def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, backend: BackendChoice | str) -> Model:
     """A checkpoint that may lack a tokenizer of its own."""
     path, words = Path(directory).expanduser(), MINI if str(tokenizer) == "mini" else Path(tokenizer).expanduser()
     if not path.is_dir() or not any(path.glob("*.safetensors")):
@@ -109,7 +109,7 @@ def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, 
     with quiet(), torch.random.fork_rng(devices=[]):
         loaded = load_hf_model(path, torch.float32, False)
         model = build(loaded, load_tokenizer(words, False), path.name, default_device(), backend)
-    remember_origin(model, Origin(path.name, backend_of(model)))
+    remember_origin(model, Origin(path.name, backend_of(model), directory=path))
     return model
 
 

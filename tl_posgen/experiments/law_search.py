@@ -1,150 +1,168 @@
-"""Which law of distances p(d) should the meaning part be averaged over? Chosen on some prompts, reported on others."""
+"""Which split carries the model best? Chosen by loss on some prompts, reported on others, beside controls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.experiments.loss import losses_of, token_losses
-from tl_posgen.interventions.substitution import by_split, substitute
+from tl_posgen.interventions.scores import ScoresOf
+from tl_posgen.interventions.substitution import FreeSplit, Part, by_free_split, by_split, substitute
 from tl_posgen.maths.splits import DistanceLaw, triangle
 from tl_posgen.models.backend import Model
-from tl_posgen.models.probe import unpadded
+from tl_posgen.models.probe import probe, supported, unpadded
 
-Scope = Literal["model", "layer", "head"]
-
-SCOPES: tuple[Scope, ...] = ("model", "layer", "head")
-WIDTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0)
-GENERAL_DISTANCES = 24
+WIDTHS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0)
+LAW_DISTANCES = 24
+RATE = 0.04
+AT_ONCE = 4  # prompts per step
 
 
 @dataclass(frozen=True)
 class Found:
-    """One law that a search found.
+    """One split that a search found.
 
     Attributes:
-        family: "triangle", p(d) proportional to width - d, or "general", any p on 0 .. 23.
-        scope: one law for the "model", per "layer" or per "head".
-        loss: on the prompts that were not searched on; loss_chosen_on: on those that were.
-        weights: p, row by row.
-        law_width: of one triangle for the model, else None.
+        family: see `searched`.
+        parameters: how many numbers were chosen.
+        losses: of the prompts that were not searched on.
+        chosen_on: mean loss of those that were.
+        prediction_kl: KL(untouched || substituted) of the next token's distribution, on prompts not searched on.
+        law: p(d) per head, where one was searched. turn: |Rbar| per plane, where that was.
     """
 
     family: str
-    scope: Scope
-    loss: float
-    loss_chosen_on: float
-    weights: Float[np.ndarray, "layer head distance"]
-    law_width: float | None = None
+    parameters: int
+    losses: Float[Tensor, " prompt"]
+    chosen_on: float
+    prediction_kl: float
+    law: Float[Tensor, "layer head distance"] | None = None
+    turn: Float[Tensor, "layer head plane"] | None = None
 
 
 def searched(
-    model: Model, tokens: Int[Tensor, "prompt pos"], options: dict[str, Any], *, steps: int, seed: int, progress: bool
-) -> list[Found]:
-    """The best laws by loss on the first half of the prompts, with their loss on the second half.
-
-    Triangles: every width of WIDTHS for the model; then, from the best, one pass over the layers, and from there one
-    pass over the heads, each trying the neighbouring widths and keeping what lowers the loss. General laws: gradient
-    descent (Adam) through the model on the logarithms of p, from the best triangle; one, one per layer, one per head.
-    """
-    half = len(tokens) // 2
-    chosen_on, reported_on = tokens[:half], tokens[half:]
-
-    def loss_on(some: Tensor, laws: dict[int, DistanceLaw]) -> float:
-        return float(token_losses(model, some, substitute(model, by_split(laws), **options)).mean())
-
-    def found(family: str, scope: Scope, laws: dict[int, DistanceLaw], width: float | None = None) -> Found:
-        losses = loss_on(reported_on, laws), loss_on(chosen_on, laws)
-        return Found(family, scope, *losses, stacked(laws, model.cfg.n_heads), width)
-
-    widths = search_widths(model, lambda some: loss_on(chosen_on, triangles(some)), progress)
-    start = float(widths["model"][0, 0])
-    result = [
-        found("triangle", scope, triangles(widths[scope]), start if scope == "model" else None) for scope in SCOPES
-    ]
-    for scope in SCOPES if steps else ():
-        laws = descend(model, chosen_on, options, scope, start, steps=steps, seed=seed, progress=progress)
-        result.append(found("general", scope, laws))
-    return result
-
-
-def triangles(widths: Float[Tensor, "layer head"]) -> dict[int, DistanceLaw]:
-    return {layer: triangle(row) for layer, row in enumerate(widths)}
-
-
-def stacked(laws: dict[int, DistanceLaw], n_heads: int) -> Float[np.ndarray, "layer head distance"]:
-    """All laws on one axis of distances."""
-    n = max(law.weights.shape[-1] for law in laws.values())
-    rows = np.zeros((len(laws), n_heads, n))
-    for layer, law in laws.items():
-        rows[layer, :, : law.weights.shape[-1]] = law.weights.detach().cpu().numpy()
-    return rows
-
-
-def search_widths(
-    model: Model, loss: Callable[[Tensor], float], progress: bool
-) -> dict[str, Float[Tensor, "layer head"]]:
-    """Triangle widths for the model, per layer and per head, each scope starting from the one before."""
-    shape = (model.cfg.n_layers, model.cfg.n_heads)
-    tried = [(loss(torch.full(shape, width, dtype=torch.float64)), width) for width in WIDTHS]
-    lowest, best = min(tried)
-    widths = torch.full(shape, best, dtype=torch.float64)
-    found = {"model": widths}
-    layers = [(layer, slice(None)) for layer in range(shape[0])]
-    heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
-    for scope, places in (("layer", layers), ("head", heads)):
-        widths = widths.clone()
-        for place in tqdm(places, desc=f"widths, one a {scope}", unit=scope, disable=not progress):
-            for width in neighbours(float(widths[place].flatten()[0]) if scope == "layer" else float(widths[place])):
-                candidate = widths.clone()
-                candidate[place] = width
-                value = loss(candidate)
-                if value < lowest:
-                    lowest, widths = value, candidate
-        found[scope] = widths
-    return found
-
-
-def neighbours(width: float) -> list[float]:
-    """The two narrower and the two wider candidates."""
-    at = WIDTHS.index(width)
-    return [WIDTHS[other] for other in range(max(0, at - 2), min(len(WIDTHS), at + 3)) if other != at]
-
-
-def descend(
     model: Model,
-    tokens: Int[Tensor, "prompt pos"],
+    chosen_on: Int[Tensor, "prompt pos"],
+    reported_on: Int[Tensor, "prompt_left_out pos"],
     options: dict[str, Any],
-    scope: Scope,
-    width: float,
     *,
     steps: int,
     seed: int,
     progress: bool,
-    rate: float = 0.05,
-) -> dict[int, DistanceLaw]:
-    """Adam on ln p, p on the distances 0 .. 23, by the loss of the substituted model on a few prompts at a time."""
-    n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
-    shape = {"model": (1, 1), "layer": (n_layers, 1), "head": (n_layers, n_heads)}[scope]
-    distances = torch.arange(GENERAL_DISTANCES)
-    logits = (width - distances.double()).clamp(min=0.02).log().expand(*shape, -1).clone().requires_grad_(True)
+) -> tuple[list[Found], float]:
+    """The best split of every family, and the best width of a triangle.
 
-    def laws() -> dict[int, DistanceLaw]:
-        weights = logits.softmax(-1).expand(n_layers, n_heads, -1)
-        return {layer: DistanceLaw(distances, weights[layer]) for layer in range(n_layers)}
+    - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
+    - law: a p(d) on 0 .. 23 per head, by gradient descent from that triangle.
+    - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from that triangle.
+    - imitating: as free, chosen by KL of the predictions from the untouched model's instead of by loss.
+    - position, meaning: the controls. As free, with the other part missing: what so many numbers do by themselves.
+    """
 
-    optimiser = torch.optim.Adam([logits], lr=rate)
+    def found(family: str, parameters: int, by: ScoresOf, **more: Tensor) -> Found:
+        hooks = substitute(model, by, **options)
+        losses = token_losses(model, reported_on, hooks).mean(1)
+        chosen = float(token_losses(model, chosen_on, hooks).mean())
+        return Found(family, parameters, losses, chosen, prediction_kl(model, reported_on, hooks), **more)
+
+    def descend(family: str, parameters: list[Tensor], by: Callable[[], ScoresOf], imitate: bool = False) -> None:
+        _descend(model, chosen_on, options, parameters, by, imitate, family, steps, seed, progress)
+
+    width = best_width(model, chosen_on, options, progress)
+    result = [found("triangle", 1, by_split(triangle(width)))]
+    logits = (width - torch.arange(LAW_DISTANCES).double()).clamp(min=0.02).log()
+    logits = logits.repeat(model.cfg.n_layers, model.cfg.n_heads, 1).requires_grad_(True)
+    descend("law", [logits], lambda: by_split(laws_of(logits)))
+    result.append(found("law", logits.numel(), by_split(laws_of(logits.detach())), law=logits.detach().softmax(-1)))
+    for family in ("free", "imitating", "position", "meaning"):
+        part: Part = family if family in ("position", "meaning") else "both"
+        splits = free_splits(model, width)
+        turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
+        parameters = (turns if part != "position" else []) + (shifts if part != "meaning" else [])
+        parameters = [parameter.requires_grad_(True) for parameter in parameters]
+        descend(family, parameters, lambda s=splits, p=part: by_free_split(s, p), family == "imitating")
+        turn = torch.stack([torch.view_as_complex(turn.detach()).abs() for turn in turns])
+        more = {} if part == "position" else {"turn": turn}
+        result.append(found(family, sum(x.numel() for x in parameters), by_free_split(splits, part), **more))
+    return result, width
+
+
+def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], options: dict[str, Any], progress: bool) -> float:
+    losses = {}
+    for width in tqdm(WIDTHS, desc="search, triangle", unit="width", disable=not progress):
+        losses[width] = float(
+            token_losses(model, tokens, substitute(model, by_split(triangle(width)), **options)).mean()
+        )
+    return min(losses, key=losses.__getitem__)
+
+
+def laws_of(logits: Float[Tensor, "layer head distance"]) -> dict[int, DistanceLaw]:
+    distances = torch.arange(logits.shape[-1])
+    return {layer: DistanceLaw(distances, row.softmax(-1)) for layer, row in enumerate(logits)}
+
+
+def free_splits(model: Model, width: float) -> dict[int, FreeSplit]:
+    """Where descent starts: the Rbar of a triangle, and the mean key as it is."""
+    splits = {}
+    for probed in probe(model):
+        geometry = supported(probed).geometry
+        turn = torch.view_as_real(triangle(width).mean_turn(geometry.rope, geometry.d_head)).float()
+        shift = torch.zeros(geometry.n_heads, geometry.d_head, device=turn.device)
+        splits[geometry.layer] = FreeSplit(turn.repeat(geometry.n_heads, 1, 1), shift)
+    return splits
+
+
+def _descend(
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    options: dict[str, Any],
+    parameters: Sequence[Tensor],
+    by: Callable[[], ScoresOf],
+    imitate: bool,
+    family: str,
+    steps: int,
+    seed: int,
+    progress: bool,
+) -> None:
+    """Adam with a cosine schedule on `parameters`, in place, a few prompts at a time."""
+    optimiser = torch.optim.Adam(parameters, lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
-    for _ in tqdm(range(steps), desc=f"general law, one a {scope}", unit="step", disable=not progress):
-        some = tokens[torch.randperm(len(tokens), generator=generator)[:4]]
-        with torch.enable_grad(), model.hooks(fwd_hooks=substitute(model, by_split(laws()), **options)):
-            loss = losses_of(model(some, return_type="logits", **unpadded(model, some)), some).mean()
-        # only the law learns: gradients are taken for it alone, the model's weights collect none
-        (logits.grad,) = torch.autograd.grad(loss, [logits])
+    for _ in tqdm(range(steps), desc=f"search, {family}", unit="step", disable=not progress):
+        some = tokens[torch.randperm(len(tokens), generator=generator)[:AT_ONCE]]
+        wanted = log_predictions(model, some) if imitate else None
+        with torch.enable_grad(), model.hooks(fwd_hooks=substitute(model, by(), **options)):
+            logits = model(some, return_type="logits", **unpadded(model, some))
+            loss = losses_of(logits, some).mean() if wanted is None else divergence(wanted, logits).mean()
+        # only the split learns: gradients are taken for it alone, the model's weights collect none
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            parameter.grad = gradient  # None for a layer that is not replaced
         optimiser.step()
-    return {layer: DistanceLaw(law.distances, law.weights.detach()) for layer, law in laws().items()}
+        schedule.step()
+
+
+def prediction_kl(model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Sequence[Any]) -> float:
+    """KL(untouched || hooked) of the next token's distribution in nats, mean over all tokens."""
+    rows = []
+    for some in tokens.split(AT_ONCE):
+        wanted = log_predictions(model, some)
+        with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+            rows.append(divergence(wanted, model(some, return_type="logits", **unpadded(model, some))).cpu())
+    return float(torch.cat(rows).mean())
+
+
+def log_predictions(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+    with torch.no_grad():
+        return model(tokens, return_type="logits", **unpadded(model, tokens)).double().log_softmax(-1)
+
+
+def divergence(
+    wanted: Float[Tensor, "prompt pos vocabulary"], logits: Float[Tensor, "prompt pos vocabulary"]
+) -> Float[Tensor, "prompt pos"]:
+    return (wanted.exp() * (wanted - logits.double().log_softmax(-1))).sum(-1)

@@ -15,11 +15,22 @@ from tl_posgen.interventions.positions import (
 )
 from tl_posgen.interventions.retrieval import retrieve_blocks
 from tl_posgen.interventions.scores import replace_scores
-from tl_posgen.interventions.substitution import by_constant, by_split, by_three_axis, own_profile, substitute
+from tl_posgen.interventions.substitution import (
+    FreeSplit,
+    by_constant,
+    by_free_split,
+    by_split,
+    by_three_axis,
+    own_profile,
+    query_profile,
+    substitute,
+)
 
 __all__ = [
+    "FreeSplit",
     "ablate_bands",
     "by_constant",
+    "by_free_split",
     "by_split",
     "by_three_axis",
     "distances_jittered",
@@ -30,6 +41,7 @@ __all__ = [
     "own_profile",
     "position_part_permuted",
     "positions_permuted",
+    "query_profile",
     "replace_scores",
     "retrieve_blocks",
     "substitute",

@@ -1,6 +1,7 @@
 """Scores replaced by position + meaning, or by less: what the model still does then says what it runs on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -11,10 +12,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.interventions.scores import HookList, ScoresOf, finished, replace_scores
 from tl_posgen.maths.splits import (
     DistanceLaw,
+    Split,
+    Turn,
     add_residual,
     attention_profile,
     below_quantile,
     constant_scores,
+    positional_profile,
     running_mean_key,
     split_scores,
     three_axis_scores,
@@ -73,17 +77,21 @@ def substitute(
             )
         layers = range(from_layer, model.cfg.n_layers)
 
-    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        if gamma == 1 and residual == 0:
-            return by(capture)
-        exact = capture.scores()
-        scores = add_residual(by(capture), exact, residual)
-        if gamma == 1:
-            return scores
-        visible = capture.geometry.visible(exact.shape[1], exact.device)
-        return torch.where(below_quantile(exact, visible, gamma), scores, exact)
+    return replace_scores(model, lambda capture: stand_in(capture, by, gamma, residual), layers, heads)
 
-    return replace_scores(model, scores_of, layers, heads)
+
+def stand_in(
+    capture: LayerCapture, by: ScoresOf, gamma: int | float = 1.0, residual: int | float = 0.0
+) -> Float[Tensor, "head query key"]:
+    """What `substitute` puts in the place of a layer's scores."""
+    if gamma == 1 and residual == 0:
+        return by(capture)
+    exact = capture.scores()
+    scores = add_residual(by(capture), exact, residual)
+    if gamma == 1:
+        return scores
+    visible = capture.geometry.visible(exact.shape[1], exact.device)
+    return torch.where(below_quantile(exact, visible, gamma), scores, exact)
 
 
 def by_split(law: Law, part: Part | str = "both", mean_key: MeanKey | str = "prompt") -> ScoresOf:
@@ -110,9 +118,44 @@ def by_split(law: Law, part: Part | str = "both", mean_key: MeanKey | str = "pro
         geometry = capture.geometry
         kbar = running_mean_key(capture.k, geometry.window) if mean_key == "seen" else None
         split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, law_of(law, capture), kbar)
-        if part == "meaning":
-            return finished(split.meaning, capture, 0)  # every pair at distance 0: no ALiBi
-        return finished(split.scores if part == "both" else split.position, capture)
+        return part_of(split, part, capture)
+
+    return scores_of
+
+
+def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """Both parts or one, finished with what the layer adds to its products."""
+    if part == "meaning":
+        return finished(split.meaning, capture, 0)  # every pair at distance 0: no ALiBi
+    return finished(split.scores if part == "both" else split.position, capture)
+
+
+@dataclass(frozen=True)
+class FreeSplit:
+    """The two things a split of one layer is made of, free of any law and any average.
+
+    Attributes:
+        turn: Rbar, real and imaginary part of one factor per plane.
+        shift: added to the mean key of the prompt; their sum is the reference key kbar.
+    """
+
+    turn: Float[Tensor, "head plane_and_rest 2"]
+    shift: Float[Tensor, "head d_head"]
+
+
+def by_free_split(splits: Mapping[int, FreeSplit], part: Part = "both") -> ScoresOf:
+    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
+
+    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers a head.
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
+        reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
+        turn = Turn(own.turn[rows].to(capture.q))
+        return part_of(
+            split_scores(capture.q, capture.k, geometry.rope, geometry.scale, turn, reference), part, capture
+        )
 
     return scores_of
 
@@ -139,6 +182,11 @@ def own_profile(capture: LayerCapture) -> DistanceLaw:
     return attention_profile(capture.scores().softmax(-1))
 
 
+def query_profile(capture: LayerCapture) -> DistanceLaw:
+    """p(d | q_i) = softmax_d f(q_i, d): a law for `by_split`, each query by its own position part, unfitted."""
+    return positional_profile(capture.q, capture.k, capture.geometry.rope, capture.geometry.scale)
+
+
 def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
     exact = capture.scores()
@@ -148,8 +196,8 @@ def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     return scores.to(exact.dtype)
 
 
-def by_constant(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-    """S_ij = the mean of the head's visible scores: with nothing else left, uniform attention. The control."""
+def by_constant(capture: LayerCapture, gamma: int | float = 1.0) -> Float[Tensor, "head query key"]:
+    """S_ij = the mean of the head's scores up to its gamma quantile: with gamma 1 uniform attention. The control."""
     exact = capture.scores()
     visible = capture.geometry.visible(exact.shape[1], exact.device)
-    return constant_scores(exact, visible.expand_as(exact))
+    return constant_scores(exact, below_quantile(exact, visible, gamma))

@@ -18,16 +18,30 @@ class DistanceLaw:
 
     Attributes:
         distances: in tokens, whole or fractional.
-        weights: not negative, adding up to 1; one law for all heads, or a row per head.
+        weights: not negative, adding up to 1; one law for all heads, a row per head, or per head and query.
     """
 
     distances: Real[Tensor, " distance"]
-    weights: Float[Tensor, "*head distance"]
+    weights: Float[Tensor, "*rows distance"]
 
-    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*head plane_and_rest"]:
+    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*rows plane_and_rest"]:
         """Rbar = E_p[R_d], one complex factor per plane: fast planes average away, slow ones stay."""
         turn = turning_factors(self.distances, rope, d_head)
         return self.weights.to(turn) @ turn
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rbar itself, any complex factor per plane: a law of distances enters a split through these numbers and no others.
+
+    Attributes:
+        factors: real and imaginary part, one row per head. No law need exist that has them.
+    """
+
+    factors: Float[Tensor, "head plane_and_rest 2"]
+
+    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "head plane_and_rest"]:
+        return torch.view_as_complex(self.factors)
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,21 @@ def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceLaw:
     return DistanceLaw(torch.arange(n, device=pattern.device), profile / profile.sum(-1, keepdim=True))
 
 
+def positional_profile(
+    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
+) -> DistanceLaw:
+    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: where query i would attend by position alone. A law per query.
+
+    With a law that depends on the query alone, f + g is still a function of (q, d) plus one of (q, k), and still the
+    best in mean square for each query. Nothing is fitted. Ours.
+    """
+    n = q.shape[1]
+    zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
+    turn = turning_factors(torch.arange(n, device=q.device), rope, q.shape[-1]).to(zq)
+    f = scale * _flat(zq * zm.conj()) @ _flat(turn.conj()).mT
+    return DistanceLaw(torch.arange(n, device=q.device), f.softmax(-1))
+
+
 def running_mean_key(
     k: Float[Tensor, "head pos d_head"], window: int | None = None
 ) -> Float[Tensor, "head pos d_head"]:
@@ -97,7 +126,7 @@ def split_scores(
     k: Float[Tensor, "head pos d_head"],
     rope: Rope,
     scale: float,
-    law: DistanceLaw,
+    law: DistanceLaw | Turn,
     mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head pos d_head"] | None = None,
 ) -> Split:
     """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
@@ -106,7 +135,7 @@ def split_scores(
 
     Args:
         q, k: before RoPE.
-        law: p. `point_mass(d0)` is the mean-key estimator.
+        law: p, or Rbar as it is. `point_mass(d0)` is the mean-key estimator.
         mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
 
     Source: the mean-key estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025; the

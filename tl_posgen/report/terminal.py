@@ -61,6 +61,18 @@ def print_experiments(report: Report, page: Path) -> None:
     print_findings(console, report, page)
 
 
+def print_claims(report: Report, page: Path) -> None:
+    """A row a claim: what the paper says, the verdict, the numbers, and the null's."""
+    table = empty_table(f"claims on {report.provenance['model']}")
+    for name in ("claim", "says", "verdict", "measured", "null"):
+        table.add_column(name, overflow="fold")
+    for row in report["claims"].frame().to_dict("records"):
+        table.add_row(*(str(row[str(column.header)]) for column in table.columns), end_section=True)
+    console = Console()
+    console.print(table)
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+
+
 def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
     table = empty_table(title)
     for name in frame.columns:

@@ -36,14 +36,14 @@ def plot(
             heads = array.stack(unit=("layer", "head"))
             for unit in range(heads.sizes["unit"]):
                 layer, head = heads["unit"].values[unit]
-                trace = go.Scatter(
-                    x=x, y=heads.isel(unit=unit).values, mode="lines", name=f"layer {layer}, head {head}"
-                )
-                trace.update(line={"color": COLOURS[int(layer) % len(COLOURS)], "width": 1}, showlegend=column == 2)
+                trace = go.Scatter(x=x, y=heads.isel(unit=unit).values, mode="lines", name=f"layer {layer}")
+                trace.update(line={"color": COLOURS[int(layer) % len(COLOURS)], "width": 1})
+                trace.update(legendgroup=f"layer {layer}", showlegend=column == 2 and int(head) == 0)
+                trace.update(hovertemplate=f"layer {layer}, head {head}: %{{y:.3f}}<extra></extra>")
                 figure.add_trace(trace, row=1, col=column)
         if null is not None:
             level = float(null[name].mean())
             figure.add_hline(y=level, line_dash="dot", line_color=NULL_COLOUR, row=1, col=column)  # pyright: ignore[reportArgumentType]
-    figure.update_xaxes(type="log", title_text="step + 1")
+    figure.update_xaxes(type="log", dtick=1, title_text="step + 1")
     subtitle = "each checkpoint on the same prompts; dotted: mean of a randomly initialised model of the same shape"
     return finish(figure, f"Emergence over training · {model_label(dataset)}", subtitle)
