@@ -10,6 +10,7 @@ from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_name
 Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-4; all if left out.")]
 Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-4; all if left out.")]
 Ratios = Annotated[str, typer.Option(help="Shares of tokens to move, in [0, 1].")]
+Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
 __all__ = ["app"]
 
@@ -48,16 +49,23 @@ def check(
     run(load_model(model, backend=backend))  # pyright: ignore[reportArgumentType]
 
 
-@command()
+@command(prompts=16)
 def substitute(
     setup: Setup,
-    search: Annotated[bool, typer.Option(help="Also search the law of distances (minutes).")] = False,
+    search: Annotated[bool, typer.Option(help="Also search a split on other prompts of the text (minutes).")] = False,
+    search_prompts: Annotated[int, typer.Option(help="How many other prompts.", min=1)] = 64,
+    search_steps: Annotated[int, typer.Option(help="Steps of gradient descent.", min=1)] = 60,
+    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile of their head.")] = 1.0,
+    from_layer: Annotated[int, typer.Option(help="Replace from this layer on.", min=0)] = 0,
 ) -> None:
     """Replace the scores by position + meaning and measure the loss: does the model run on the split?"""
     model, words = setup.load()
     from tl_posgen.experiments import substitution
 
-    setup.present(substitution(model, words, search=search, head_costs=search, **setup.cut))
+    options = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
+    setup.present(
+        substitution(model, words, gamma=gamma, from_layer=from_layer, seed=setup.seed, **options, **setup.cut)
+    )
 
 
 @command()
@@ -101,14 +109,18 @@ def emerge(
     setup: Setup,
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
     model: Annotated[str | None, typer.Option(help="Hub name, where the checkpoints are its revisions.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer directory, if checkpoints have none.")] = None,
+    tokenizer: Tokenizer = None,
+    coupling: Annotated[bool, typer.Option("--coupling", help="Also the coupling of residual Jacobians.")] = False,
 ) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?"""
     words = setup.words()
-    from tl_posgen.experiments import emergence
+    from tl_posgen.experiments import coupling_emergence, emergence
 
     where = {"model": model, "tokenizer": tokenizer, "backend": setup.backend}
-    setup.present(emergence(checkpoints, words, **where, **setup.cut))
+    results = [emergence(checkpoints, words, **where, **setup.cut)]
+    if coupling:
+        results.append(coupling_emergence(checkpoints, words, seed=setup.seed, **where, **setup.cut))
+    setup.present(*results)
 
 
 @command()
@@ -168,7 +180,7 @@ def slash(
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
-    planes: Annotated[str, typer.Option(help="all, medium_and_high, or low.")] = "all",
+    planes: Annotated[str, typer.Option(help="all, high_medium, high, medium or low.")] = "all",
     seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1500,
 ) -> None:
@@ -182,16 +194,17 @@ def toy(
 @command(length=64)
 def coupling(
     setup: Setup,
-    k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
+    k: Annotated[str, typer.Option(help="Numbers of top singular vectors, such as 10,30.")] = "10",
     tokens: Annotated[str, typer.Option(help="last, or positions such as 20,40,60.")] = "last",
     token_wise: Annotated[bool, typer.Option("--token-wise", help="Also between tokens of a layer.")] = False,
 ) -> None:
     """Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
     chosen = "last" if tokens == "last" else parse_indices(tokens, "--tokens")
+    ks = parse_indices(k, "--k")
     model, words = setup.load()
     from tl_posgen.experiments import coupling as run
 
-    options = {"k": [k], "tokens": chosen, "token_wise": token_wise, "seed": setup.seed}
+    options = {"k": ks, "tokens": chosen, "token_wise": token_wise, "seed": setup.seed}
     setup.present(run(model, words, **options, **setup.cut))
 
 
@@ -199,13 +212,16 @@ def coupling(
 def coupling_scores(
     setup: Setup,
     scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, parameters].")],
+    score: Annotated[str, typer.Option(help="The column of scores.")] = "score",
+    tokenizer: Tokenizer = None,
     k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
 ) -> None:
     """Does coupling go with a score over many models, and is anything left given their size?"""
     words = setup.words()
     from tl_posgen.experiments import coupling_scores as run
 
-    setup.present(run(scores, words, k=k, backend=setup.backend, seed=setup.seed, **setup.cut))
+    options = {"score": score, "tokenizer": tokenizer, "k": k, "backend": setup.backend, "seed": setup.seed}
+    setup.present(run(scores, words, **options, **setup.cut))
 
 
 @command()
