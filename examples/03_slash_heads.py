@@ -66,9 +66,9 @@ transfer.plot(kind="ablations")
 # `axis only`: the slash score when nothing but the part along the shared axis enters W_Q and W_K.
 
 # %%
-why = cone(model, text, **cut)
 from tl_posgen.report.findings import findings
 
+why = cone(model, text, **cut)
 print(*findings({"cone": why}), sep="\n")
 
 # %%

@@ -35,6 +35,11 @@ from tl_posgen.report.findings import findings
 print(*findings({"coupling": result}), sep="\n")
 
 # %%
+from tl_posgen.report.words.coupling import table
+
+table(result.dataset)
+
+# %%
 result.plot()
 
 # %%

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +63,109 @@ def test_check_prints_every_layer(monkeypatch, capsys):
     code, printed, _ = run(monkeypatch, capsys, "check", "--model", "mini")
     assert code == 0
     assert "rotary" in printed
+
+
+CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
+EXPERIMENTS = {
+    "substitute": [],
+    "distance": [],
+    "perturb": ["--ratios", "0,0.5"],
+    "planes": [],
+    "slash": ["--distances", "0-2"],
+    "coupling": ["--k", "5,10"],
+    "downstream": ["--n-items", "2", "--ratios", "0,0.5"],
+}
+
+
+def written(out: Path) -> list[str]:
+    return sorted(path.name for path in out.iterdir())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_prints_its_table_and_writes_its_report(monkeypatch, capsys, tmp_path, text, name):
+    options = ["--text", str(text), "--length", "48", "--prompts", "2", "--out", str(tmp_path), *EXPERIMENTS[name]]
+    code, printed, error = run(monkeypatch, capsys, name, *options)
+    assert code == 0, error
+    assert "random init" in printed
+    assert "Report:" in printed
+    assert written(tmp_path) == ["index.html", "results.nc", "summary.json"]
+
+
+def test_length_runs_beyond_the_training_length_without_being_told_how(monkeypatch, capsys, tmp_path, text):
+    options = ["--text", str(text), "--inside", "32", "--times", "3", "--prompts", "2", "--no-null"]
+    code, printed, error = run(monkeypatch, capsys, "length", *options, "--out", str(tmp_path))
+    assert code == 0, error
+    assert "lm_infinite" in printed or "LM-Infinite" in printed
+
+
+def test_emergence_takes_checkpoints_in_order(monkeypatch, capsys, tmp_path, text):
+    steps = [str(CHECKPOINTS / name) for name in ("step00000", "step08000")]
+    options = ["--tokenizer", "mini", "--coupling", "--text", str(text), "--length", "32", "--prompts", "2"]
+    code, printed, error = run(monkeypatch, capsys, "emerge", *steps, *options, "--out", str(tmp_path))
+    assert code == 0, error
+    assert printed.index("step00000") < printed.index("step08000")
+
+
+def test_the_toy_trains(monkeypatch, capsys, tmp_path):
+    code, _, error = run(monkeypatch, capsys, "toy", "--steps", "4", "--seeds", "1", "--out", str(tmp_path))
+    assert code == 0, error
+    assert "index.html" in written(tmp_path)
+
+
+def test_coupling_scores_reads_a_table_of_models(monkeypatch, capsys, tmp_path, text):
+    rows = [f"{CHECKPOINTS / name},{score}" for name, score in (("step00000", 1), ("step08000", 2))]
+    table = tmp_path / "models.csv"
+    table.write_text("\n".join(["model,score", *rows]))
+    options = ["--tokenizer", "mini", "--text", str(text), "--length", "32", "--prompts", "2"]
+    code, printed, error = run(monkeypatch, capsys, "coupling-scores", str(table), *options, "--out", str(tmp_path))
+    assert code == 0, error
+    assert "2 models" in printed
+
+
+def test_claims_go_on_from_finished_parts(monkeypatch, capsys, tmp_path, text):
+    options = ["--papers", "coupling", "--text", str(text), "--length", "32", "--prompts", "2", "--out", str(tmp_path)]
+    code, printed, error = run(monkeypatch, capsys, "claims", *options)
+    assert code == 0, error
+    assert "not held" in printed or "partly" in printed or "held" in printed
+    (parts,) = tmp_path.glob("parts-*")
+    before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
+    assert set(before) == {"heads.nc", "coupling.nc"}
+    assert run(monkeypatch, capsys, "claims", *options)[0] == 0
+    assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
+
+
+REFUSED = {
+    "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
+    "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
+    "kappa above one": (["slash", "--kappa", "2"], "kappa"),
+    "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
+    "more singular vectors than the model is wide": (["coupling", "--k", "999"], "999"),
+    "a layer that does not exist": (["substitute", "--from-layer", "9"], "9"),
+    "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),
+    "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
+    "items that do not exist": (["downstream", "--items", "nowhere.jsonl"], "nowhere.jsonl"),
+    "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
+    "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
+    "a measure that does not exist": (["analyze", "--measures", "tea"], "tea"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_words_get_one_line_that_names_them(monkeypatch, capsys, tmp_path, text, case):
+    words, named = REFUSED[case]
+    options = ["--text", str(text), "--length", "48", "--prompts", "2", "--out", str(tmp_path / "never")]
+    code, _, error = run(monkeypatch, capsys, *words, *options)
+    line = error.strip().splitlines()[-1]
+    assert code == 2
+    assert line.startswith("error: ")
+    assert named in line
+    assert not list((tmp_path / "never").glob("*.html"))
+
+
+def test_a_text_too_short_for_four_times_the_length_is_refused(monkeypatch, capsys, tmp_path, text):
+    code, _, error = run(monkeypatch, capsys, "length", "--text", str(text), "--out", str(tmp_path))
+    assert code == 2
+    assert "461 tokens" in error
 
 
 def refused(monkeypatch, capsys, tmp_path, *arguments: str) -> str:

@@ -128,13 +128,13 @@ def word_order(perturbation: Result) -> Finding:
 
     def say(data: xr.Dataset) -> str:
         parts = [
-            f"{name} +{change(data, arm, 0.05):.2f} nats at 5 %, +{change(data, arm, 0.2):.2f} at 20 %"
-            for arm, name in (("tokens", "text"), ("positions", "index"), ("position_part", "features"))
+            f"{name} {change(data, arm, 0.05):+.2f} nats at 5 %, {change(data, arm, 0.2):+.2f} at 20 %"
+            for arm, name in (("words", "words"), ("positions", "index"), ("position_part", "features"))
         ]
         return "; ".join(parts)
 
     data = perturbation.dataset
-    few, many = change(data, "tokens", 0.05), change(data, "tokens", 0.2)
+    few, many = change(data, "words", 0.05), change(data, "words", 0.2)
     index, features = change(data, "positions", 0.2), change(data, "position_part", 0.2)
     alike = abs(index - features) <= 0.25 * max(index, features)
     verdict = "held" if few <= 0.1 and many > 0.1 and alike else "partly" if few <= 0.1 or alike else "not held"
@@ -219,7 +219,7 @@ CLAIMS = [
         "position",
         5,
         "Swapping up to 5 % of the words hardly matters, more than 10 % does; index and features are alike.",
-        "text: at most .1 nats at 5 % and more at 20 %; index and features within a quarter of each other",
+        "words: at most .1 nats at 5 % and more at 20 %; index and features within a quarter of each other",
         ("perturbation",),
         word_order,
     ),

@@ -16,6 +16,8 @@ from tl_posgen.report.findings import findings, heading
 from tl_posgen.report.summary import short_table
 from tl_posgen.results import Result
 
+MOST_FINDINGS = 12  # in the box at the top of a page
+
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
     """The page. Every figure carries its title, model and null; every token-level view shares one script."""
@@ -23,9 +25,14 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     template = environment.get_template("page.html.j2")
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
+    said = findings(results)
+    if len(said) > MOST_FINDINGS:  # too many to lead with: each section leads with its own
+        said = []
+        for section, (name, result) in zip(sections, results.items(), strict=True):
+            section["findings"] = findings({name: result})
     return template.render(
         title=f"Position in {provenance.get('model', 'this model')}",
-        findings=findings(results),
+        findings=said,
         sections=sections,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),

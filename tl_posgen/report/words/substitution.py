@@ -16,7 +16,7 @@ CONTROLS = ("base", "uniform", "position", "meaning")
 def found(result: Result) -> list[str]:
     data, null = result.dataset, result.null
     splits = data["recovered"].drop_sel(arm=[*CONTROLS, "three_axis"])
-    best = str(splits["arm"].values[int(splits.argmax())])
+    best = str(splits["arm"].values[int(splits.values.argmax())])
     gap = f"of the {_gap(data):.3f} nats between the untouched model and uniform attention"
     chance = "no null measured" if null is None else f"random init: {_gap(null):.4f} nats"
     return [
