@@ -122,13 +122,18 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Finding:
     return Finding(verdict, measured, f"{say('random init')}; {say('shuffled')}")
 
 
+def nats(change: float) -> str:
+    """'+0.38', and never '-0.00'."""
+    return f"{round(change, 2) + 0.0:+.2f}"
+
+
 def word_order(perturbation: Result) -> Finding:
     def change(data: xr.Dataset, arm: str, ratio: float) -> float:
         return float(data["change"].sel(arm=arm, reach="uniform", target="all").sel(ratio=ratio, method="nearest"))
 
     def say(data: xr.Dataset) -> str:
         parts = [
-            f"{name} {change(data, arm, 0.05):+.2f} nats at 5 %, {change(data, arm, 0.2):+.2f} at 20 %"
+            f"{name} {nats(change(data, arm, 0.05))} nats at 5 %, {nats(change(data, arm, 0.2))} at 20 %"
             for arm, name in (("words", "words"), ("positions", "index"), ("position_part", "features"))
         ]
         return "; ".join(parts)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.coupling import coupling, headline
-from tl_posgen.experiments.emergence import load_checkpoint, steps_of
+from tl_posgen.experiments.emergence import load_checkpoint, steps_of, training_run
 from tl_posgen.experiments.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.backend import Model
 from tl_posgen.models.load import BackendChoice, load_model
@@ -70,7 +70,7 @@ def coupling_emergence(
     last = load(checkpoints[-1])
     tokens = prompts_of_one_length(last, prompts, length, n_prompts)
     provenance = provenance_of(last, list(tokens), null_seed)
-    label = model or _directory_name(Path(checkpoints[-1]).resolve().parent)
+    label = model or training_run(checkpoints[-1])
     null = None
     if null_seed is not None:
         null = _headlines(random_like(last, null_seed), tokens, k, seed).expand_dims(checkpoint=[null_label(null_seed)])
@@ -88,8 +88,3 @@ def coupling_emergence(
 def _headlines(model: Model, tokens: Int[Tensor, "prompt pos"], k: int, seed: int) -> xr.Dataset:
     found = coupling(model, tokens, length=None, n_prompts=None, k=[k], seed=seed, null_seed=None, progress=False)
     return xr.Dataset(headline(found.dataset, k)).assign(loss=float(token_losses(model, tokens).mean()))
-
-
-def _directory_name(directory: Path) -> str:
-    """The model's name where its checkpoints lie in <name>/ or <name>/checkpoints/."""
-    return directory.parent.name if directory.name == "checkpoints" else directory.name

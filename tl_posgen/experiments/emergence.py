@@ -82,7 +82,7 @@ def emergence(
     rows = []
     for checkpoint in tqdm(checkpoints, desc="emergence", unit="checkpoint", disable=not progress):
         rows.append(measured(load(checkpoint), tokens, make_analyzers(analyzers)))
-    label = model or Path(checkpoints[-1]).resolve().parent.name
+    label = model or training_run(checkpoints[-1])
     dataset = xr.concat(rows, pd.Index(names, name="checkpoint"), combine_attrs="drop")
     assert isinstance(dataset, xr.Dataset)
     dataset["step"] = ("checkpoint", steps_of(names))
@@ -111,6 +111,12 @@ def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, 
         model = build(loaded, load_tokenizer(words, False), path.name, default_device(), backend)
     remember_origin(model, Origin(path.name, backend_of(model), directory=path))
     return model
+
+
+def training_run(checkpoint: str | os.PathLike) -> str:
+    """The model's name where its checkpoints lie in <name>/ or <name>/checkpoints/."""
+    directory = Path(checkpoint).resolve().parent
+    return directory.parent.name if directory.name == "checkpoints" else directory.name
 
 
 def measured(model: Model, tokens: Int[Tensor, "prompt pos"], analyzers: Sequence[Analyzer]) -> xr.Dataset:

@@ -34,12 +34,13 @@ def found(result: Result) -> list[str]:
         if name not in data:
             continue
         values = data[name].mean(("layer", "head"))
-        half = _half_way(values)
+        first, for_good = _half_way(values)
+        lost = f"at step {steps[first]}, is lost again, and is there for good " if first < for_good else ""
+        reached = f"half of the change is there {lost}by step {steps[for_good]}, at loss {loss[for_good]:.3f}"
         chance = "no null measured" if null is None else f"random init {form.format(mean(null, name))}"
         sentences.append(
             f"{what} goes from {form.format(float(values[0]))} at step {steps[0]} to {form.format(float(values[-1]))} "
-            f"at step {steps[-1]} ({chance}); half of the change is there by step {steps[half]}, at loss "
-            f"{loss[half]:.3f}."
+            f"at step {steps[-1]} ({chance}); {reached}."
         )
     return sentences
 
@@ -58,8 +59,9 @@ def table(dataset: xr.Dataset) -> pd.DataFrame:
     return frame.iloc[list(kept)]
 
 
-def _half_way(values: xr.DataArray) -> int:
-    """The first checkpoint past the middle between the first and the last value."""
+def _half_way(values: xr.DataArray) -> tuple[int, int]:
+    """The first checkpoint past the middle between the first and the last value, and that from which all are."""
     change = values.values - float(values[0])
     past = change / change[-1] >= 0.5 if change[-1] else change == 0
-    return int(past.argmax())
+    before = (~past).nonzero()[0]
+    return int(past.argmax()), int(before[-1]) + 1 if len(before) else 0
