@@ -3,8 +3,9 @@
     python benchmarks/slash.py --tokens 1024
 
 Each way runs in a process of its own, so that its peak memory is its own. Ways: the bare forward pass; the same with
-the capture hooks and nothing behind them; with `slash_statistics` behind them (all distances, entropies, attention
-distance, with and without the first token); and run_with_cache of all patterns followed by numpy diagonals (means).
+the capture hooks and nothing behind them; with the whole `Slash` analyzer behind them (all distances, entropies,
+attention distance, with and without the first token, and the spectra of Q and K); and run_with_cache of all patterns
+followed by numpy diagonals (means). Ratios are medians over rounds of the way over the forward pass beside it.
 """
 
 import argparse
@@ -13,11 +14,12 @@ import resource
 import subprocess
 import sys
 import time
+from statistics import median
 
 import numpy as np
 import torch
 
-from tl_posgen.maths.slash import SlashMean, slash_statistics
+from tl_posgen.analyzers.slash import Slash
 from tl_posgen.models.hooks import run_capture
 
 WAYS = ("forward", "capture", "slash", "cached patterns")
@@ -45,14 +47,9 @@ def random_model(n_tokens: int):
 
 
 def slash_scores(model, tokens) -> np.ndarray:
-    means = [SlashMean() for _ in range(model.cfg.n_layers)]
-    run_capture(
-        model,
-        tokens,
-        lambda capture: means[capture.layer].add(slash_statistics(capture.pattern)),
-        needs=frozenset({"pattern"}),
-    )
-    return torch.stack([mean.result().score for mean in means]).numpy()
+    analyzer = Slash()
+    run_capture(model, tokens, analyzer.update, needs=analyzer.needs)
+    return analyzer.result()["score"].values
 
 
 def cached_diagonals(model, tokens) -> np.ndarray:
@@ -77,7 +74,7 @@ def run(way: str, model, tokens):
 
 
 def measure(way: str, n_tokens: int, rounds: int, threads: int) -> tuple[float, float, float, float]:
-    """Least wall seconds of the bare forward pass and of the way, turn by turn; MiB of peak memory of each."""
+    """Median seconds of the way and ratio to the forward pass beside it; MiB of peak memory of forward pass and way."""
     torch.set_num_threads(threads)
     model = random_model(n_tokens)
     tokens = torch.randint(0, 4096, (1, n_tokens), generator=torch.Generator().manual_seed(0))
@@ -91,7 +88,8 @@ def measure(way: str, n_tokens: int, rounds: int, threads: int) -> tuple[float, 
     for _ in range(rounds):
         bare.append(timed(lambda: forward(model, tokens)))
         whole.append(timed(lambda: run(way, model, tokens)))
-    return min(bare), min(whole), own - before, extra - before
+    ratio = median(way / forward for way, forward in zip(whole, bare, strict=True))
+    return median(whole), ratio, own - before, extra - before
 
 
 def timed(call) -> float:
@@ -108,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
@@ -116,15 +114,15 @@ def main() -> None:
         return
     # every large block goes back to the system when freed, so that the peak means something
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    print(f"6 layers, 6 heads, d_model 288, {options.tokens} tokens, {options.threads} threads, float32")
+    print(f"6 layers, 6 heads, d_model 288, {options.tokens} tokens, {options.threads} thread(s), float32")
     print(f"{'way':16} {'s':>7} {'/ forward':>10} {'peak MiB':>9} {'over forward':>13}")
     for way in WAYS:
         command = [sys.executable, "-W", "ignore", __file__, "--way", way]
         for name in ("tokens", "rounds", "threads"):
             command += [f"--{name}", str(getattr(options, name))]
         answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        bare, whole, own, peak = map(float, answer.split("\n")[-2].split())
-        print(f"{way:16} {whole:7.3f} {whole / bare:10.2f} {peak:9.0f} {peak - own:13.0f}")
+        whole, ratio, own, peak = map(float, answer.split("\n")[-2].split())
+        print(f"{way:16} {whole:7.3f} {ratio:10.2f} {peak:9.0f} {peak - own:13.0f}")
 
 
 if __name__ == "__main__":

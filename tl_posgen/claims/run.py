@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from tl_posgen.analysis import analyze
 from tl_posgen.claims import coupling, position, slash
 from tl_posgen.claims.base import Procedure, judged
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Model
 from tl_posgen.models.load import load_model
 from tl_posgen.models.origin import origin_of
@@ -87,9 +87,12 @@ def run_all(procedures: Mapping[str, Procedure], parts: Path, progress: bool) ->
     for name, procedure in bar:
         bar.set_description(f"claims: {name}")
         path = parts / f"{name}.nc"
-        if not path.is_file():
-            save_results({result.name: result for result in procedure()}, path)
-        results |= load(path)
+        try:
+            if not path.is_file():
+                save_results({result.name: result for result in procedure()}, path)
+            results |= load(path)
+        except UnsupportedModelError as reason:
+            bar.write(f"left out: {reason}")
     return results
 
 

@@ -1,11 +1,13 @@
 """The commands: each calls one analysis or experiment and shows what it found."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_names, parse_numbers
+from tl_posgen.errors import UnsupportedModelError
 
 Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-4; all if left out.")]
 Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-4; all if left out.")]
@@ -170,10 +172,13 @@ def slash(
 
     measured = run(model, words, analyzers=[Slash(**where), "slash_planes"], examples=0, **setup.cut)
     options = setup.cut | where
-    transfer = slash_transfer(model, words, seed=setup.seed, **options)
-    setup.present(
-        *measured.results.values(), transfer, cone(model, words, **options), band_ablation(model, words, **options)
-    )
+    results = [*measured.results.values(), slash_transfer(model, words, seed=setup.seed, **options)]
+    for experiment in (cone, band_ablation):
+        try:
+            results.append(experiment(model, words, **options))
+        except UnsupportedModelError as reason:
+            print(f"left out: {reason}", file=sys.stderr)
+    setup.present(*results)
 
 
 @command(without=("model", "text", "length", "prompts", "backend", "no_null"))

@@ -10,6 +10,7 @@ from tl_posgen.report.findings import words_of
 from tl_posgen.results import Result, rows_of
 
 SHARES = tuple(f"share_{term}" for term in ("q", "k", "d", "qk", "qd", "kd", "qkd"))
+MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row a layer
 # result -> {column of its frame: name in the table and in summary.json}
 HEADLINES: dict[str, dict[str, str]] = {
     "three_axis": {"r": "three_axis_r", "r_no_first": "three_axis_r_no_first", "r_visible": "three_axis_r_visible"},
@@ -37,7 +38,7 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
 
 
 def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFrame:
-    """A table for a terminal: the result's own short one; else means over heads, and the first `most` columns."""
+    """A table for a terminal: the result's own short one; else the first `most` columns, and means over many heads."""
     short = short_table(result, null=null)
     if short is not None:
         return short
@@ -46,6 +47,8 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
         rows = list(frame.columns[: frame.columns.get_loc("layer")])
         measures = [name for name in frame.columns if name not in (*rows, "layer", "head")]
         frame = pd.DataFrame(frame.groupby(rows, sort=False)[measures].mean()).reset_index()
+    elif list(frame.columns[:2]) == ["layer", "head"] and len(frame) > MOST_HEADS:
+        frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
     return frame.iloc[:, :most]
 
 

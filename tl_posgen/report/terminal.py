@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tl_posgen.report import Report
 from tl_posgen.report.findings import findings
-from tl_posgen.report.summary import compact, means
+from tl_posgen.report.summary import MOST_HEADS, compact, means
 
 # the table's headings: short, so that thirteen columns fit a terminal of eighty
 HEADINGS = {
@@ -21,6 +21,7 @@ HEADINGS = {
     "three_axis_r_visible": "r-row",
     "mean_key_r": "r-mk",
 }
+MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
 CAPTION = (
     "r: correlation of the scores with position + query + key; r-1st: first token left out; r-row: within rows, what "
     "softmax sees; q ... qkd: variance shares; r-mk: mean-key split"
@@ -29,11 +30,15 @@ CAPTION = (
 
 def print_report(report: Report, page: Path) -> None:
     """The per-head table (per-layer for models of more than 64 heads), what was found, and where the page is."""
-    console = Console()
     frame = report.frame()
+    if len(frame.columns) > MOST_COLUMNS:
+        print_experiments(report, page)
+        return
+    console = Console()
     per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
-    rows = frame if len(frame) <= 64 else per_layer.assign(head="all")
-    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", caption=CAPTION)
+    rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
+    caption = CAPTION if "three_axis" in report else None
+    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", caption)
     for name in rows.columns:
         table.add_column(HEADINGS.get(str(name), str(name).removeprefix("share_")), justify="right", no_wrap=True)
 
