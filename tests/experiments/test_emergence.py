@@ -5,8 +5,9 @@ import pytest
 
 from tl_posgen import load, load_model
 from tl_posgen.errors import InputError
-from tl_posgen.experiments.emergence import emergence, steps_of
+from tl_posgen.experiments.emergence import emergence
 from tl_posgen.experiments.loss import token_losses
+from tl_posgen.models.checkpoints import steps_of
 from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.report.words import emergence as words

@@ -16,15 +16,6 @@ from tl_posgen.report.words.slash_transfer import found, table
 OPTIONS = {"length": 64, "n_prompts": 2, "progress": False}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Matrices this small gain nothing from a second thread, and lose much where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def stories(shared):
     return tl_posgen.load_model(str(shared / "models" / "stories260K"))

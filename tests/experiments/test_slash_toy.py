@@ -27,15 +27,6 @@ def short(planes="all", steps=150, **options):
     return slash_toy(planes=planes, steps=steps, batch=48, progress=False, **{"seeds": (0,), **options})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Batches this small gain nothing from a second thread, and lose much where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def learned():
     return short(snapshots=[0, 150])

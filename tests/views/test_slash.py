@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 import tl_posgen
 from tl_posgen.experiments.slash import slash_transfer
@@ -12,15 +11,6 @@ from tl_posgen.report.words.slash_toy import found, table
 from tl_posgen.views.slash_transfer import examples
 
 OPTIONS = {"length": 40, "n_prompts": 1, "progress": False}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Matrices this small gain nothing from a second thread, and lose much where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,12 +10,11 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.errors import InputError
 from tl_posgen.experiments.coupling import coupling, headline
-from tl_posgen.experiments.emergence import load_checkpoint, steps_of, training_run
 from tl_posgen.experiments.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.backend import Model
-from tl_posgen.models.load import BackendChoice, load_model
+from tl_posgen.models.checkpoints import Checkpoints
+from tl_posgen.models.load import BackendChoice
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.random_like import random_like
 from tl_posgen.results import Result
@@ -55,34 +53,22 @@ def coupling_emergence(
     Source: that coupling, linearity and exponential growth rise during training is a claim of Aubry, Meng, Sugolov and
     Papyan, arXiv 2407.07810; the procedure is ours.
     """
-    if not checkpoints:
-        raise InputError("coupling_emergence: give one checkpoint at least, in order of training")
-    names = [Path(checkpoint).name for checkpoint in checkpoints]
-    if len(set(names)) < len(names):
-        raise InputError(f"coupling_emergence: two checkpoints have one name: {', '.join(names)}")
-    words = tokenizer if tokenizer is not None else checkpoints[-1]
-
-    def load(checkpoint: str | os.PathLike) -> Model:
-        if model is not None:
-            return load_model(model, backend, revision=str(checkpoint))
-        return load_checkpoint(checkpoint, words, backend)
-
-    last = load(checkpoints[-1])
+    run = Checkpoints(checkpoints, model, tokenizer, backend)
+    last = run.load(-1)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts)
     provenance = provenance_of(last, list(tokens), null_seed)
-    label = model or training_run(checkpoints[-1])
     null = None
     if null_seed is not None:
         null = _headlines(random_like(last, null_seed), tokens, k, seed).expand_dims(checkpoint=[null_label(null_seed)])
         null.attrs = {"rows": "checkpoint", "model": null_label(null_seed), "k": k}
     del last
-    bar = tqdm(checkpoints, desc="coupling over training", unit="checkpoint", disable=not progress)
-    rows = [_headlines(load(checkpoint), tokens, k, seed) for checkpoint in bar]
-    dataset = xr.concat(rows, pd.Index(names, name="checkpoint"))
+    bar = tqdm(range(len(run)), desc="coupling over training", unit="checkpoint", disable=not progress)
+    rows = [_headlines(run.load(place), tokens, k, seed) for place in bar]
+    dataset = xr.concat(rows, pd.Index(run.names, name="checkpoint"))
     assert isinstance(dataset, xr.Dataset)
-    dataset["step"] = ("checkpoint", steps_of(names))
-    dataset.attrs = {"rows": "checkpoint", "model": label, "k": k}
-    return Result("coupling_emergence", dataset, null, provenance | {"checkpoints": names, "model": label})
+    dataset["step"] = ("checkpoint", run.steps)
+    dataset.attrs = {"rows": "checkpoint", "model": run.label, "k": k}
+    return Result("coupling_emergence", dataset, null, provenance | {"checkpoints": run.names, "model": run.label})
 
 
 def _headlines(model: Model, tokens: Int[Tensor, "prompt pos"], k: int, seed: int) -> xr.Dataset:

@@ -13,10 +13,10 @@ from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError
 from tl_posgen.experiments.coupling import coupling, headline
-from tl_posgen.experiments.emergence import load_checkpoint
 from tl_posgen.maths.coupling import NORMS, every_pair, off_diagonal_mean
 from tl_posgen.maths.lanczos import dense_triplets
 from tl_posgen.maths.partial_correlation import correlation, partial_correlation, regression_line, unexplained
+from tl_posgen.models.checkpoints import load_checkpoint
 from tl_posgen.models.load import BackendChoice, load_model
 from tl_posgen.models.provenance import null_label
 from tl_posgen.results import Result
