@@ -137,6 +137,8 @@ def test_claims_go_on_from_finished_parts(monkeypatch, capsys, tmp_path, text):
 REFUSED = {
     "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
+    "a negative distance": (["distance", "--distances", "0,-1"], "-1"),
+    "a limit that is no number": (["distance", "--limits", "far"], "--limits"),
     "kappa above one": (["slash", "--kappa", "2"], "kappa"),
     "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
     "more singular vectors than the model is wide": (["coupling", "--k", "999"], "999"),

@@ -71,12 +71,24 @@ def substitute(
 
 
 @command()
-def distance(setup: Setup) -> None:
+def distance(
+    setup: Setup,
+    distances: Annotated[str, typer.Option(help="Every pair at each of these; the first is the reference.")] = (
+        "0,64,256,1000,2048"
+    ),
+    limits: Annotated[
+        str, typer.Option(help="Distances above each of these seen as the limit.")
+    ] = "1,2,4,8,16,32,64,128",
+) -> None:
     """Put every pair at a distance of your choosing: what stays of the scores, and of the loss?"""
+    where = {
+        "distances": parse_numbers(distances, "--distances"),
+        "limits": parse_numbers(limits, "--limits"),
+    }
     model, words = setup.load()
     from tl_posgen.experiments import dummy_distance
 
-    setup.present(dummy_distance(model, words, **setup.cut))
+    setup.present(dummy_distance(model, words, **where, **setup.cut))
 
 
 @command()
@@ -89,7 +101,7 @@ def perturb(
     model, words = setup.load()
     from tl_posgen.experiments import perturbation
 
-    setup.present(perturbation(model, words, ratios=shares, **setup.cut))
+    setup.present(perturbation(model, words, ratios=shares, seeds=(setup.seed, setup.seed + 1), **setup.cut))
 
 
 @command(without=("length",))
