@@ -69,9 +69,12 @@ def three_axes(three_axis: Result, mean_key: Result) -> Finding:
 
 
 def two_axes(variance: Result, substitution: Result) -> Finding:
-    def recovered(data: xr.Dataset) -> float:
-        """Of the free split, on prompts that it was not searched on."""
-        return float(data["search_recovered"].sel(family="free"))
+    def plain(data: xr.Dataset) -> float:
+        return float(data["recovered"].sel(arm="query_profile"))
+
+    def searched(data: xr.Dataset) -> float | None:
+        """Of the free split, on prompts that it was not searched on; None where nothing was searched."""
+        return float(data["search_recovered"].sel(family="free")) if "search_recovered" in data else None
 
     def say(shares: xr.Dataset, arms: xr.Dataset) -> str:
         losses = arms["loss_mean"]
@@ -79,11 +82,13 @@ def two_axes(variance: Result, substitution: Result) -> Finding:
         words = f"additive r {float(shares['additive_r'].mean()):.3f}; attention is worth {worth:.2f} nats"
         if worth < WORTHLESS:
             return f"{words}, so there is nothing to recover"
-        plain = float(arms["recovered"].sel(arm="query_profile"))
-        words += f", of which the split by each query's profile recovers {plain:.0%}"
-        return f"{words}, a searched one {recovered(arms):.0%}" if "search_recovered" in arms else words
+        words += f", of which the split by each query's profile recovers {plain(arms):.0%}"
+        best = searched(arms)
+        return words if best is None else f"{words}, a searched one {best:.0%}"
 
-    return Finding(threshold(recovered(substitution.dataset), 0.95, 0.75), *both(say, variance, substitution))
+    best = searched(substitution.dataset)
+    recovered = plain(substitution.dataset) if best is None else best
+    return Finding(threshold(recovered, 0.95, 0.75), *both(say, variance, substitution))
 
 
 def controlled_distance(dummy_distance: Result) -> Finding:

@@ -54,6 +54,15 @@ def judge_claims(
         InputError: an unknown paper, or a text too short.
 
     Source: the claims are the papers'; how each is measured and judged is ours.
+
+    Example:
+        >>> import tempfile
+        >>> from tl_posgen.models.tokens import bundled_text
+        >>> short = {"papers": ["coupling"], "length": 16, "n_prompts": 2, "progress": False}
+        >>> with tempfile.TemporaryDirectory() as keep:
+        ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
+        >>> report["claims"].frame()["claim"].tolist()
+        ['coupling 1', 'coupling 2', 'coupling 3']
     """
     if unknown := [paper for paper in papers if paper not in PAPERS]:
         raise InputError(f"paper {unknown[0]!r}: choose from {', '.join(PAPERS)}")
