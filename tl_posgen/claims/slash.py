@@ -36,7 +36,9 @@ def random_tokens(slash_transfer: Result) -> Finding:
         parts = []
         for at in data["at"].values[:3]:
             here = data.sel(at=at, variant="all")
-            sets = f"{int(here['n_natural'])} and {int(here['n_random'])} heads, Jaccard {float(here['jaccard']):.2f}"
+            sets = f"{int(here['n_natural'])} and {int(here['n_random'])} heads"
+            if here["n_natural"] + here["n_random"] > 0:
+                sets += f", Jaccard {float(here['jaccard']):.2f}"
             parts.append(f"D = {int(at)}: r {float(here['pearson']):.2f}, {sets}")
         return "; ".join(parts)
 
