@@ -96,7 +96,8 @@ def coupling_scores(
         null.attrs["model"] = null_label(null_seed)
     last = provenance[table["model"].iloc[-1]]
     known = {key: last[key] for key in ("backend", "dtype", "length", "prompts", "versions", "null_seed")}
-    return Result("coupling_scores", dataset, null, known | {"models": table["model"].tolist(), "score": score, "k": k})
+    known |= {"model": f"{len(table)} models", "models": table["model"].tolist(), "score": score, "k": k}
+    return Result("coupling_scores", dataset, null, known)
 
 
 def correlated(table: pd.DataFrame, measured: pd.DataFrame, score: str) -> xr.Dataset:

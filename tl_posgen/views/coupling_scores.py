@@ -32,6 +32,11 @@ def plot(
     return _scatter(dataset, null, measure) if kind == "scatter" else _given_size(dataset, null, measure)
 
 
+def drawable(dataset: xr.Dataset) -> tuple[str, ...]:
+    """Nothing is given size where there are too few models, or all have one size."""
+    return tuple(kind for kind in KINDS if kind != "given_size" or bool(dataset["rest_score"].notnull().any()))
+
+
 def _scatter(dataset: xr.Dataset, null: xr.Dataset | None, measure: str) -> go.Figure:
     panels = sides(dataset, null)
     titles = [f"{side}: {_with_interval(data.sel(measure=measure), 'r', 'r')}" for side, data in panels]
