@@ -4,7 +4,7 @@ VENV = .venv
 BRIDGE_VENV = .venv-bridge
 TORCH := $(shell grep '^torch==' constraints.txt)
 # what does not depend on the backend is tested once, on 3.9.0
-ON_BRIDGE = tests/models tests/analyzers tests/interventions tests/test_main_job.py \
+ON_BRIDGE = tests/models tests/analyzers tests/interventions tests/claims tests/test_main_job.py tests/test_cli.py \
 	$(foreach name,coupling coupling_emergence slash band_ablation cone length emergence dummy_distance \
 	perturbation substitution downstream plane_sufficiency,tests/experiments/test_$(name).py)
 SOURCES = tl_posgen tests examples benchmarks
