@@ -13,17 +13,11 @@ from tqdm.auto import tqdm
 from tl_posgen.analyzers.slash import best, check_dominance, statistics_dataset
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.experiments.loss import prompts_of_one_length, require_length, token_losses
+from tl_posgen.experiments.slash import ablated_statistics
 from tl_posgen.interventions.bands import ablate_bands
-from tl_posgen.maths.bands import BANDS, ablate, bands_by_thirds, bands_by_wavelength
+from tl_posgen.maths.bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.maths.rope import Rope
-from tl_posgen.maths.slash import (
-    SHORT_DISTANCES,
-    SHORT_KAPPA,
-    SlashMean,
-    SlashStatistics,
-    slash_statistics,
-    slash_statistics_from_qk,
-)
+from tl_posgen.maths.slash import SHORT_DISTANCES, SHORT_KAPPA, SlashMean, slash_statistics
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import capturing
@@ -158,7 +152,9 @@ def measured(
             means.setdefault(capture.layer, SlashMean()).add(found)
             if arm.kind == "none":
                 for other, kept in zip(arms, offline, strict=True):
-                    kept.setdefault(capture.layer, SlashMean()).add(ablated_statistics(capture, other))
+                    planes = other.planes(capture.geometry.rope) if other.band else None
+                    found = ablated_statistics(capture, other.kind, planes)
+                    kept.setdefault(capture.layer, SlashMean()).add(found)
 
         hooks = [] if arm.kind == "none" else ablate_bands(model, arm.kind, arm.planes if arm.band else None)
         with capturing(model, take, needs=frozenset({"pattern"})):
@@ -170,15 +166,6 @@ def measured(
     labels = {name: ("arm", [getattr(arm, name) for arm in arms]) for name in ("kind", "split", "band")}
     dataset = per_arm(dataset.assign_coords(labels), kappa, distances)
     return dataset.assign_attrs(rows=["arm"], model=label, kappa=kappa, distances=list(distances))
-
-
-def ablated_statistics(capture: LayerCapture, arm: Arm) -> SlashStatistics:
-    """Slash statistics of one layer with its own captured q and k ablated, nothing before it changed."""
-    geometry = capture.geometry
-    q, k = ablate(capture.q, capture.k, geometry.rope, arm.kind, arm.planes(geometry.rope) if arm.band else None)
-    return slash_statistics_from_qk(
-        q, k, geometry.scale, window=geometry.window, soft_cap=geometry.soft_cap, entropy=False
-    )
 
 
 def scores_of(means: dict[int, SlashMean], model: Model) -> xr.Dataset:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -21,6 +21,7 @@ from tl_posgen.maths.slash import (
     SHORT_KAPPA,
     SlashMean,
     SlashStatistics,
+    dominant_heads,
     slash_statistics,
     slash_statistics_from_qk,
 )
@@ -77,10 +78,14 @@ def find_slash_heads(
     tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
     check_reach(tokens, kappa, distances)
     dataset = scores_under(model, tokens, progress=False).isel(ablation=0, drop=True)
-    chosen = dataset[["score", "baseline"]].sel(distance=sorted(set(distances)))
-    frame = chosen.assign(ratio=chosen["score"] / chosen["baseline"]).to_dataframe(["layer", "head", "distance"])
-    found = frame[frame["score"] >= kappa].reset_index().sort_values("score", ascending=False, kind="stable")
-    return found[["layer", "head", "distance", "score", "ratio"]].reset_index(drop=True)
+    layers = zip(*(torch.from_numpy(dataset[name].values) for name in ("score", "baseline")), strict=True)
+    rows = []
+    for layer, (score, baseline) in enumerate(layers):
+        found = dominant_heads(score, baseline, kappa, sorted(set(distances)))
+        columns = {"head": found.index[:, 0], "distance": found.distance, "score": found.score, "ratio": found.ratio}
+        rows.append(pd.DataFrame({name: column.numpy() for name, column in columns.items()}).assign(layer=layer))
+    table = pd.concat(rows).sort_values("score", ascending=False, kind="stable")
+    return pd.DataFrame(table[["layer", "head", "distance", "score", "ratio"]]).reset_index(drop=True)
 
 
 def check_reach(tokens: Sequence[Tensor], kappa: float, distances: Sequence[int]) -> None:
@@ -274,16 +279,21 @@ def beside(datasets: Mapping[str, xr.Dataset], dim: str) -> xr.Dataset:
 
 def statistics_under(capture: LayerCapture, kind: str) -> SlashStatistics:
     """Slash statistics of one layer: of the model's own pattern, or after an ablation of its q and k."""
-    geometry = capture.geometry
     if kind == "none":
         assert capture.pattern is not None
-        return slash_statistics(capture.pattern, window=geometry.window, entropy=False)
-    planes = None
-    if kind.startswith("drop_"):
-        kind, band = kind.split("_")
-        planes = bands_by_thirds(len(geometry.rope.inv_freq))[BANDS.index(band)]
+        return slash_statistics(capture.pattern, window=capture.geometry.window, entropy=False)
+    if not kind.startswith("drop_"):
+        return ablated_statistics(capture, kind)
+    kind, band = kind.split("_")
+    return ablated_statistics(capture, kind, bands_by_thirds(len(capture.geometry.rope.inv_freq))[BANDS.index(band)])
+
+
+def ablated_statistics(
+    capture: LayerCapture, kind: str, planes: Bool[Tensor, " plane"] | None = None
+) -> SlashStatistics:
+    """Slash statistics of one layer with its own captured q and k ablated, nothing before it changed."""
+    geometry, slopes = capture.geometry, capture.geometry.alibi_slopes
     q, k = ablate(capture.q, capture.k, geometry.rope, kind, planes)
-    slopes = geometry.alibi_slopes
     return slash_statistics_from_qk(
         q,
         k,
