@@ -130,21 +130,23 @@ def test_frechet_along_the_axes_equals_that_of_projected_samples():
     torch.testing.assert_close(found.frechet[0], frechet_distance(*stats) / axes.variance[0].sum())
 
 
-def test_entropy_and_normaliser_are_those_of_the_softmax():
+def causal_scores() -> torch.Tensor:
     scores = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    visible = torch.ones(5, 5).tril().bool()
-    entropy, normaliser = entropy_and_normaliser(scores, visible)
+    return scores.masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+
+
+def test_entropy_and_normaliser_are_those_of_the_softmax():
+    scores = causal_scores()
+    entropy, normaliser = entropy_and_normaliser(scores, scores.softmax(-1))
     row = scores[1, 3, :4]
     torch.testing.assert_close(entropy[1, 3], torch.distributions.Categorical(logits=row).entropy())
     torch.testing.assert_close(normaliser[1, 3], row.exp().sum().log())
 
 
 def test_row_blocks_give_the_rows_of_the_whole():
-    scores = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    visible = torch.ones(5, 5).tril().bool()
-    for whole, block in zip(
-        entropy_and_normaliser(scores, visible), entropy_and_normaliser(scores[:, 2:], visible[2:]), strict=True
-    ):
+    scores, pattern = causal_scores(), causal_scores().softmax(-1)
+    blocks = entropy_and_normaliser(scores[:, 2:], pattern[:, 2:])
+    for whole, block in zip(entropy_and_normaliser(scores, pattern), blocks, strict=True):
         torch.testing.assert_close(block, whole[:, 2:])
 
 

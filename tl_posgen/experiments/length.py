@@ -17,7 +17,7 @@ from tl_posgen.interventions.lm_infinite import lm_infinite
 from tl_posgen.interventions.retrieval import retrieve_blocks
 from tl_posgen.interventions.scores import HookList
 from tl_posgen.maths.bootstrap import bootstrap_interval
-from tl_posgen.maths.output_drift import OutputMoments, output_drift
+from tl_posgen.maths.output_drift import OutputMoments, entropy_and_normaliser, output_drift
 from tl_posgen.models.backend import Model
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.hooks import capture_hooks
@@ -179,19 +179,7 @@ class Run:
             for start, stop in bins(n, inside)  # keys behind the last query of a bin are invisible to all of it
         ]
         for name, by_bin in zip(("entropy", "normaliser"), zip(*measures, strict=True), strict=True):
-            self._rows[name].append(torch.stack(by_bin, -1).cpu().numpy())
-
-
-def entropy_and_normaliser(
-    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
-) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """-sum_j p_ij ln p_ij and Z_i = ln sum_j exp(score_ij), mean over queries, with no exponential taken anew.
-
-    The largest score has the largest weight, p = exp(score - Z), so Z = max score - ln max p.
-    """
-    entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
-    normaliser = scores.amax(-1).double() - pattern.amax(-1).double().log()
-    return entropy.mean(-1), normaliser.mean(-1)
+            self._rows[name].append(torch.stack([values.mean(-1) for values in by_bin], -1).cpu().numpy())
 
 
 def bins(n: int, inside: int) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError
@@ -155,20 +155,20 @@ def output_drift(
 
 
 def entropy_and_normaliser(
-    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
 ) -> tuple[Float[Tensor, "head query"], Float[Tensor, "head query"]]:
-    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), over the visible keys of a block of queries.
+    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), of any block of queries and all their keys.
+
+    No exponential is taken anew: the largest score has the largest weight, p = exp(score - Z), so that
+    Z = max score - ln max p. Invisible entries are -inf in the scores and 0 in the pattern.
 
     Example:
-        >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.ones(1, 4, dtype=torch.bool))
+        >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25))
         >>> round(entropy.exp().item(), 6), round(normaliser.exp().item(), 6)
         (4.0, 4.0)
     """
-    seen = scores.double().masked_fill(~visible, -torch.inf)
-    normaliser = seen.logsumexp(-1)
-    log_p = seen - normaliser[..., None]
-    weighted = torch.where(visible, log_p.exp() * log_p, 0.0)
-    return -weighted.sum(-1), normaliser
+    entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
+    return entropy, scores.amax(-1).double() - pattern.amax(-1).double().log()
 
 
 def _frechet_along(one: OutputMoments, other: OutputMoments, axes: PrincipalAxes) -> Float[Tensor, " head"]:
