@@ -63,6 +63,9 @@ def searched(
     - position, meaning: the controls. As free, with the other part missing: what so many numbers do by themselves.
     """
 
+    device = next(model.parameters()).device
+    chosen_on, reported_on = chosen_on.to(device), reported_on.to(device)
+
     def found(family: str, parameters: int, by: ScoresOf, **more: Tensor) -> Found:
         hooks = substitute(model, by, **options)
         losses = token_losses(model, reported_on, hooks).mean(1)
@@ -85,7 +88,7 @@ def searched(
         parameters = (turns if part != "position" else []) + (shifts if part != "meaning" else [])
         parameters = [parameter.requires_grad_(True) for parameter in parameters]
         descend(family, parameters, lambda s=splits, p=part: by_free_split(s, p), family == "imitating")
-        turn = torch.stack([torch.view_as_complex(turn.detach()).abs() for turn in turns])
+        turn = torch.stack([torch.view_as_complex(turn.detach()).abs().cpu() for turn in turns])
         more = {} if part == "position" else {"turn": turn}
         result.append(found(family, sum(x.numel() for x in parameters), by_free_split(splits, part), **more))
     return result, width
