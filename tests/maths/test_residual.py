@@ -5,9 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.errors import InputError
-from tl_posgen.maths import residual as residual_module
-from tl_posgen.maths.residual import residual_sums, spectrum, top_pairs, top_token_pairs
+from tl_posgen.maths.residual import residual_sums, top_token_pairs
 from tl_posgen.maths.rope import Rope, inverse_frequencies, rotate
 
 SCALE, N, D_HEAD = 0.3, 11, 8
@@ -82,41 +80,6 @@ def test_invisible_entries_are_left_out():
     for name in ("energy", "planes"):
         found = getattr(residual_sums(masked, VISIBLE, q, k, rope, SCALE), name)
         torch.testing.assert_close(found, getattr(residual_sums(left, VISIBLE, q, k, rope, SCALE), name))
-    torch.testing.assert_close(spectrum(masked, VISIBLE, 3).values, spectrum(left.tril(), VISIBLE, 3).values)
-
-
-def test_the_spectrum_rebuilds_the_residual():
-    left = random_tensor(2, N, N).tril()
-    found = spectrum(left, VISIBLE, N)
-    torch.testing.assert_close((found.left * found.values[:, None]) @ found.right.mT, left)
-    torch.testing.assert_close(found.share.sum(-1), torch.ones(2, dtype=torch.float64))
-
-
-def test_iteration_finds_the_exact_spectrum(monkeypatch):
-    n = 80
-    visible = torch.ones(n, n).tril().bool()
-    left = random_tensor(2, n, n).tril()
-    exact = spectrum(left, visible, 5)
-    monkeypatch.setattr(residual_module, "EXACT_BELOW", 8)
-    found = spectrum(left, visible, 5)
-    torch.testing.assert_close(found.values, exact.values, rtol=1e-5, atol=0)
-    torch.testing.assert_close(found.share, exact.share, rtol=1e-5, atol=0)
-    overlap = (found.left[..., 0] * exact.left[..., 0]).sum(-1) * (found.right[..., 0] * exact.right[..., 0]).sum(-1)
-    torch.testing.assert_close(overlap, torch.ones(2, dtype=torch.float64), atol=1e-4, rtol=0)
-
-
-def test_top_pairs_are_the_largest_visible_entries():
-    left = random_tensor(2, N, N)
-    found = top_pairs(left, VISIBLE, 4)
-    for head in range(2):
-        expected = left[head][VISIBLE].abs().sort(descending=True).values[:4]
-        torch.testing.assert_close(found.value[head].abs(), expected)
-        assert torch.equal(left[head, found.query[head], found.key[head]], found.value[head])
-        assert (found.query[head] >= found.key[head]).all()
-
-
-def test_no_more_pairs_than_there_are():
-    assert top_pairs(random_tensor(2, N, N), VISIBLE, 1000).value.shape == (2, N * (N + 1) // 2)
 
 
 def test_token_pairs_gather_the_energy_of_each_kind():
@@ -131,8 +94,3 @@ def test_token_pairs_gather_the_energy_of_each_kind():
         torch.testing.assert_close(found.share[rank], left[kind].square().sum() / total)
         torch.testing.assert_close(found.mean[rank], left[kind].mean())
         assert found.count[rank] == kind.sum()
-
-
-def test_a_rank_below_one_is_refused():
-    with pytest.raises(InputError, match="at least 1"):
-        spectrum(random_tensor(1, N, N), VISIBLE, 0)

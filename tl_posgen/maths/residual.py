@@ -1,4 +1,4 @@
-"""What a fit leaves of a head's scores: its spectrum, and the pairs, distances and planes that it sits in."""
+"""What a fit leaves of a head's scores: the kinds of pairs, the distances and the planes that it sits in."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError
 from tl_posgen.maths.rope import Rope, complex_planes
-
-EXACT_BELOW = 512
-OVERSAMPLING = 10
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """residual ~ sum_r values_r left_r right_r': the strongest patterns of what is left.
-
-    `share` is each one's part of the residual's energy, values_r^2 / sum of squares of all entries.
-    """
-
-    values: Float[Tensor, "head rank"]
-    share: Float[Tensor, "head rank"]
-    left: Float[Tensor, "head query rank"]
-    right: Float[Tensor, "head key rank"]
 
 
 @dataclass(frozen=True)
@@ -62,15 +45,6 @@ class ResidualSums:
 
 
 @dataclass(frozen=True)
-class TopPairs:
-    """The pairs with the largest |residual| of each head, largest first."""
-
-    query: Int[Tensor, "head rank"]
-    key: Int[Tensor, "head rank"]
-    value: Float[Tensor, "head rank"]
-
-
-@dataclass(frozen=True)
 class TokenPairs:
     """Residuals gathered by what the tokens are, for one head; largest share of energy first.
 
@@ -83,30 +57,6 @@ class TokenPairs:
     share: Float[Tensor, " rank"]
     mean: Float[Tensor, " rank"]
     count: Int[Tensor, " rank"]
-
-
-def spectrum(
-    residual: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], rank: int, *, seed: int = 0
-) -> Spectrum:
-    """Leading singular values and vectors of the residual with invisible entries at zero, in float64.
-
-    Exact up to 512 queries or keys; above, subspace iteration from a seeded start until the values stand still to 1e-9.
-
-    Raises:
-        InputError: a rank below 1.
-
-    Example:
-        >>> seen = torch.ones(3, 3, dtype=torch.bool)
-        >>> spectrum(torch.ones(1, 3, 3), seen, rank=2).share.round(decimals=6).tolist()
-        [[1.0, 0.0]]
-    """
-    if rank < 1:
-        raise InputError(f"{rank} singular values asked for; give at least 1")
-    matrix = _visible_part(residual, visible)
-    exact = min(matrix.shape[-2:]) <= max(EXACT_BELOW, rank + OVERSAMPLING)
-    u, s, v = _exact_svd(matrix) if exact else _subspace_iteration(matrix, rank, seed)
-    total = matrix.square().sum((1, 2))
-    return Spectrum(s[:, :rank], s[:, :rank].square() / total[:, None], u[..., :rank], v[..., :rank])
 
 
 def residual_sums(
@@ -134,20 +84,6 @@ def residual_sums(
     return ResidualSums(energy, at.bincount(minlength=n_key), scale * planes.sum(1))
 
 
-def top_pairs(residual: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], n: int) -> TopPairs:
-    """Where each head's fit is worst: the n visible pairs (fewer if there are not so many) with the largest |residual|.
-
-    Example:
-        >>> worst = top_pairs(torch.tensor([[[1.0, 9.0], [-3.0, 2.0]]]), torch.tensor([[True, False], [True, True]]), 2)
-        >>> worst.query.tolist(), worst.key.tolist(), worst.value.tolist()
-        ([[1, 1]], [[0, 1]], [[-3.0, 2.0]])
-    """
-    query, key = visible.nonzero(as_tuple=True)
-    values = residual[:, query, key]
-    at = values.abs().topk(min(n, len(query)), dim=1).indices
-    return TopPairs(query[at], key[at], values.gather(1, at))
-
-
 def top_token_pairs(
     residual: Float[Tensor, "query key"], visible: Bool[Tensor, "query key"], tokens: Int[Tensor, " pos"], n: int
 ) -> TokenPairs:
@@ -164,24 +100,3 @@ def top_token_pairs(
 
 def _visible_part(residual: Tensor, visible: Tensor) -> Float[Tensor, "head query key"]:
     return residual.double().masked_fill(~visible, 0)
-
-
-def _exact_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    return u, s, vh.mT
-
-
-def _subspace_iteration(matrix: Tensor, rank: int, seed: int, tolerance: float = 1e-9) -> tuple[Tensor, Tensor, Tensor]:
-    """Halko, Martinsson & Tropp 2011, algorithm 4.4, with a test of convergence instead of a fixed number of passes."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(matrix.shape[-1], rank + OVERSAMPLING, generator=generator, dtype=torch.float64)
-    right = start.to(matrix.device).expand(len(matrix), -1, -1)
-    values = matrix.new_zeros(len(matrix), right.shape[-1])
-    for _ in range(500):
-        left = torch.linalg.qr(matrix @ right).Q
-        right = torch.linalg.qr(matrix.mT @ left).Q
-        before, values = values, torch.linalg.svdvals(matrix @ right)
-        if bool(((values - before)[:, :rank].abs() <= tolerance * values[:, :1]).all()):
-            break
-    u, s, vh = torch.linalg.svd(matrix @ right, full_matrices=False)
-    return u, s, right @ vh.mT
