@@ -1,53 +1,109 @@
 # make demo: set-up, then the main job on the bundled model and text.  make test: set-up, then every check and test.
+# Every target installs what it needs; `make help` lists them.
 PYTHON ?= python3
+WORKERS ?= 2
 VENV = .venv
 BRIDGE_VENV = .venv-bridge
-TORCH := $(shell grep '^torch==' constraints.txt)
-# what does not depend on the backend is tested once, on 3.9.0
-ON_BRIDGE = tests/models tests/analyzers tests/interventions tests/claims tests/test_main_job.py tests/test_cli.py \
-	$(foreach name,coupling coupling_emergence slash band_ablation cone length emergence dummy_distance \
-	perturbation substitution downstream plane_sufficiency,tests/experiments/test_$(name).py)
-SOURCES = tl_posgen tests examples benchmarks
+OLDEST_VENV = .venv-oldest
+SOURCES = tl_posgen tests examples benchmarks docs .ci
+PLUGIN := $(dir $(wildcard tests/*/pyproject.toml)) # another distribution's measure, for the tests
+PYTEST = -m pytest -q
+# one torch thread a process: with tiny tensors a second one costs more than it brings
+ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
+# numbers, notebooks and the training script depend on no backend; they are tested once, on 3.9.0
+ON_BRIDGE = tests --ignore=tests/rope --ignore=tests/stats --ignore=tests/test_imports.py \
+	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_docs.py
+# bytecode of what is imported is written when it is, and not for the 20,000 files that are not
+PIP = -m pip install --quiet --no-compile
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-bridge lint docs benchmark notebooks clean
+# $(call set_up,DIRECTORY,CONSTRAINTS,WHAT): torch first, as the pinned build is the small one
+define set_up
+	test -x $(1)/bin/python || $(PYTHON) -m venv --upgrade-deps $(1)
+	$(1)/bin/python $(PIP) $(shell grep '^torch==' $(2))
+	$(1)/bin/python $(PIP) --constraint $(2) $(3)
+endef
 
-demo: $(VENV)/installed
+.PHONY: help demo test test-bridge oldest coverage screenshots soak lint docs numbers pages notebooks benchmark \
+	pre-commit clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report
 
-test: $(VENV)/installed-dev lint
-	$(VENV)/bin/python -m pytest -q
+test: $(VENV)/installed-dev lint ## lint, then the whole suite on TransformerLens 3.9.0
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS)
 
-test-bridge: $(BRIDGE_VENV)/installed-dev
-	$(BRIDGE_VENV)/bin/python -m pytest -q $(ON_BRIDGE)
+test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0, where only TransformerBridge exists
+	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) -rfE $(ON_BRIDGE)
 
-lint: $(VENV)/installed-dev
+oldest: $(OLDEST_VENV)/installed-dev ## the suite on the oldest versions that pyproject.toml allows; PYTHON=python3.10
+	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python $(ALL_TESTS) -W ignore::DeprecationWarning -W ignore::FutureWarning
+
+coverage: $(VENV)/installed-dev ## the whole suite, and which lines it does not run
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --cov --cov-report=term
+
+screenshots: $(VENV)/installed-dev ## pages in the browser at every width
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests
+
+soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak tests
+
+lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-docs: $(VENV)/installed-dev
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(VENV)/bin/zensical build
+docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail
+	NO_COLOR=1 $(VENV)/bin/zensical build --clean --strict
+	$(VENV)/bin/python .ci/check_site.py site
 
-notebooks: $(VENV)/installed-dev
+numbers: $(VENV)/installed-dev ## measures what README and docs show, into docs/numbers.json; about half an hour
+	$(VENV)/bin/python docs/regenerate.py --measure
+
+pages: $(VENV)/installed-dev ## README.md, docs/*.md and docs/*.png from what was measured
+	$(VENV)/bin/python docs/regenerate.py --pages --pictures
+
+notebooks: $(VENV)/installed-dev ## examples/*.ipynb from examples/*.py
 	$(VENV)/bin/jupytext --to ipynb examples/*.py
 
-# torch first: the pinned build is the small one
+benchmark: $(VENV)/installed-bench ## every file of benchmarks/, with its defaults
+	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(VENV)/bin/python $$file; done
+
+pre-commit: $(VENV)/installed-dev ## what a commit is checked for, on every file
+	$(VENV)/bin/pre-commit run --all-files
+
 $(VENV)/installed: pyproject.toml constraints.txt
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet $(TORCH)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable .
+	$(call set_up,$(VENV),constraints.txt,--editable .)
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+$(VENV)/installed-dev: pyproject.toml constraints.txt $(PLUGIN:%=%pyproject.toml)
+	$(call set_up,$(VENV),constraints.txt,--editable '.[dev]' $(PLUGIN:%=--editable %))
+	touch $(VENV)/installed $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(VENV)/bin/python $(PIP) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-$(BRIDGE_VENV)/installed-dev: pyproject.toml constraints.txt
-	test -x $(BRIDGE_VENV)/bin/python || $(PYTHON) -m venv $(BRIDGE_VENV)
-	$(BRIDGE_VENV)/bin/pip install --quiet $(TORCH)
-	$(BRIDGE_VENV)/bin/pip install --quiet 'transformer-lens==4.3.0' --editable '.[test]'
+$(VENV)/installed-bench: $(VENV)/installed-dev
+	$(VENV)/bin/python $(PIP) --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
-clean:
-	rm -rf $(VENV) $(BRIDGE_VENV) build dist site report
+$(BRIDGE_VENV)/installed-dev: pyproject.toml constraints-bridge.txt $(PLUGIN:%=%pyproject.toml)
+	$(call set_up,$(BRIDGE_VENV),constraints-bridge.txt,--editable '.[test]' $(PLUGIN:%=--editable %))
+	touch $@
+
+$(OLDEST_VENV)/installed-dev: $(OLDEST_VENV)/constraints.txt $(PLUGIN:%=%pyproject.toml)
+	$(call set_up,$(OLDEST_VENV),$(OLDEST_VENV)/constraints.txt,--editable '.[test]' $(PLUGIN:%=--editable %))
+	touch $@
+
+# every lower bound of pyproject.toml as a pin
+$(OLDEST_VENV)/constraints.txt: pyproject.toml
+	mkdir -p $(OLDEST_VENV)
+	grep -o '"[a-z0-9-][a-z0-9-]*>=[0-9.]*' pyproject.toml | sed 's/"//; s/>=/==/' | sort -u > $@
+
+clean: ## removes what these targets made
+	rm -rf $(VENV) $(BRIDGE_VENV) $(OLDEST_VENV) build dist site report

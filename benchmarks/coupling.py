@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tl_posgen.models.jacobians import DENSE_UP_TO, residual_jacobians
+from tl_posgen.coupling.jacobians import DENSE_UP_TO, residual_jacobians
 
 
 def random_llama(d_model: int, n_layers: int, n_ctx: int):

@@ -3,7 +3,7 @@
     python benchmarks/slash.py --tokens 1024
 
 Each way runs in a process of its own, so that its peak memory is its own. Ways: the bare forward pass; the same with
-the capture hooks and nothing behind them; with the whole `Slash` analyzer behind them (all distances, entropies,
+the capture hooks and nothing behind them; with the whole measure `slash` behind them (all distances, entropies,
 attention distance, with and without the first token, and the spectra of Q and K); and run_with_cache of all patterns
 followed by numpy diagonals (means). Ratios are medians over rounds of the way over the forward pass beside it.
 """
@@ -19,8 +19,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from tl_posgen.analyzers.slash import Slash
-from tl_posgen.models.hooks import run_capture
+from tl_posgen.analysis import Feed
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.registry import requested
 
 WAYS = ("forward", "capture", "slash", "cached patterns")
 
@@ -47,9 +48,9 @@ def random_model(n_tokens: int):
 
 
 def slash_scores(model, tokens) -> np.ndarray:
-    analyzer = Slash()
-    run_capture(model, tokens, analyzer.update, needs=analyzer.needs)
-    return analyzer.result()["score"].values
+    feed = Feed(requested("slash"))
+    run_capture(model, tokens, feed, needs=feed.needs)
+    return feed.datasets(model, "benchmark")["slash"]["score"].values
 
 
 def cached_diagonals(model, tokens) -> np.ndarray:

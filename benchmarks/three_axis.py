@@ -55,8 +55,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from tl_posgen.maths.three_axis import fit_three_axis, three_axis_from_qk  # noqa: E402
-from tl_posgen.maths.triangle_moments import triangle_moments  # noqa: E402
+from tl_posgen.position.decomposition.pair_moments import pair_moments  # noqa: E402
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis, three_axis_from_qk  # noqa: E402
 
 
 def random_head(length: int, heads: int) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def row(length: int, repeats: int) -> dict[str, float]:
 
 def fit_both(q: Tensor, k: Tensor) -> None:
     """With and without the first token."""
-    moments = triangle_moments(q, k, D_HEAD**-0.5)
+    moments = pair_moments(q, k, D_HEAD**-0.5)
     fit_three_axis(moments)
     assert moments.without_first_token is not None
     fit_three_axis(moments.without_first_token)

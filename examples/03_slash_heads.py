@@ -23,8 +23,7 @@
 
 # %%
 import tl_posgen
-from tl_posgen.experiments import band_ablation, cone, slash_transfer
-from tl_posgen.models.tokens import bundled_text
+from tl_posgen.models import bundled_text
 
 model = tl_posgen.load_model("mini")
 text = bundled_text()
@@ -38,66 +37,69 @@ cut = {"length": 128, "n_prompts": 2}
 # %%
 tl_posgen.find_slash_heads(model, text, kappa=0.1, distances=range(5), **cut).round(3)
 
+# %% [markdown]
+# ## Everything about them, in one pass
+#
+# Scores, the same heads on random tokens, their queries and keys ablated, why they are of rank one: each prompt goes through
+# the model once for all that one pass can give.
+
 # %%
-report = tl_posgen.analyze(model, text, analyzers=["slash", "slash_planes"], examples=0, **cut)
+from tl_posgen.slash import BandAblation
+
+measures = ["slash", "slash_ablation", "slash_transfer", "cone", BandAblation(schemes=["thirds"])]
+report = tl_posgen.analyze(model, text, measures=measures, **cut)
+print(*report.findings(), sep="\n")
+
+# %%
 report["slash"].plot()
 
 # %% [markdown]
 # ## Do they belong to the text or to the model?
-#
-# The same heads on uniform random tokens, and with parts of their queries and keys taken away.
 
 # %%
-transfer = slash_transfer(model, text, **cut)
-transfer.plot()
+report["slash_transfer"].plot()
 
 # %% [markdown]
 # The strongest heads token by token, on the text and on random tokens:
 
 # %%
-transfer.show()
+report["slash_transfer"].show()
+
+# %% [markdown]
+# ## Is it only RoPE?
 
 # %%
-transfer.plot(kind="ablations")
+report["slash_ablation"].plot()
 
 # %% [markdown]
 # ## Why: rank one, along the axis of a cone
 #
-# `axis only`: the slash score when nothing but the part along the shared axis enters W_Q and W_K.
+# The slash score when nothing but the part along the shared axis enters W_Q and W_K:
 
 # %%
-from tl_posgen.report.findings import findings
-
-why = cone(model, text, **cut)
-print(*findings({"cone": why}), sep="\n")
-
-# %%
-why.plot(kind="counterfactual")
+report["cone"].plot("counterfactual")
 
 # %% [markdown]
 # ## Which frequencies: in the running model
 
 # %%
-bands = band_ablation(model, text, splits=["thirds"], **cut)
-bands.plot()
+report["band_ablation"].plot()
 
 # %% [markdown]
-# Any ablation is a list of hooks, so you can run it beside your own:
+# Any ablation is a list of hooks, so you can run it beside your own, in the heads that you found:
 
 # %%
-from tl_posgen.experiments.loss import token_losses
-from tl_posgen.interventions import ablate_bands
-from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models import to_prompts
+from tl_posgen.models.loss import token_losses
+from tl_posgen.slash import ablate_bands
 
+heads = report.heads("slash", top=5)
 tokens = to_prompts(model, text, **cut)[0][None]
 for kind in ("none", "means", "no_rope"):
-    print(kind, round(token_losses(model, tokens, ablate_bands(model, kind)).mean().item(), 3))
+    print(kind, round(token_losses(model, tokens, ablate_bands(model, kind, heads=heads)).mean().item(), 3))
 
 # %% [markdown]
 # ## Keep it
 
 # %%
-from tl_posgen import Report
-
-results = report.results | {result.name: result for result in (transfer, why, bands)}
-Report(results, report.provenance).write("report")
+report.write("report")

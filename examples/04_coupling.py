@@ -23,40 +23,33 @@
 
 # %%
 import tl_posgen
-from tl_posgen.experiments import coupling
-from tl_posgen.models.tokens import bundled_text
+from tl_posgen.coupling import coupling
+from tl_posgen.models import bundled_text, to_prompts
 
 model = tl_posgen.load_model("mini")
-result = coupling(model, bundled_text(), length=64, n_prompts=4, k=[10])
+result = coupling(model, bundled_text(), length=64, n_prompts=4, k=10)
+print(*result.findings(), sep="\n")
 
 # %%
-from tl_posgen.report.findings import findings
-
-print(*findings({"coupling": result}), sep="\n")
-
-# %%
-from tl_posgen.report.words.coupling import table
-
-table(result.dataset)
+result.table()
 
 # %%
 result.plot()
 
 # %%
-result.plot(kind="trajectories")
+result.plot("trajectories")
 
 # %%
-result.plot(kind="growth")
+result.plot("growth")
 
 # %% [markdown]
-# ## The maths by itself
+# ## The numbers by themselves
 #
-# Jacobians are plain objects; so are the measures, which know no model.
+# Jacobians are plain objects; so are the numbers, which know no model.
 
 # %%
-from tl_posgen.maths.coupling import alignment
-from tl_posgen.models.jacobians import residual_jacobians
-from tl_posgen.models.tokens import to_prompts
+from tl_posgen.coupling.jacobians import residual_jacobians
+from tl_posgen.coupling.overlap import alignment
 
 tokens = to_prompts(model, bundled_text(), length=64, n_prompts=1)[0]
 first, second = residual_jacobians(model, tokens, source=63, layers=[1, 2])

@@ -1,16 +1,32 @@
-"""Fixtures that every floor's tests share."""
+"""What all tests share: models and texts, loaded once a session, and a guard against tests that change them.
 
+    def test_of_a_trained_model(mini, alice): ...            # HookedTransformer where there is one, else a bridge
+    def test_of_a_bridge(mini_bridge): ...
+    def test_against_a_reference(stories, tinystories): ...  # skipped where ../shared is missing
+
+A test that needs a model of its own to change takes `copy.deepcopy(mini)` or calls `tl_posgen.load_model`.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 
 SHARED = Path(__file__).parents[2] / "shared"
+_loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model, and what it was when last looked at
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
+def pytest_sessionstart() -> None:
+    """Tiny tensors: a second thread costs more than it brings. Parameters drawn at random while tests are collected
+    are the same in every process, as pytest-xdist demands."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +35,136 @@ def shared() -> Path:
     if not (SHARED / "models").is_dir():
         pytest.skip("reference models are not here: no directory ../shared/models")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def mini() -> Any:
+    """The bundled model, trained: 4 layers of 4 heads, RoPE; on the backend that `load_model` chooses."""
+    return _load("mini", "mini")
+
+
+@pytest.fixture(scope="session")
+def mini_bridge() -> Any:
+    """The bundled model as a TransformerBridge."""
+    return _load("mini_bridge", "mini", backend="bridge")
+
+
+@pytest.fixture(scope="session")
+def stories(shared: Path) -> Any:
+    """stories260K, trained on TinyStories: 5 layers of 8 heads with 4 key heads, RoPE."""
+    return _load("stories", shared / "models" / "stories260K")
+
+
+@pytest.fixture(scope="session")
+def babyllama(shared: Path) -> Any:
+    """babyllama105, trained on TinyStories: RoPE."""
+    return _load("babyllama", shared / "models" / "babyllama105")
+
+
+@pytest.fixture(scope="session")
+def learned_positions(shared: Path) -> Any:
+    """atome_vanilla_1m, trained: learned absolute positions, no RoPE."""
+    return _load("learned_positions", shared / "models" / "atome_vanilla_1m")
+
+
+@pytest.fixture(scope="session")
+def alice() -> str:
+    """The bundled text, which the bundled model was not trained on."""
+    from tl_posgen.models.tokens import bundled_text
+
+    return bundled_text()
+
+
+@pytest.fixture(scope="session")
+def tinystories(shared: Path) -> str:
+    """Stories that `stories` and `babyllama` were not trained on."""
+    return (shared / "text" / "tinystories.txt").read_text(encoding="utf-8")
+
+
+@cache
+def why_no_hooked() -> str | None:
+    """Why there is no HookedTransformer here, or None where there is."""
+    from tl_posgen.errors import ModelError
+    from tl_posgen.models.convert import hooked_parts
+
+    try:
+        hooked_parts()
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def family_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """name -> the directory of that tiny model with random weights; the names are those of tests/families.py."""
+    from families import save_family
+
+    root = tmp_path_factory.mktemp("families")
+    return cache(lambda name: save_family(name, root / name))
+
+
+@pytest.fixture(scope="session")
+def family_model(family_directory: Callable[[str], Path]) -> Callable[..., Any]:
+    """(name, backend="auto") -> that tiny model, one object for the whole session: leave it as it is."""
+    import tl_posgen
+
+    loaded = cache(lambda name, backend: tl_posgen.load_model(family_directory(name), backend=backend))
+
+    def model(name: str, backend: str = "auto") -> Any:
+        if backend == "hooked" and (why := why_no_hooked()):
+            pytest.skip(why)
+        return loaded(name, backend)
+
+    return model
+
+
+@pytest.fixture(params=["hooked", "bridge"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Either backend, one after the other."""
+    if request.param == "hooked" and (why := why_no_hooked()):
+        pytest.skip(why)
+    return request.param
+
+
+@pytest.fixture
+def unchecked():
+    """What users get: the types of arguments are not checked, as they are in all other tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _shared_models_stay_as_they_are(request: pytest.FixtureRequest):
+    """Fails the test that leaves a shared model with other weights, other hooks or another configuration."""
+    yield
+    for name in _loaded.keys() & set(request.fixturenames):
+        model, before = _loaded[name]
+        now = _state_of(model)
+        if changed := [key for key in now | before if now.get(key) != before.get(key)]:
+            _loaded[name] = model, now  # the next test is not blamed
+            pytest.fail(f"this test changed the shared model {name!r}: {', '.join(changed[:3])}; change a deepcopy")
+
+
+def _load(fixture: str, name: Any, **options: Any) -> Any:
+    import tl_posgen
+
+    model = tl_posgen.load_model(name, **options)
+    _loaded[fixture] = model, _state_of(model)
+    return model
+
+
+def _state_of(model: Any) -> dict[str, Any]:
+    """Everything that a test could leave behind in a model, cheap to compare: 2 ms for a million weights."""
+    state: dict[str, Any] = {
+        name: (
+            weight.data_ptr(),
+            weight._version,
+            weight.requires_grad,
+            str(weight.detach().sum(dtype=torch.float64).item()),
+        )
+        for name, weight in (*model.named_parameters(), *model.named_buffers())
+    }
+    state |= {f"hooks of {name}": n for name, hook in model.hook_dict.items() if (n := len(hook.fwd_hooks))}
+    state |= {f"cfg.{name}": repr(value) for name, value in vars(model.cfg).items()}
+    return state | {"training": model.training}

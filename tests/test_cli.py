@@ -16,13 +16,57 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
 from tl_posgen.report.terminal import short
 
+CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
+MEASURES = {
+    "substitute": [],
+    "distance": [],
+    "perturb": ["--ratios", "0,0.5", "--n-cloze", "4"],
+    "planes": [],
+    "slash": ["--distances", "0-2"],
+    "coupling": ["--k", "5,10"],
+}
+FILES = ["index.html", "results.nc", "summary.json"]
 
-def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["tl-posgen", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    captured = capsys.readouterr()
-    return int(stop.value.code or 0), captured.out, captured.err
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """The command with --out: its exit code, and what it printed on stdout and stderr."""
+
+    def called(*words, out=tmp_path / "report"):
+        monkeypatch.setattr(sys, "argv", ["tl-posgen", *map(str, words), *(["--out", str(out)] if out else [])])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return called
+
+
+@pytest.fixture
+def done(run, tmp_path):
+    """A command that must succeed: what it printed, and its summary.json."""
+
+    def called(*words):
+        code, printed, error = run(*words)
+        assert code == 0, error
+        assert sorted(path.name for path in (tmp_path / "report").glob("*.*")) == FILES
+        return printed, json.loads((tmp_path / "report/summary.json").read_text())
+
+    return called
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    """A command that must fail: exit code 2, one line, no traceback, nothing written."""
+
+    def called(*words):
+        code, _, error = run(*words)
+        assert code == 2
+        assert error.strip().splitlines()[-1].startswith("error: ")
+        assert not list(tmp_path.glob("report/*.html"))
+        return error
+
+    return called
 
 
 def copy_of_mini(tmp_path):
@@ -40,97 +84,97 @@ def text(tmp_path_factory):
     return path
 
 
-def test_the_main_job_prints_a_table_and_writes_three_files(monkeypatch, capsys, tmp_path, text):
-    out = tmp_path / "report"
-    options = ["--text", str(text), "--length", "64", "--prompts", "2", "--layers", "0-1", "--out", str(out)]
-    code, printed, _ = run(monkeypatch, capsys, "analyze", *options)
-    assert code == 0
+def cut(text, length, prompts):
+    return "--text", text, "--length", length, "--prompts", prompts
+
+
+def test_the_main_job_prints_a_table_and_writes_three_files(done, text):
+    printed, summary = done("analyze", *cut(text, 64, 2), "--layers", "0-1")
     assert "random" in printed
     assert "Report:" in printed
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "results.nc", "summary.json"]
-    assert {head["layer"] for head in json.loads((out / "summary.json").read_text())["heads"]} == {0, 1}
+    assert {head["layer"] for head in summary["heads"]} == {0, 1}
 
 
-def test_no_null_is_said_to_be_missing(monkeypatch, capsys, tmp_path, text):
-    options = ["--text", str(text), "--length", "32", "--prompts", "1", "--no-null", "--out", str(tmp_path)]
-    code, printed, _ = run(monkeypatch, capsys, "analyze", *options)
-    assert code == 0
+def test_no_null_is_said_to_be_missing(done, text):
+    printed, summary = done("analyze", *cut(text, 32, 1), "--no-null")
     assert "no null measured" in printed
-    assert json.loads((tmp_path / "summary.json").read_text())["null"] is None
+    assert summary["null"] is None
 
 
-def test_check_prints_every_layer(monkeypatch, capsys):
-    code, printed, _ = run(monkeypatch, capsys, "check", "--model", "mini")
+def test_check_prints_every_layer(run):
+    code, printed, _ = run("check", "--model", "mini", out=None)
     assert code == 0
     assert "rotary" in printed
 
 
-CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
-EXPERIMENTS = {
-    "substitute": [],
-    "distance": [],
-    "perturb": ["--ratios", "0,0.5"],
-    "planes": [],
-    "slash": ["--distances", "0-2"],
-    "coupling": ["--k", "5,10"],
-    "downstream": ["--n-items", "2", "--ratios", "0,0.5"],
-}
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_command_prints_its_table_and_writes_its_report(done, text, name):
+    printed, summary = done(name, *cut(text, 48, 2), *MEASURES[name])
+    assert "null, random init (seed 0)" in printed
+    for measure in summary["measures"]:
+        assert f"{measure.replace('_', ' ')}: mini" in " ".join(printed.split())
 
 
-def written(out: Path) -> list[str]:
-    return sorted(path.name for path in out.iterdir())
+@pytest.mark.parametrize("name", MEASURES)
+def test_no_null_is_obeyed_by_every_command(monkeypatch, done, text, name):
+    """Options are never accepted and ignored: without a null no random init is built, and it is said to be missing."""
+    from tl_posgen import null
+
+    monkeypatch.setattr(null, "random_like", lambda *_: pytest.fail("a random init was built"))
+    printed, summary = done(name, *cut(text, 48, 2), "--no-null", *MEASURES[name])
+    assert "no null measured" in " ".join(printed.split())
+    assert "(seed 0)" not in printed
+    assert all(not nulls["null"] for nulls in summary["measures"].values())
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_prints_its_table_and_writes_its_report(monkeypatch, capsys, tmp_path, text, name):
-    options = ["--text", str(text), "--length", "48", "--prompts", "2", "--out", str(tmp_path), *EXPERIMENTS[name]]
-    code, printed, error = run(monkeypatch, capsys, name, *options)
-    assert code == 0, error
-    assert "random init" in printed
-    assert "Report:" in printed
-    assert written(tmp_path) == ["index.html", "results.nc", "summary.json"]
+def test_several_null_seeds_are_all_measured(done, text):
+    printed, summary = done("analyze", "--measures", "slash", *cut(text, 32, 1), "--null-seeds", "0-2")
+    assert len(summary["measures"]["slash"]["null"]) == 3
+    assert "±" in printed
 
 
-def test_length_runs_beyond_the_training_length_without_being_told_how(monkeypatch, capsys, tmp_path, text):
-    options = ["--text", str(text), "--inside", "32", "--times", "3", "--prompts", "2", "--no-null"]
-    code, printed, error = run(monkeypatch, capsys, "length", *options, "--out", str(tmp_path))
-    assert code == 0, error
-    assert "lm_infinite" in printed or "LM-Infinite" in printed
+def test_measures_lists_every_name_that_analyze_takes(run):
+    code, printed, _ = run("measures", out=None)
+    assert code == 0
+    for name in ("three_axis", "band_ablation", "coupling"):
+        assert name in printed
+    assert "slash_toy" not in printed
 
 
-def test_emergence_takes_checkpoints_in_order(monkeypatch, capsys, tmp_path, text):
-    steps = [str(CHECKPOINTS / name) for name in ("step00000", "step08000")]
-    options = ["--tokenizer", "mini", "--coupling", "--text", str(text), "--length", "32", "--prompts", "2"]
-    code, printed, error = run(monkeypatch, capsys, "emerge", *steps, *options, "--out", str(tmp_path))
-    assert code == 0, error
+def test_length_runs_beyond_the_training_length_without_being_told_how(done, text):
+    words = ["--text", text, "--inside", 32, "--times", 3, "--prompts", 2, "--no-null"]
+    summary = done("length", *words)[1]["measures"]["length_extrapolation"]
+    assert (summary["summary"]["inside"], summary["summary"]["times"], summary["null"]) == (32, 3, [])
+
+
+def test_emergence_takes_checkpoints_in_order(done, text):
+    steps = [CHECKPOINTS / name for name in ("step00000", "step08000")]
+    printed, _ = done("emerge", *steps, "--tokenizer", "mini", "--coupling", *cut(text, 32, 2))
     assert printed.index("step00000") < printed.index("step08000")
 
 
-def test_the_toy_trains(monkeypatch, capsys, tmp_path):
-    code, _, error = run(monkeypatch, capsys, "toy", "--steps", "4", "--seeds", "1", "--out", str(tmp_path))
-    assert code == 0, error
-    assert "index.html" in written(tmp_path)
+def test_the_toy_trains(done):
+    done("toy", "--steps", 4, "--seeds", 1)
 
 
-def test_coupling_scores_reads_a_table_of_models(monkeypatch, capsys, tmp_path, text):
+def test_coupling_scores_reads_a_table_of_models(done, tmp_path, text):
     rows = [f"{CHECKPOINTS / name},{score}" for name, score in (("step00000", 1), ("step08000", 2))]
     table = tmp_path / "models.csv"
     table.write_text("\n".join(["model,score", *rows]))
-    options = ["--tokenizer", "mini", "--text", str(text), "--length", "32", "--prompts", "2"]
-    code, printed, error = run(monkeypatch, capsys, "coupling-scores", str(table), *options, "--out", str(tmp_path))
-    assert code == 0, error
-    assert "2 models" in printed
+    assert "2 models" in done("coupling-scores", table, "--tokenizer", "mini", *cut(text, 32, 2))[0]
 
 
-def test_claims_go_on_from_finished_parts(monkeypatch, capsys, tmp_path, text):
-    options = ["--papers", "coupling", "--text", str(text), "--length", "32", "--prompts", "2", "--out", str(tmp_path)]
-    code, printed, error = run(monkeypatch, capsys, "claims", *options)
-    assert code == 0, error
-    assert "not held" in printed or "partly" in printed or "held" in printed
-    (parts,) = tmp_path.glob("parts-*")
+def test_claims_go_on_from_finished_parts(done, tmp_path, text):
+    words = ["claims", "--papers", "coupling", *cut(text, 32, 2)]
+    printed, summary = done(*words)
+    verdicts = summary["measures"]["claims"]["summary"]
+    assert set(verdicts) == {"coupling 1", "coupling 2", "coupling 3"}
+    for verdict in verdicts.values():
+        assert verdict in printed
+    (parts,) = tmp_path.glob("report/parts-*")
     before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
-    assert set(before) == {"heads.nc", "coupling.nc"}
-    assert run(monkeypatch, capsys, "claims", *options)[0] == 0
+    assert set(before) == {"coupling.nc"}
+    done(*words)
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
 
 
@@ -145,7 +189,7 @@ REFUSED = {
     "a layer that does not exist": (["substitute", "--from-layer", "9"], "9"),
     "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),
     "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
-    "items that do not exist": (["downstream", "--items", "nowhere.jsonl"], "nowhere.jsonl"),
+    "a null seed that is no number": (["slash", "--null-seeds", "x"], "--null-seeds"),
     "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
     "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
     "a measure that does not exist": (["analyze", "--measures", "tea"], "tea"),
@@ -153,91 +197,80 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_words_get_one_line_that_names_them(monkeypatch, capsys, tmp_path, text, case):
+def test_bad_words_get_one_line_that_names_them(refused, text, case):
     words, named = REFUSED[case]
-    options = ["--text", str(text), "--length", "48", "--prompts", "2", "--out", str(tmp_path / "never")]
-    code, _, error = run(monkeypatch, capsys, *words, *options)
-    line = error.strip().splitlines()[-1]
-    assert code == 2
-    assert line.startswith("error: ")
-    assert named in line
-    assert not list((tmp_path / "never").glob("*.html"))
+    assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
 
 
-def test_a_text_too_short_for_four_times_the_length_is_refused(monkeypatch, capsys, tmp_path, text):
-    code, _, error = run(monkeypatch, capsys, "length", "--text", str(text), "--out", str(tmp_path))
-    assert code == 2
-    assert "461 tokens" in error
+def test_a_text_too_short_for_four_times_the_length_is_refused(refused, text):
+    assert "461 tokens" in refused("length", "--text", text)
 
 
-def refused(monkeypatch, capsys, tmp_path, *arguments: str) -> str:
-    """Run a command that must fail: exit code 2, one line, no traceback, nothing written."""
-    out = tmp_path / "never"
-    code, _, error = run(monkeypatch, capsys, "analyze", *arguments, "--out", str(out))
-    assert code == 2
-    assert error.startswith("error: ")
-    assert error.strip().count("\n") == 0
-    assert not out.exists() or not list(out.iterdir())
-    return error
+@pytest.fixture
+def refused_at_once(refused, tmp_path):
+    """`analyze` with words that must fail with a single line, and no directory left behind that holds anything."""
+
+    def called(*words):
+        error = refused("analyze", *words)
+        assert error.strip().count("\n") == 0
+        assert not list(tmp_path.glob("report/*"))
+        return error
+
+    return called
 
 
 @pytest.mark.parametrize("words", ["", "   \n", "a"])
-def test_an_empty_or_one_token_text_is_refused(monkeypatch, capsys, tmp_path, words):
-    path = tmp_path / "short.txt"
-    path.write_text(words)
-    refused(monkeypatch, capsys, tmp_path, "--text", str(path))
+def test_an_empty_or_one_token_text_is_refused(refused_at_once, tmp_path, words):
+    (tmp_path / "short.txt").write_text(words)
+    refused_at_once("--text", tmp_path / "short.txt")
 
 
-def test_a_text_shorter_than_the_length_is_refused_with_its_size(monkeypatch, capsys, tmp_path, text):
-    error = refused(monkeypatch, capsys, tmp_path, "--text", str(text), "--length", "400", "--prompts", "40")
-    assert "461 tokens" in error
+def test_a_text_shorter_than_the_length_is_refused_with_its_size(refused_at_once, text):
+    assert "461 tokens" in refused_at_once(*cut(text, 400, 40))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01\x80", b"text\x00with\x00nulls" * 50])
-def test_a_file_that_is_not_text_is_refused(monkeypatch, capsys, tmp_path, content):
-    path = tmp_path / "picture.png"
-    path.write_bytes(content)
-    assert "picture.png" in refused(monkeypatch, capsys, tmp_path, "--text", str(path))
+def test_a_file_that_is_not_text_is_refused(refused_at_once, tmp_path, content):
+    (tmp_path / "picture.png").write_bytes(content)
+    assert "picture.png" in refused_at_once("--text", tmp_path / "picture.png")
 
 
-def test_a_missing_text_is_refused(monkeypatch, capsys, tmp_path):
-    assert "nowhere.txt" in refused(monkeypatch, capsys, tmp_path, "--text", str(tmp_path / "nowhere.txt"))
+def test_a_missing_text_is_refused(refused_at_once, tmp_path):
+    assert "nowhere.txt" in refused_at_once("--text", tmp_path / "nowhere.txt")
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_directory_without_weights_tokenizer_or_config_is_refused(monkeypatch, capsys, tmp_path, text, missing):
+def test_a_directory_without_weights_tokenizer_or_config_is_refused(refused_at_once, tmp_path, text, missing):
     directory = copy_of_mini(tmp_path)
     (directory / missing).unlink()
-    refused(monkeypatch, capsys, tmp_path, "--model", str(directory), "--text", str(text))
+    refused_at_once("--model", directory, "--text", text)
 
 
-def test_nan_weights_are_refused_by_name(monkeypatch, capsys, tmp_path, text):
+def test_nan_weights_are_refused_by_name(refused_at_once, tmp_path, text):
     directory = copy_of_mini(tmp_path)
     weights = load_file(directory / "model.safetensors")
     name = next(name for name in weights if "q_proj" in name)
     weights[name][0, 0] = torch.nan
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    error = refused(monkeypatch, capsys, tmp_path, "--model", str(directory), "--text", str(text))
-    assert "q_proj" in error
+    assert "q_proj" in refused_at_once("--model", directory, "--text", text)
 
 
-def test_a_hub_name_without_network_is_refused(monkeypatch, capsys, tmp_path, text):
-    error = refused(monkeypatch, capsys, tmp_path, "--model", "nobody/no-such-model", "--text", str(text))
-    assert "nobody/no-such-model" in error
+def test_a_hub_name_without_network_is_refused(refused_at_once, text):
+    assert "nobody/no-such-model" in refused_at_once("--model", "nobody/no-such-model", "--text", text)
 
 
-def test_an_output_path_that_is_a_file_is_refused_before_any_work(monkeypatch, capsys, tmp_path, text):
+def test_an_output_path_that_is_a_file_is_refused_before_any_work(run, tmp_path, text):
     blocked = tmp_path / "file"
     blocked.write_text("kept")
-    code, _, error = run(monkeypatch, capsys, "analyze", "--text", str(text), "--out", str(blocked / "report"))
+    code, _, error = run("analyze", "--text", text, out=blocked / "report")
     assert code == 2
     assert str(blocked) in error
     assert blocked.read_text() == "kept"
 
 
 @pytest.mark.parametrize("layers", ["9", "a", "0-1-2", "-1"])
-def test_layers_that_do_not_exist_are_refused(monkeypatch, capsys, tmp_path, text, layers):
-    refused(monkeypatch, capsys, tmp_path, "--text", str(text), "--length", "32", f"--layers={layers}")
+def test_layers_that_do_not_exist_are_refused(refused_at_once, text, layers):
+    refused_at_once("--text", text, "--length", 32, f"--layers={layers}")
 
 
 def test_indices_are_read_as_written():

@@ -1,105 +1,293 @@
-"""The main job: prompts through a model once, every analyzer fed layer by layer, and the same for the null."""
+"""The main job: prompts through a model once, every measure fed layer by layer, and the same for random inits."""
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from tl_posgen.analyzers.attention_examples import AttentionExamples, pick_heads
-from tl_posgen.analyzers.base import Analyzer
-from tl_posgen.analyzers.feed import Feed, measure
-from tl_posgen.analyzers.registry import make_analyzers
-from tl_posgen.errors import InputError
+from tl_posgen import registry
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.measure import Collector, Measure, Options, Request
+from tl_posgen.models import open_model
 from tl_posgen.models.cache import captures_from_cache
-from tl_posgen.models.hooks import capturing, chosen
-from tl_posgen.models.load import load_model
-from tl_posgen.models.provenance import model_label, null_label, provenance_of
-from tl_posgen.models.random_like import random_like
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.report import Report
-from tl_posgen.results import Result
+from tl_posgen.null import RandomInits, check_seed, random_inits_of
+from tl_posgen.result import Report, Result
 
-Prompts = str | Sequence[str] | Int[Tensor, "batch pos"]
+Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
+Measures: TypeAlias = str | Measure | Options | Request | Sequence[Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """How a measure is to be taken: what every procedure is told beside its model, prompts and options.
+
+    Attributes:
+        layers, heads, length, n_prompts, seed, progress: as in `analyze`.
+        random_inits: the null models.
+        after: finished results of the same run, those that the measure names in `after`.
+    """
+
+    layers: Sequence[int] | None = None
+    heads: Any = None
+    length: int | None = None
+    n_prompts: int | None = None
+    seed: int = 0
+    random_inits: RandomInits
+    progress: bool = True
+    after: Mapping[str, Result] = field(default_factory=dict)
+
+    def result(
+        self,
+        request: Request,
+        model: Any,
+        tokens: Sequence[Int[Tensor, " _"]],
+        of_model: Callable[..., xr.Dataset],
+    ) -> Result:
+        """`of_model(model, label, after)` of the model and of every random init, as a Result.
+
+        `after` is what `job.after` holds of that model: dataset by name.
+        """
+        datasets = [of_model(model, model_label(model), {name: one.dataset for name, one in self.after.items()})]
+        for number, (label, other) in enumerate(self.random_inits.of(model).models()):
+            datasets.append(of_model(other, label, {name: one.nulls[number] for name, one in self.after.items()}))
+        chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
+        return as_result(request, datasets, provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
 
 
 def analyze(
     model: Any,
     prompts: Prompts,
     *,
-    analyzers: Sequence[str | Analyzer] | None = None,
+    measures: Measures = None,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    heads: Any = None,
     length: int | None = None,
     n_prompts: int | None = None,
-    null_seed: int | None = 0,
-    examples: int = 2,
+    seed: int = 0,
+    null_seeds: Sequence[int] = (0,),
+    after: Mapping[str, Result] | None = None,
+    skip_unsupported: bool = False,
     progress: bool = True,
 ) -> Report:
-    """Measure how a model's attention uses position: one forward pass per prompt, shared by all analyzers.
+    """Measure how a model's attention uses position: one forward pass per prompt, shared by all that one pass can give.
 
     Args:
         model: a HookedTransformer or TransformerBridge, or a name or directory for `load_model`.
         prompts: a text, texts, or token ids [batch, pos]. A text is tokenised with the tokenizer's own special tokens.
-        analyzers: names or analyzer objects (see `tl_posgen.analyzers.base.Analyzer`); the three of the foundation
-            (three_axis, variance, mean_key) if left out.
-        layers, heads: restrict the analysis; all if left out. Heads are meant in every chosen layer.
+        measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and
+            attention_examples if left out. `tl_posgen.registry.names()` lists them.
+        layers: restrict the analysis; all if left out.
+        heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with columns layer and head,
+            such as `report.heads("slash", top=5)`. All if left out.
         length, n_prompts: cut texts into n_prompts consecutive prompts of `length` tokens.
-        null_seed: seed of the randomly initialised model of the same shape that every measure is repeated on; None
-            skips it.
-        examples: how many of the most and of the least position-driven heads to show token by token; 0 for none.
-        progress: show a progress bar.
+        seed: of random draws.
+        null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
+            none.
+        after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
+            them is taken from there and not measured again.
+        skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
+        progress: show progress bars.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
 
     Raises:
-        InputError: unusable prompts, layers or heads that do not exist, unknown analyzers.
+        InputError: unusable prompts, layers or heads that do not exist, unknown measures.
         UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
 
     Example:
         >>> import tl_posgen
-        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", null_seed=None)
+        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", null_seeds=())
         >>> report["variance"].frame().columns[:3].tolist()
         ['layer', 'head', 'position']
     """
-    if isinstance(model, str):
-        model = load_model(model)
-    feeding = make_analyzers(analyzers)
-    chosen(layers, model.cfg.n_layers, "layer")
-    chosen(heads, model.cfg.n_heads, "head")
-    tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
-    where = {"layers": layers, "heads": heads, "progress": progress}
-    fresh = copy.deepcopy(feeding)
-    datasets = measure(model, tokens, feeding, **where)
-    nulls: dict[str, xr.Dataset] = {}
-    if null_seed is not None:
-        null_model = random_like(model, null_seed)
-        nulls = measure(null_model, tokens, fresh, **where, label=null_label(null_seed))
-        del null_model
-    if examples and "three_axis" in datasets:
-        picked = pick_heads(datasets["three_axis"], examples)
-        analyzer = AttentionExamples(picked, token_strings(model, tokens[0]))
-        example_layers = sorted({layer for layer, _, _ in picked})
-        datasets |= measure(model, tokens[:1], [analyzer], layers=example_layers, progress=False)
-    return as_report(datasets, nulls, provenance_of(model, tokens, null_seed))
+    seed = check_seed(seed)
+    known = check_after(after)
+    asked = registry.requested(measures)
+    for request in asked:
+        require_options(request, known.get(request.name))
+    requests = [request for request in asked if request.name not in known]
+    model = open_model(model)
+    requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
+    selected = select_heads(model, layers, heads)
+    random_inits = random_inits_of(model, null_seeds)
+    where: dict[str, Any] = {"layers": layers, "heads": heads, "progress": progress}
+    shared = [request for request in requests if request.measure.collector is not None]
+    results: dict[str, Result] = {}
+    tokens: list[Tensor] = []
+    provenance: Mapping[str, Any] = {}
+    if shared or known:  # what runs the model itself may cut the text in its own way
+        tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+        require_prompts(requests, tokens)
+        provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads)
+        for name, result in known.items():
+            require_same(name, result, provenance)
+    if shared:
+        sides = [one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))]
+        sides += [
+            one_pass(other, tokens, shared, **where, seed=seed, label=label) for label, other in random_inits.models()
+        ]
+        for request in shared:
+            results[request.name] = as_result(request, [side[request.name] for side in sides], provenance)
+    for request in requests:
+        if request.measure.procedure is None:
+            continue
+        job = Job(
+            **where,
+            length=length,
+            n_prompts=n_prompts,
+            seed=seed,
+            random_inits=random_inits,
+            after={name: results.get(name) or known[name] for name in request.measure.after},
+        )
+        results[request.name] = request.measure.procedure(model, prompts, request, job)
+    whole = {**known, **results}
+    found = {request.name: whole[request.name] for request in asked if request.name in whole}
+    return Report(found, provenance or next(iter(found.values())).provenance)
+
+
+def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
+    """What the provenance says of chosen heads: nothing of all, else their references such as "3.6"."""
+    if layers is None and heads is None:
+        return {}
+    return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}
+
+
+def check_after(after: Any) -> dict[str, Result]:
+    """Finished results by name; InputError for anything else."""
+    known = dict(after) if isinstance(after, Mapping) else {} if after is None else None
+    if known is None or not all(isinstance(one, Result) and one.name == name for name, one in known.items()):
+        raise InputError("after: give a Report, or a mapping of measure name to its Result")
+    return known
+
+
+def require_options(request: Request, known: Result | None) -> None:
+    """Refuse a finished result of other options than are asked for."""
+    if known is not None and (then := known.provenance.get("options", {})) != (now := request.as_dict()):
+        raise InputError(f"after: {request.name} was measured with {then}, and is asked for with {now}; leave it out")
+
+
+def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
+    """Refuse a finished result of another model, other prompts or other random inits."""
+    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads"):
+        then, now = (one.get(key, "all") for one in (result.provenance, provenance))
+        if then != now:
+            raise InputError(
+                f"after: {name} was measured with another {key} ({then}, now {now}); leave it out to measure it anew"
+            )
+
+
+def is_supported(request: Request, model: Any, skip: bool) -> bool:
+    """Whether this model can be measured so; refused, or with `skip` said on the progress bar's stream, where not."""
+    try:
+        request.measure.requires(model)
+    except UnsupportedModelError as reason:
+        if not skip:
+            raise
+        tqdm.write(f"{request.name} is left out: {reason}")
+        return False
+    return True
+
+
+def one_pass(
+    model: Any,
+    tokens: Sequence[Int[Tensor, " _"]],
+    requests: Sequence[Request],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+    label: str,
+) -> dict[str, xr.Dataset]:
+    """Every prompt through the model once, each layer handed to each collector; datasets by measure name."""
+    feed = Feed(requests, seed)
+    for prompt in tqdm(tokens, desc=label, unit="prompt", disable=not progress):
+        feed.first_prompt = len(feed.prompts)
+        logits = run_capture(model, prompt[None], feed, needs=feed.needs, layers=layers, heads=heads)
+        if logits is not None:
+            feed.finish(prompt, logits[0])
+    return feed.datasets(model, label)
+
+
+class Feed:
+    """Hands every captured layer to every collector, and remembers the prompts."""
+
+    def __init__(self, requests: Sequence[Request], seed: int = 0):
+        self.collectors: dict[str, Collector] = {request.name: request.collect(seed) for request in requests}
+        self.finishing = [self.collectors[one.name] for one in requests if "logits" in one.measure.needs]
+        self.needs = frozenset[str]().union(*(request.measure.needs for request in requests))
+        self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
+        self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
+        self.first_prompt = 0
+
+    def __call__(self, capture: LayerCapture) -> None:
+        capture.prompt += self.first_prompt
+        self.prompts.setdefault(capture.prompt, capture.tokens)
+        self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
+        for collector in self.collectors.values():
+            collector.update(capture)
+
+    def finish(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
+        """Hand the logits of a whole prompt to the collectors that need them."""
+        for collector in self.finishing:
+            collector.finish(tokens, logits)
+
+    def known_prompts(self) -> list[Int[Tensor, " _"]]:
+        return [tokens for tokens in self.prompts.values() if tokens is not None]
+
+    def datasets(self, model: Any, label: str) -> dict[str, xr.Dataset]:
+        """What every collector found, by name; token ids have their texts beside them."""
+        if not self.prompts:
+            raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
+        whole = max(self.layers.values())
+        if short := [prompt for prompt, layers in self.layers.items() if layers < whole]:
+            raise InputError(
+                f"prompt {short[0]} was captured in {self.layers[short[0]]} of {whole} layers: its forward pass ended "
+                "early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
+            )
+        found = {name: one.dataset().assign_attrs(model=label) for name, one in self.collectors.items()}
+        return {name: with_token_texts(dataset, model) for name, dataset in found.items()}
+
+
+def with_token_texts(dataset: xr.Dataset, model: Any) -> xr.Dataset:
+    """The dataset with the text of its tokens beside each variable that holds token ids: `<name>_text`."""
+    texts: dict[str, tuple] = {}
+    for name, array in dataset.variables.items():
+        if array.attrs.get("holds") != "token ids":
+            continue
+        ids, place = np.unique(array.values, return_inverse=True)
+        known = ids[ids >= 0]  # -1 fills up where there are fewer than elsewhere
+        words = [""] * (len(ids) - len(known)) + token_strings(model, torch.from_numpy(known))
+        texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
+    return dataset.assign(texts)
 
 
 @contextmanager
 def attach(
     model: Any,
-    analyzers: Sequence[str | Analyzer] | None = None,
+    measures: Measures = None,
     *,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    heads: Any = None,
+    seed: int = 0,
 ) -> Iterator["Run"]:
-    """Register analyzers as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
+    """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
     Prompts of one batch must have one length (no padding) and fit no KV cache. The hooks are removed at the end of the
-    block, whatever happens inside.
+    block, whatever happens inside. Measures that run the model themselves cannot be attached.
 
     Yields:
         A `Run`; its `report()` may be called inside or after the block.
@@ -112,51 +300,89 @@ def attach(
         >>> run.report()["three_axis"].frame().shape[0] == 16
         True
     """
-    run = Run(model, make_analyzers(analyzers), layers, heads)
+    run = Run(model, collecting(measures, "attach"), layers, heads, seed)
     with capturing(model, run.feed, needs=run.feed.needs, layers=layers, heads=heads):
         yield run
 
 
+def collecting(measures: Measures, where: str) -> list[Request]:
+    """The measures that forward passes of somebody else can feed; of the usual ones, those that can."""
+    requests = registry.requested(measures)
+    if measures is None:
+        requests = [request for request in requests if request.measure.collector is not None]
+    for request in requests:
+        if request.measure.collector is None:
+            raise InputError(f"{where}: {request.name} runs the model itself; call it, or name it in analyze")
+    return requests
+
+
 class Run:
-    """The analyzers attached to a model, and what they have been fed so far."""
+    """The measures attached to a model, and what they have been fed so far."""
 
-    def __init__(self, model: Any, analyzers: Sequence[Analyzer], layers: Any, heads: Any):
-        self.model, self.layers, self.heads = model, layers, heads
-        self.feed, self._fresh = Feed(analyzers), copy.deepcopy(list(analyzers))
+    def __init__(self, model: Any, requests: Sequence[Request], layers: Any, heads: Any, seed: int):
+        self.model, self.requests, self.seed = model, requests, seed
+        self.where: dict[str, Any] = {"layers": layers, "heads": heads}
+        self.feed = Feed(requests, seed)
 
-    def report(self, *, null_seed: int | None = None) -> Report:
-        """What was found. With a null_seed the same tokens also go, unhooked, through a randomly initialised model."""
-        datasets, nulls = self.feed.datasets(model_label(self.model), self.model), {}
-        tokens = self.feed.known_prompts()
-        if null_seed is not None:
-            if len(tokens) < len(self.feed.prompts):
-                raise InputError("null_seed: some forward passes were not given token ids; run the null yourself")
-            null_model = random_like(self.model, null_seed)
-            where = {"layers": self.layers, "heads": self.heads, "progress": False}
-            nulls = measure(null_model, tokens, copy.deepcopy(self._fresh), **where, label=null_label(null_seed))
-        return as_report(datasets, nulls, provenance_of(self.model, tokens, null_seed))
+    def report(self, *, null_seeds: Sequence[int] = ()) -> Report:
+        """What was found. With null_seeds the same tokens also go, unhooked, through randomly initialised models."""
+        sides = [self.feed.datasets(self.model, model_label(self.model))]
+        tokens, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
+        if null_seeds and len(tokens) < len(self.feed.prompts):
+            raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
+        for label, other in random_inits.models():
+            again = {**self.where, "seed": self.seed, "progress": False, "label": label}
+            sides.append(one_pass(other, tokens, self.requests, **again))
+        provenance = provenance_of(self.model, tokens, random_inits, self.seed)
+        named = {one.name: as_result(one, [side[one.name] for side in sides], provenance) for one in self.requests}
+        return Report(named, provenance)
 
 
 def analyze_cache(
     model: Any,
     cache: Any,
     *,
-    analyzers: Sequence[str | Analyzer] | None = None,
+    tokens: Any = None,
+    measures: Measures = None,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    heads: Any = None,
+    seed: int = 0,
 ) -> Report:
     """Measure from an existing ActivationCache of `model.run_with_cache`; no forward pass is made, and no null.
 
-    The names that the cache must hold are `tl_posgen.models.cache.needed_names(model)`.
+    The names that the cache must hold are `tl_posgen.models.needed_names(model, needs=...)`.
+
+    Args:
+        tokens: the ids that were run, for the provenance and for measures of tokens.
+
+    Raises:
+        InputError: the cache lacks what a measure needs; the message names the hook.
     """
-    feed = Feed(make_analyzers(analyzers))
-    for capture in captures_from_cache(cache, model, layers=layers, heads=heads):
+    requests = collecting(measures, "analyze_cache")
+    if tokens is not None:
+        tokens = torch.atleast_2d(torch.as_tensor(tokens))
+    feed = Feed(requests, seed)
+    for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
-    return as_report(feed.datasets(model_label(model), model), {}, provenance_of(model, feed.known_prompts(), None))
+    datasets = feed.datasets(model, model_label(model))
+    provenance = provenance_of(model, feed.known_prompts(), (), seed) | {"prompts": len(feed.prompts)}
+    return Report({one.name: as_result(one, [datasets[one.name]], provenance) for one in requests}, provenance)
 
 
-def as_report(
-    datasets: Mapping[str, xr.Dataset], nulls: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]
-) -> Report:
-    results = {name: Result(name, data, nulls.get(name), provenance) for name, data in datasets.items()}
-    return Report(results, provenance)
+def as_result(request: Request, datasets: Sequence[xr.Dataset], provenance: Mapping[str, Any]) -> Result:
+    """A Result of a model's dataset and those of its random inits, every variable described."""
+    measure = request.measure
+    own, *nulls = (measure.describe(dataset) for dataset in datasets)
+    registered = registry.find(request.name) is measure
+    options = {"options": request.as_dict()} if request.options else {}
+    return Result(request.name, own, tuple(nulls), {**provenance, **options}, declared=None if registered else measure)
+
+
+def require_prompts(requests: Sequence[Request], tokens: Sequence[Int[Tensor, " _"]]) -> None:
+    """Refuse prompts that a measure cannot be had of, before anything runs."""
+    for request in requests:
+        if len(tokens) < (least := request.measure.min_prompts):
+            raise InputError(
+                f"{request.name} compares prompts: {least} at least, not {len(tokens)}; give n_prompts={least}"
+            )
+        request.measure.check_prompts(request.options, tokens)

@@ -6,7 +6,7 @@ from families import VOCAB
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.cache import captures_from_cache, needed_names
-from tl_posgen.models.hooks import run_capture
+from tl_posgen.models.capturing import run_capture
 
 EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
 
@@ -73,3 +73,68 @@ def test_a_cache_of_padded_prompts_is_refused(llama, tokens):
     cache = cached(llama, tokens, EVERYTHING, attention_mask=mask)
     with pytest.raises(InputError, match="padded"):
         list(captures_from_cache(cache, llama))
+
+
+def test_a_cache_that_lacks_what_a_measure_needs_says_what_and_how(llama, tokens):
+    cache = cached(llama, tokens, frozenset({"attn_scores"}))
+    message = (
+        r"no blocks\.0\.attn\.hook_pattern \(2 names are missing\), the pattern of layer 0; make it with "
+        r"model\.run_with_cache\(tokens, names_filter=tl_posgen\.models\.needed_names\(model, "
+        r"needs=\{'attn_scores', 'pattern'\}\)\)"
+    )
+    with pytest.raises(InputError, match=message):
+        captures_from_cache(cache, llama, needs={"pattern", "attn_scores"})
+    with pytest.raises(InputError, match=r"no blocks\.1\.attn\.hook_v"):
+        captures_from_cache(cache, llama, layers=[1], needs={"v"})
+
+
+def test_the_remedy_in_the_message_helps(llama, tokens):
+    with pytest.raises(InputError) as refusal:
+        captures_from_cache(cached(llama, tokens), llama, needs={"pattern", "v"})
+    names = eval(
+        str(refusal.value).split("names_filter=tl_posgen.models.")[1][:-1],
+        {"needed_names": needed_names, "model": llama},
+    )
+    with torch.no_grad():
+        cache = llama.run_with_cache(tokens, names_filter=names)[1]
+    assert next(captures_from_cache(cache, llama, needs={"pattern", "v"})).pattern is not None
+
+
+def test_only_what_is_needed_is_handed_over(llama, tokens):
+    capture = next(captures_from_cache(cached(llama, tokens, EVERYTHING), llama, needs={"pattern"}))
+    assert capture.pattern is not None
+    assert capture.v is capture.attn_scores is capture.resid is None
+
+
+@pytest.mark.parametrize("need", ["inputs", "logits"])
+def test_what_no_cache_can_hold_is_refused(llama, tokens, need):
+    with pytest.raises(InputError, match=f"{need}: an ActivationCache cannot give them; analyse the model itself"):
+        needed_names(llama, {need})
+    with pytest.raises(InputError, match=f"{need}: an ActivationCache cannot give them; analyse the model itself"):
+        captures_from_cache(cached(llama, tokens), llama, needs={need})
+
+
+def test_an_unknown_need_is_refused(llama):
+    with pytest.raises(InputError, match="cannot capture mlp; choose from resid, q, k, v, attn_scores, pattern"):
+        needed_names(llama, {"mlp"})
+
+
+def test_heads_may_differ_from_layer_to_layer(llama, tokens):
+    cache = cached(llama, tokens, EVERYTHING)
+    captures = list(captures_from_cache(cache, llama, heads=[(1, 0), (0, 2), (1, 3)]))
+    assert [(c.prompt, c.layer, list(c.heads)) for c in captures] == [
+        (0, 0, [2]), (0, 1, [0, 3]), (1, 0, [2]), (1, 1, [0, 3])
+    ]  # fmt: skip
+    for capture, whole in zip(captures, captures_from_cache(cache, llama), strict=True):
+        assert torch.equal(capture.pattern, whole.pattern[capture.heads])
+
+
+def test_only_the_chosen_layers_must_be_cached(llama, tokens):
+    with torch.no_grad():
+        _, cache = llama.run_with_cache(tokens, names_filter=needed_names(llama, layers=[1]))
+    assert [c.layer for c in captures_from_cache(cache, llama, heads=[(1, 0)])] == [1, 1]
+
+
+def test_tokens_of_another_shape_than_the_cache_are_refused(llama, tokens):
+    with pytest.raises(InputError, match=r"tokens \[1, 16\]: the cache holds 2 prompts of 16 tokens"):
+        captures_from_cache(cached(llama, tokens), llama, tokens=tokens[:1])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.convert import hooked_parts
 from tl_posgen.models.load import load_model
-from tl_posgen.models.origin import origin_of
+from tl_posgen.models.wrapped import wrap
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 LOADABLE = [(n, b) for n, f in FAMILIES.items() for b in ("hooked", "bridge") if b == "bridge" or f.hooked]
@@ -53,7 +53,7 @@ def test_the_tokenizer_comes_along(llama):
 
 
 def test_the_model_remembers_where_it_came_from(family_directory, family_model, backend):
-    origin = origin_of(family_model("llama", backend))
+    origin = wrap(family_model("llama", backend)).origin
     assert origin.directory == family_directory("llama")
     assert (origin.backend, origin.seed, origin.revision) == (backend, None, None)
 
@@ -61,14 +61,15 @@ def test_the_model_remembers_where_it_came_from(family_directory, family_model, 
 def test_a_model_of_someone_else_has_an_origin_too(family_directory):
     from transformer_lens.model_bridge import TransformerBridge
 
-    origin = origin_of(TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu"))
+    model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
+    origin = wrap(model).origin
     assert (origin.name, origin.directory) == (str(family_directory("llama")), None)
 
 
 def test_mini_is_loaded_in_float32():
     model = load_model("mini")
     assert next(model.parameters()).dtype == torch.float32
-    assert origin_of(model).name == "mini"
+    assert wrap(model).origin.name == "mini"
 
 
 def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd, caplog):
@@ -186,7 +187,7 @@ def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_
     (repository / "refs/main").write_text("abc123")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    origin = origin_of(load_model("tiny/llama"))
+    origin = wrap(load_model("tiny/llama")).origin
     assert (origin.name, origin.revision) == ("tiny/llama", "abc123")
 
 

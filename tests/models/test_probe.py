@@ -6,11 +6,12 @@ import pytest
 import torch
 from families import CONTEXT, FAMILIES, SIZES, save_config, with_sizes
 
-from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.maths.rope import Rope, inverse_frequencies
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.bridge import alibi_slopes
 from tl_posgen.models.load import load_model
-from tl_posgen.models.probe import check, geometry_of, longest_prompt, probe
-from tl_posgen.models.probe_bridge import alibi_slopes
+from tl_posgen.models.probe import check, geometry_of
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 PROVABLE = [(name, b) for name, family in FAMILIES.items() for b in ("hooked", "bridge") if getattr(family, b)]
 BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
@@ -122,16 +123,12 @@ def test_check_has_a_row_per_layer_and_prints_it(family_model, backend, capsys):
     assert "proof" in capsys.readouterr().out
 
 
-def test_the_proof_runs_once_per_model(llama):
-    assert probe(llama) is probe(llama)
-
-
 def test_frequencies_changed_by_hand_are_read_anew_when_asked(family_directory):
     model = load_model(family_directory("llama"), "bridge")
     before = geometry_of(model)[0].rope.inv_freq
     model.rotary_emb.original_component.inv_freq *= 0.5
     assert torch.equal(geometry_of(model)[0].rope.inv_freq, before)
-    probe(model, again=True)
+    wrap(model).found(again=True)
     torch.testing.assert_close(geometry_of(model)[0].rope.inv_freq, before / 2)
 
 
@@ -153,7 +150,7 @@ def test_half_precision_models_are_proved_within_their_rounding(family_directory
     ],
 )
 def test_the_longest_prompt_is_known_beforehand(family_model, name, backend, limit):
-    assert longest_prompt(family_model(name, backend))[0] == limit
+    assert wrap(family_model(name, backend)).limit.tokens == limit
 
 
 @pytest.mark.parametrize("n", [4, 6, 8, 12])
@@ -162,8 +159,3 @@ def test_alibi_slopes_are_those_transformers_uses(n):
 
     bias = build_alibi_tensor(torch.ones(1, 2), n, torch.float32)
     torch.testing.assert_close(alibi_slopes(n), bias[:, 0, 1])
-
-
-def test_something_else_is_not_a_model():
-    with pytest.raises(InputError, match="Linear is not a model of TransformerLens"):
-        geometry_of(torch.nn.Linear(2, 2))

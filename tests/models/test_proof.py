@@ -7,11 +7,11 @@ import torch
 from families import FAMILIES
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.maths.rope import Rope
 from tl_posgen.models.load import load_model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.proof import prove, refuse_patterns, without_row_offsets
 from tl_posgen.models.sites import plain_scores
+from tl_posgen.rope.rotation import Rope
 
 
 @pytest.fixture(scope="module")

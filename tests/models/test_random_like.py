@@ -7,11 +7,11 @@ import pytest
 import torch
 from families import VOCAB
 
+from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.convert import hooked_parts
-from tl_posgen.models.hooks import run_capture
 from tl_posgen.models.load import load_model
-from tl_posgen.models.origin import origin_of
 from tl_posgen.models.random_like import random_like
+from tl_posgen.models.wrapped import wrap
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
 
@@ -51,7 +51,7 @@ def test_the_seed_decides(llama):
     assert not torch.allclose(first, other)
 
 
-def test_no_random_state_is_touched(llama):
+def test_no_random_state_is_touched(llama, unchecked):  # the type checker draws random numbers
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     random_like(llama, seed=3)
     assert torch.equal(before[0], torch.get_rng_state())
@@ -60,9 +60,9 @@ def test_no_random_state_is_touched(llama):
 
 
 def test_the_null_says_what_it_is(llama):
-    origin = origin_of(random_like(llama, seed=5))
+    origin = wrap(random_like(llama, seed=5)).origin
     assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM")
-    assert origin.name == origin_of(llama).name
+    assert origin.name == wrap(llama).origin.name
 
 
 def test_the_null_keeps_the_tokenizer(llama):
@@ -92,7 +92,7 @@ def test_a_hooked_transformer_made_from_a_cfg_has_a_null_from_that_cfg():
     assert torch.equal(logits(null), logits(random_like(model, seed=2)))
     assert not torch.allclose(logits(null), logits(model))
     assert null.blocks[0].attn.W_Q.std().item() == pytest.approx(cfg.initializer_range, rel=0.1)
-    assert origin_of(null).initialisation == "HookedTransformer, init_mode gpt2"
+    assert wrap(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
     assert model.cfg.seed == 1
 
 

@@ -5,10 +5,9 @@ import torch
 from families import VOCAB
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.hooks import run_capture
-from tl_posgen.models.origin import origin_of
-from tl_posgen.models.probe import probe
+from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.shuffled_like import copy_of, is_matrix, shuffled_like
+from tl_posgen.models.wrapped import wrap
 
 TOKENS = torch.randint(VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
 # joint q/k/v matrices, patched forward methods, learned positions, ALiBi, layers of different kinds
@@ -56,8 +55,8 @@ def test_it_shares_nothing_with_the_model_and_can_be_analysed_alike(family_model
     found = logits(null)
     torch.testing.assert_close(logits(model), before)
     assert not torch.allclose(found, before, atol=1e-2)
-    supported = [not isinstance(layer, UnsupportedModelError) for layer in probe(model)]
-    assert [not isinstance(layer, UnsupportedModelError) for layer in probe(null)] == supported
+    supported = [not isinstance(layer, UnsupportedModelError) for layer in wrap(model).found()]
+    assert [not isinstance(layer, UnsupportedModelError) for layer in wrap(null).found()] == supported
     kept = weights(model)
     try:
         with torch.no_grad():
@@ -98,8 +97,8 @@ def test_hooks_of_the_model_are_not_taken_along(llama):
 
 
 def test_its_origin_says_what_was_done(llama):
-    origin = origin_of(shuffled_like(llama, seed=3))
-    assert (origin.seed, origin.name) == (3, origin_of(llama).name)
+    origin = wrap(shuffled_like(llama, seed=3)).origin
+    assert (origin.seed, origin.name) == (3, wrap(llama).origin.name)
     assert "permuted" in origin.initialisation
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import tl_posgen
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.position import AttentionExamples
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -20,7 +21,8 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory):
     text = "<b>bold</b> </script><script>alert(1)</script> " + bundled_text()
-    report = tl_posgen.analyze("mini", text, length=40, n_prompts=2, examples=1, progress=False)
+    measures = ["three_axis", "variance", "mean_key", AttentionExamples(examples=1)]
+    report = tl_posgen.analyze("mini", text, measures=measures, length=40, n_prompts=2, progress=False)
     return report.write(tmp_path_factory.mktemp("report"))
 
 

@@ -29,18 +29,16 @@ class Setup:
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
         "auto"
     )
-    seed: Annotated[int, typer.Option(help="Seed of the randomly initialised null model, and of draws.")] = 0
-    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised model.")] = False
+    seed: Annotated[int, typer.Option(help="Seed of random draws.")] = 0
+    null_seeds: Annotated[str, typer.Option(help="Seeds of the randomly initialised models, such as 0 or 0-2.")] = "0"
+    no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
     out: Annotated[Path, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = Path("report")
 
     @property
-    def null_seed(self) -> int | None:
-        return None if self.no_null else self.seed
-
-    @property
     def cut(self) -> dict[str, Any]:
-        """How the text is cut, and against which null: what every experiment takes."""
-        return {"length": self.length, "n_prompts": self.prompts, "null_seed": self.null_seed}
+        """How the text is cut, of which seeds, and against which null: what every measure takes."""
+        null_seeds = [] if self.no_null else parse_indices(self.null_seeds, "--null-seeds")
+        return {"length": self.length, "n_prompts": self.prompts, "seed": self.seed, "null_seeds": null_seeds}
 
     def words(self) -> str:
         """The text, once it is known that the output can be written."""
@@ -52,7 +50,7 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.report import prepare_directory
+        from tl_posgen.result import prepare_directory
 
         prepare_directory(self.out)
 
@@ -63,13 +61,21 @@ class Setup:
 
         return load_model(self.model, backend=backend or self.backend), words  # pyright: ignore[reportArgumentType]
 
-    def present(self, *results: Any) -> None:
-        """Experiments: their tables on the terminal, the null's below, and their page in `out`."""
-        from tl_posgen.report import Report
-        from tl_posgen.report.terminal import print_experiments
+    def measure(self, *measures: Any, backend: str | None = None, **more: Any) -> None:
+        """Take these measures of the model and text, and present them."""
+        cut = self.cut | more
+        model, words = self.load(backend)
+        from tl_posgen.analysis import analyze
 
-        report = Report({result.name: result for result in results}, results[0].provenance)
-        print_experiments(report, report.write(self.out))
+        self.present(analyze(model, words, measures=list(measures), skip_unsupported=True, **cut))
+
+    def present(self, found: Any) -> None:
+        """The tables on the terminal, the null's below them, and the page in `out`, of a report or one result."""
+        from tl_posgen.report.terminal import print_measures
+        from tl_posgen.result import Report
+
+        report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
+        print_measures(report, report.write(self.out))
 
 
 def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -89,13 +95,15 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own_hints = get_type_hints(function, include_extras=True)
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        first, rest = split_arguments(own)
+        # arguments have no default and stand first on the command line
+        arguments, own_options = ([p for p in own if (p.default is p.empty) == needed] for needed in (True, False))
 
         def run(**options: Any) -> None:
             setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
             function(setup, **options)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*first, *shared[:2], *rest, *shared[2:])]
+        ordered = (*arguments, *shared[:2], *own_options, *shared[2:])
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in ordered]
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -105,12 +113,6 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
     return register
 
 
-def split_arguments(parameters: list[inspect.Parameter]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
-    """Those without a default, which stand first on the command line, and the options."""
-    needed = [p for p in parameters if p.default is inspect.Parameter.empty]
-    return needed, [p for p in parameters if p.default is not inspect.Parameter.empty]
-
-
 def parse_indices(words: str | None, option: str) -> list[int] | None:
     """'0,2-4' -> [0, 2, 3, 4]."""
     if words is None:
@@ -118,7 +120,7 @@ def parse_indices(words: str | None, option: str) -> list[int] | None:
     try:
         spans = [[int(end) for end in part.split("-")] for part in words.split(",")]
         indices = sorted({index for span in spans for index in range(span[0], span[-1] + 1)})
-        if not indices or any(len(span) > 2 for span in spans):
+        if not indices or any(len(span) > 2 or span[0] > span[-1] for span in spans):
             raise ValueError
     except ValueError:
         raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4") from None

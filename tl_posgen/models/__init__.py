@@ -5,18 +5,25 @@ Nothing here imports TransformerLens or transformers before it is used.
 
 from tl_posgen.models.cache import captures_from_cache, needed_names
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.hooks import capture_hooks, capturing, run_capture
-from tl_posgen.models.load import load_model
-from tl_posgen.models.origin import Origin, origin_of
+from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.load import load_model, open_model
+from tl_posgen.models.model import Model
 from tl_posgen.models.probe import check, geometry_of
+from tl_posgen.models.projections import Projections
 from tl_posgen.models.random_like import random_like
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts, token_strings
+from tl_posgen.models.wrapped import Origin, WrappedModel, wrap
 
 __all__ = [
+    "ContextLimit",
     "LayerCapture",
     "LayerGeometry",
+    "Model",
     "Origin",
+    "Projections",
+    "WrappedModel",
     "bundled_text",
     "capture_hooks",
     "captures_from_cache",
@@ -25,10 +32,12 @@ __all__ = [
     "geometry_of",
     "load_model",
     "needed_names",
-    "origin_of",
+    "open_model",
     "random_like",
     "read_text",
     "run_capture",
+    "select_heads",
     "to_prompts",
     "token_strings",
+    "wrap",
 ]

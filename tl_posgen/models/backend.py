@@ -1,25 +1,95 @@
-"""The two objects TransformerLens has for a model, told apart without importing TransformerLens."""
+"""What differs between the two kinds of model: one class, and its two children (`hooked`, `bridge`)."""
 
-from typing import Any, Literal, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from tl_posgen.errors import InputError
+from jaxtyping import Float, Int
+from torch import Tensor
 
-Model: TypeAlias = Any  # a HookedTransformer (TransformerLens 3.9) or a TransformerBridge (3.9 and 4)
-Backend = Literal["hooked", "bridge"]
+from tl_posgen.models.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.key_value_context import KeyValueContext
+from tl_posgen.models.model import Model
+from tl_posgen.models.sites import Sites
+
+BackendName = Literal["hooked", "bridge"]
 
 
-def backend_of(model: Model) -> Backend:
-    """Which of the two `model` is.
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from: for provenance, and to make its random inits.
 
-    Raises:
-        InputError: it is neither.
+    Attributes:
+        name: as the user gave it (a Hub name, a directory, "mini"), or cfg.model_name.
+        backend: which object it became.
+        revision: commit of the Hub repository, or None.
+        directory: where config, weights and tokenizer were read, or None for a model that was not made by `load_model`.
+        seed: of a model with random weights, else None.
+        initialisation: rule that made the random weights, else None.
+        trust_remote_code: whether code from the repository was allowed.
     """
-    classes = {cls.__name__ for cls in type(model).__mro__}
-    if "HookedTransformer" in classes:
-        return "hooked"
-    if "TransformerBridge" in classes:
-        return "bridge"
-    raise InputError(
-        f"{type(model).__name__} is not a model of TransformerLens; "
-        "load one with tl_posgen.load_model(name_or_directory) or TransformerBridge.boot_transformers"
-    )
+
+    name: str
+    backend: BackendName
+    revision: str | None = None
+    directory: Path | None = None
+    seed: int | None = None
+    initialisation: str | None = None
+    trust_remote_code: bool = False
+
+
+class Backend(ABC):
+    """One model, seen through the ways of its kind; it keeps nothing but the model."""
+
+    name: ClassVar[BackendName]
+    attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
+
+    def __init__(self, model: Model):
+        self.model: Any = model
+
+    @abstractmethod
+    def limit(self) -> ContextLimit:
+        """The longest prompt that the model takes, or for which its geometry holds."""
+
+    def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
+        """Keyword arguments of a forward pass on prompts without padding."""
+        return {}
+
+    @abstractmethod
+    def sites(self, layer: int, fired: Mapping[str, Tensor]) -> Sites:
+        """Where the layer's queries, keys, scores, ... are read, given what its hooks carried in the probe's pass."""
+
+    @abstractmethod
+    def drafts(self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool) -> list[LayerGeometry]:
+        """What the layer may do with positions, not yet proved.
+
+        Args:
+            plain: its shapes, without positions.
+            fired: what its hooks carried, by hook: "cos" and "sin" among them where a bridge's layer is rotated.
+            rotates: whether any layer of the model is rotated by cos and sin that hooks see.
+
+        Raises:
+            UnsupportedModelError: nothing that we know describes it.
+        """
+
+    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
+        """Queries or keys just projected, as the hooks of `sites` carry them: after qk-norm if those fire after it."""
+        return x
+
+    @abstractmethod
+    def context(self) -> KeyValueContext:
+        """An empty cache of keys and values, and the pass that reads and extends it."""
+
+    def attention_kernel(self) -> str | None:
+        """Which implementation of attention transformers was told to use; None for TransformerLens' own."""
+        return None
+
+    @abstractmethod
+    def random_init(self, origin: Origin) -> tuple[Model, str]:
+        """A model of the same cfg with new weights from the CPU's random state, and the rule that made them."""
+
+    @abstractmethod
+    def copy(self, origin: Origin) -> Model:
+        """The same weights in a model that shares nothing with this one, and without its hooks."""

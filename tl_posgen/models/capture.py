@@ -1,15 +1,17 @@
-"""What an analyzer is handed: one layer of one prompt."""
+"""What a measure is handed: one layer of one prompt."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.maths.rope import rotate
 from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.projections import Projections
+from tl_posgen.rope.rotation import rotate
 
 
 @dataclass
@@ -18,7 +20,7 @@ class LayerCapture:
 
     Attributes:
         geometry: what the layer does with positions.
-        heads: indices of the chosen query heads in the model; axis `head` below follows this order.
+        heads: indices of this layer's chosen query heads in the model; axis `head` below follows this order.
         prompt: running number of the prompt within this analysis.
         tokens: token ids of the prompt, or None where the forward pass was not given any (embeddings as input).
         q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
@@ -28,6 +30,9 @@ class LayerCapture:
             unless needed.
         pattern: post-softmax; None unless needed.
         resid: the residual stream entering the layer; None unless needed.
+        inputs: what enters W_Q and W_K: the residual stream after the attention's norm; None unless needed.
+        projections: how q and k are made from `inputs`, for all heads of the layer, proved; None unless `inputs` are
+            needed.
     """
 
     geometry: LayerGeometry
@@ -40,6 +45,16 @@ class LayerCapture:
     attn_scores: Float[Tensor, "head query key"] | None = None
     pattern: Float[Tensor, "head query key"] | None = None
     resid: Float[Tensor, "pos d_model"] | None = None
+    inputs: Float[Tensor, "pos d_model"] | None = None
+    projections: Projections | None = None
+
+    _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
+
+    def once(self, function: Callable[..., Any]) -> Any:
+        """function(this), computed once for all measures that ask for it of this layer and prompt."""
+        if function not in self._shared:
+            self._shared[function] = function(self)
+        return self._shared[function]
 
     @property
     def layer(self) -> int:
@@ -69,12 +84,21 @@ def scores_from(
     heads: Sequence[int],
 ) -> Float[Tensor, "head query key"]:
     """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i."""
-    n = rotated_q.shape[1]
-    scores = geometry.scale * rotated_q @ rotated_k.mT
+    scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads)
+    return scores.masked_fill(~geometry.visible(rotated_q.shape[1], scores.device), -torch.inf)
+
+
+def finished_scores(
+    products: Float[Tensor, "head query key"],
+    geometry: LayerGeometry,
+    heads: Sequence[int],
+    distance: int | float | Real[Tensor, "query key"] | None = None,
+) -> Float[Tensor, "head query key"]:
+    """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given."""
     if geometry.alibi_slopes is not None:
-        position = torch.arange(n, device=scores.device, dtype=scores.dtype)
-        slopes = geometry.alibi_slopes.to(scores)[list(heads), None, None]
-        scores = scores + slopes * (position - position[:, None])
+        position = torch.arange(products.shape[-1], device=products.device)
+        away = position[:, None] - position if distance is None else distance
+        products = products - geometry.alibi_slopes.to(products)[list(heads), None, None] * away
     if geometry.soft_cap is not None:
-        scores = geometry.soft_cap * torch.tanh(scores / geometry.soft_cap)
-    return scores.masked_fill(~geometry.visible(n, scores.device), -torch.inf)
+        products = geometry.soft_cap * torch.tanh(products / geometry.soft_cap)
+    return products

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backend import Model, backend_of
-from tl_posgen.models.load import BackendChoice, build, default_device, load_hf_model, load_model, load_tokenizer
-from tl_posgen.models.origin import Origin, remember_origin
-from tl_posgen.models.quiet import quiet
-from tl_posgen.models.source import MINI, require_finite
+from tl_posgen.models.load import BackendChoice, load_model, load_source
+from tl_posgen.models.model import Model
+from tl_posgen.models.source import MINI, Source
 
 
 class Checkpoints:
@@ -71,12 +68,7 @@ def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, 
         raise InputError(f"{words}: no tokenizer there; give tokenizer=, the directory of the checkpoints' tokenizer")
     if path.resolve() == words.resolve():
         return load_model(path, backend)
-    require_finite(path)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        loaded = load_hf_model(path, torch.float32, False)
-        model = build(loaded, load_tokenizer(words, False), path.name, default_device(), backend)
-    remember_origin(model, Origin(path.name, backend_of(model), directory=path))
-    return model
+    return load_source(Source(path.name, path), words, backend)
 
 
 def steps_of(names: Sequence[str]) -> np.ndarray:

@@ -1,13 +1,13 @@
-"""What one attention layer does with positions, in the words that every later floor uses."""
+"""What one attention layer does with positions, in the terms that every measure uses."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_posgen.maths.rope import Rope
+from tl_posgen.rope.rotation import Rope
 
 Encoding = Literal["rotary", "alibi", "absolute", "none"]
 
@@ -55,3 +55,23 @@ class LayerGeometry:
         """Which key each of n queries sees: causal, and inside the window where there is one."""
         causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
         return causal if self.window is None else causal.triu(1 - self.window)
+
+
+class ContextLimit(NamedTuple):
+    """The longest prompt that a model takes, or that its geometry holds for.
+
+    Attributes:
+        tokens: how many; None for any number.
+        why: what sets the limit; "" without one.
+        lifted_as: the other kind of object that the same model has no such limit as, or None.
+    """
+
+    tokens: int | None = None
+    why: str = ""
+    lifted_as: Literal["bridge"] | None = None
+
+    @property
+    def remedy(self) -> str:
+        if self.lifted_as is None:
+            return "give shorter prompts"
+        return f'load it with backend="{self.lifted_as}", where rotary models have no such limit'

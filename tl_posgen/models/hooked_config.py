@@ -5,81 +5,47 @@ goes by the config. Every converted model is compared with the Hugging Face one 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tl_posgen.errors import UnsupportedModelError
 
-
-def _nothing(config: Any) -> dict[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How an architecture becomes a HookedTransformer.
-
-    Attributes:
-        converter: function of transformer_lens.pretrained.weight_conversions.
-        settings: HookedTransformerConfig fields of the architecture.
-        more: those that depend on the model's config.
-        grouped: whether the converter wants n_key_value_heads even when keys are not grouped.
-    """
-
-    converter: str
-    settings: dict[str, Any]
-    more: Callable[[Any], dict[str, Any]] = _nothing
-    grouped: bool = False
-
-
 LLAMA = {"normalization_type": "RMS", "positional_embedding_type": "rotary", "gated_mlp": True, "final_rms": True}
 NEOX = {"normalization_type": "LN", "positional_embedding_type": "rotary", "parallel_attn_mlp": True}
-
-
-def _gemma2(config: Any) -> dict[str, Any]:
-    return {
-        "attn_scale": math.sqrt(config.query_pre_attn_scalar),
-        "attn_scores_soft_cap": config.attn_logit_softcapping or -1.0,
-        "output_logits_soft_cap": config.final_logit_softcapping or -1.0,
-    }
-
-
-def _gpt2(config: Any) -> dict[str, Any]:
-    return {
-        "use_attn_scale": config.scale_attn_weights,
-        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
-    }
-
-
-RECIPES = {
-    "LlamaForCausalLM": Recipe("convert_llama_weights", LLAMA),
-    "MistralForCausalLM": Recipe("convert_mistral_weights", LLAMA, grouped=True),
-    "Qwen2ForCausalLM": Recipe("convert_qwen2_weights", LLAMA, grouped=True),
-    "Qwen3ForCausalLM": Recipe("convert_qwen3_weights", {**LLAMA, "use_qk_norm": True}),
-    "Gemma2ForCausalLM": Recipe(
-        "convert_gemma_weights", {**LLAMA, "use_normalization_before_and_after": True}, _gemma2, grouped=True
-    ),
-    "GPTNeoXForCausalLM": Recipe(
-        "convert_neox_weights", NEOX, lambda config: {"parallel_attn_mlp": config.use_parallel_residual}
-    ),
-    "GPTJForCausalLM": Recipe(
-        "convert_gptj_weights",
-        {**NEOX, "rotary_adjacent_pairs": True},
-        lambda config: {"rotary_dim": config.rotary_dim},
-    ),
-    "PhiForCausalLM": Recipe("convert_phi_weights", NEOX),
-    "GPT2LMHeadModel": Recipe("convert_gpt2_weights", {"normalization_type": "LN"}, _gpt2),
-    "BloomForCausalLM": Recipe(
-        "convert_bloom_weights",
-        {
-            "normalization_type": "LN",
-            "positional_embedding_type": "alibi",
-            "post_embedding_ln": True,
-            "act_fn": "gelu_fast",
-        },
-    ),
+GEMMA2 = {
+    **LLAMA,
+    "use_normalization_before_and_after": True,
+    "attn_scale": lambda config: math.sqrt(config.query_pre_attn_scalar),
+    "attn_scores_soft_cap": lambda config: config.attn_logit_softcapping or -1.0,
+    "output_logits_soft_cap": lambda config: config.final_logit_softcapping or -1.0,
 }
+GPT2 = {
+    "normalization_type": "LN",
+    "use_attn_scale": lambda config: config.scale_attn_weights,
+    "scale_attn_by_inverse_layer_idx": lambda config: config.scale_attn_by_inverse_layer_idx,
+}
+GPTJ = {**NEOX, "rotary_adjacent_pairs": True, "rotary_dim": lambda config: config.rotary_dim}
+BLOOM = {
+    "normalization_type": "LN",
+    "positional_embedding_type": "alibi",
+    "post_embedding_ln": True,
+    "act_fn": "gelu_fast",
+}
+
+# architecture -> X of TransformerLens' convert_X_weights, and fields of HookedTransformerConfig (or what makes them of
+# the Hugging Face config)
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("llama", LLAMA),
+    "MistralForCausalLM": ("mistral", LLAMA),
+    "Qwen2ForCausalLM": ("qwen2", LLAMA),
+    "Qwen3ForCausalLM": ("qwen3", {**LLAMA, "use_qk_norm": True}),
+    "Gemma2ForCausalLM": ("gemma", GEMMA2),
+    "GPTNeoXForCausalLM": ("neox", {**NEOX, "parallel_attn_mlp": lambda config: config.use_parallel_residual}),
+    "GPTJForCausalLM": ("gptj", GPTJ),
+    "PhiForCausalLM": ("phi", NEOX),
+    "GPT2LMHeadModel": ("gpt2", GPT2),
+    "BloomForCausalLM": ("bloom", BLOOM),
+}
+ALWAYS_GROUPED = {"mistral", "qwen2", "gemma"}  # converters that want n_key_value_heads even when keys are not grouped
 
 
 def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
@@ -92,13 +58,14 @@ def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{architecture} cannot be made a HookedTransformer here (only {', '.join(RECIPES)}); use backend='bridge'"
         )
-    recipe = RECIPES[architecture]
-    settings = {**sizes(config), **activation(config), **windows(config), **recipe.settings}
-    if recipe.settings.get("positional_embedding_type") == "rotary":
+    converter, own = RECIPES[architecture]
+    own = {name: value(config) if callable(value) else value for name, value in own.items()}
+    settings = {**sizes(config), **windows(config)}
+    if own.get("positional_embedding_type") == "rotary":
         settings |= rotary(config, settings["d_head"])
-    if settings["n_key_value_heads"] == settings["n_heads"] and not recipe.grouped:
+    if settings["n_key_value_heads"] == settings["n_heads"] and converter not in ALWAYS_GROUPED:
         settings["n_key_value_heads"] = None
-    return {**settings, **recipe.more(config), "original_architecture": architecture, "init_weights": False}
+    return {**settings, **own, "original_architecture": architecture, "init_weights": False}
 
 
 def first_of(config: Any, *names: str, default: Any = None) -> Any:
@@ -118,11 +85,8 @@ def sizes(config: Any) -> dict[str, Any]:
         "d_vocab": config.vocab_size,
         "n_ctx": first_of(config, "max_position_embeddings", default=2048),
         "eps": first_of(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+        "act_fn": first_of(config, "hidden_activation", "hidden_act", "activation_function"),
     }
-
-
-def activation(config: Any) -> dict[str, Any]:
-    return {"act_fn": first_of(config, "hidden_activation", "hidden_act", "activation_function")}
 
 
 def windows(config: Any) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.backend import Model, backend_of
-from tl_posgen.models.convert import as_bridge, as_hooked, hooked_parts
-from tl_posgen.models.origin import Origin, remember_origin
+from tl_posgen.errors import InputError
+from tl_posgen.models.backend import Origin
+from tl_posgen.models.convert import build, hooked_parts, load_hf_model, load_tokenizer
+from tl_posgen.models.model import Model
 from tl_posgen.models.quiet import quiet
-from tl_posgen.models.source import find_source, first_line, read_config, require_finite
+from tl_posgen.models.source import Source, find_source, require_finite
+from tl_posgen.models.wrapped import wrap
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
 
@@ -51,83 +52,60 @@ def load_model(
         >>> model.cfg.n_layers > 0
         True
     """
+    if not isinstance(name_or_directory, str | os.PathLike):
+        raise InputError(f"{name_or_directory!r} is no name or directory of a model")
     if backend not in ("auto", "hooked", "bridge"):
         raise InputError(f"backend {backend!r}: choose auto, hooked or bridge")
     if backend == "hooked":
         hooked_parts()  # refuse before anything is downloaded
     source = find_source(name_or_directory, revision)
+    return load_source(source, source.directory, backend, dtype, device, trust_remote_code)
+
+
+def load_source(
+    source: Source,
+    tokenizer: Path,
+    backend: BackendChoice | str,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """The model of a directory with the tokenizer of this or another one, its origin remembered."""
     require_finite(source.directory)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        tokenizer = load_tokenizer(source.directory, trust_remote_code)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with quiet():
+        words = load_tokenizer(tokenizer, trust_remote_code)
         hf_model = load_hf_model(source.directory, dtype, trust_remote_code)
-        model = build(hf_model, tokenizer, source.name, device or default_device(), backend)
-    origin = Origin(
-        source.name, backend_of(model), source.revision, source.directory, trust_remote_code=trust_remote_code
-    )
-    remember_origin(model, origin)
+        model = build(hf_model, words, source.name, device, backend)
+    origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust_remote_code}
+    wrapped = wrap(model)
+    wrapped.remember_origin(Origin(source.name, wrapped.backend.name, **origin))
     return model
 
 
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: str) -> Model:
-    """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits."""
-    model = None
-    if backend != "bridge":
-        try:
-            model = as_hooked(hf_model, tokenizer, name, device)
-        except ModelError:
-            if backend == "hooked":
-                raise
-    if model is None:
-        model = as_bridge(hf_model, tokenizer, name, device)
-    model.cfg.default_prepend_bos = prepends_bos(tokenizer)
-    return model
-
-
-def prepends_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts its BOS token in front of a text by default."""
-    ids, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
-    return len(ids) > len(plain) and ids[0] == tokenizer.bos_token_id
-
-
-def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
-        raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
-
-
-def load_hf_model(directory: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The Hugging Face model of a directory, on the CPU, in evaluation mode, with eager attention.
+def open_model(model: Model | str | os.PathLike) -> Model:
+    """A model of TransformerLens as it is, or the one of that name or directory, loaded by `load_model`.
 
     Raises:
-        ModelError: an unknown architecture, or weights that do not fill the model.
-    """
-    from transformers import AutoModelForCausalLM
+        InputError: neither a HookedTransformer, nor a TransformerBridge, nor a name, nor a path.
+        ModelError: as `load_model`.
 
-    config = read_config(directory, trust_remote_code)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error
-    model, report = loaded
-    if report["missing_keys"]:
-        raise ModelError(
-            f"{directory}: the weights lack {sorted(report['missing_keys'])[0]} "
-            f"({len(report['missing_keys'])} tensors are missing); the checkpoint does not belong to config.json"
-        )
-    return model.eval()
+    Example:
+        >>> model = open_model("mini")
+        >>> open_model(model) is model
+        True
+    """
+    return load_model(model) if isinstance(model, str | os.PathLike) else wrap(model).model
+
+
+def without_context_limit(model: Model) -> Model:
+    """The same model as an object that takes prompts longer than `model` does, where there is one; else `model`.
+
+    It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
+    """
+    wrapped = wrap(model)
+    backend, origin, weight = wrapped.limit.lifted_as, wrapped.origin, next(model.parameters())
+    if backend is None:
+        return model
+    trust, name = origin.trust_remote_code, origin.directory or origin.name
+    return load_model(name, backend, weight.dtype, str(weight.device), trust_remote_code=trust)

@@ -1,47 +1,30 @@
 """The probe: what each layer of a model does with positions, read from the model, then proved against its scores."""
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backend import Model, backend_of
 from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.origin import origin_of
-from tl_posgen.models.probe_bridge import bridge_drafts, bridge_limit
-from tl_posgen.models.probe_hooked import hooked_drafts, hooked_limit
-from tl_posgen.models.proof import prove, refuse_patterns
-from tl_posgen.models.sites import Sites, bridge_sites, dispatch, hooked_sites, plain_scores
-
-PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
-HOOKS = ("q", "k", "attn_scores", "q_normed", "k_normed", "cos", "sin")
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe_layers import Found
+from tl_posgen.models.selection import Layers
+from tl_posgen.models.wrapped import wrap
 
 
-@dataclass(frozen=True)
-class Probed:
-    """One layer as the probe found it: its proved geometry, and the hooks to read it from."""
-
-    geometry: LayerGeometry
-    sites: Sites
-
-
-Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
-_found: WeakKeyDictionary[Model, tuple[torch.dtype, tuple[Found, ...]]] = WeakKeyDictionary()
-
-
-def geometry_of(model: Model) -> tuple[LayerGeometry, ...]:
+def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...]:
     """What each layer does with positions, proved: score_ij recomputed from q and k equals the model's own score.
 
     The result is remembered for the model object, so the proof (one forward pass of 48 tokens) is run once.
 
+    Args:
+        layers: which; all if left out.
+
     Raises:
         UnsupportedModelError: a layer cannot be described exactly; the message says which, by how much and likely why.
+        InputError: a layer that does not exist.
 
     Example:
         >>> from tl_posgen import load_model
@@ -49,81 +32,7 @@ def geometry_of(model: Model) -> tuple[LayerGeometry, ...]:
         >>> first.encoding, first.error < 1e-4
         ('rotary', True)
     """
-    return tuple(supported(found).geometry for found in probe(model))
-
-
-def supported(found: Found) -> Probed:
-    if isinstance(found, UnsupportedModelError):
-        raise UnsupportedModelError(*found.args)
-    return found
-
-
-def probe(model: Model, *, again: bool = False) -> tuple[Found, ...]:
-    """What was found in every layer, supported or not. `again=True` after changing the model's positions by hand."""
-    backend_of(model)
-    dtype = next(model.parameters()).dtype
-    if not again and model in _found and _found[model][0] == dtype:
-        return _found[model][1]
-    fired = probe_run(model)
-    rotates = any("cos" in hooks for hooks in fired.values())
-    found = tuple(probe_layer(model, layer, fired[layer], rotates) for layer in range(model.cfg.n_layers))
-    _found[model] = (dtype, found)
-    return found
-
-
-def probe_layer(model: Model, layer: int, fired: dict[str, Tensor], rotates: bool) -> Found:
-    try:
-        for part in ("q", "k", "attn_scores"):
-            if part not in fired:
-                raise UnsupportedModelError(f"layer {layer}: its hook_{part} does not fire (no attention there?)")
-        refuse_patterns(layer, fired["attn_scores"][0])
-        if backend_of(model) == "hooked":
-            sites, drafts = hooked_sites(model, layer), hooked_drafts(model, layer)
-            q, k = (sites.read(part, fired[part])[0] for part in ("q", "k"))
-        else:
-            d_head = int(getattr(model.blocks[layer].attn.original_component, "head_dim", None) or model.cfg.d_head)
-            normed = "q_normed" in fired and "k_normed" in fired
-            sites = bridge_sites(model, layer, d_head, normed)
-            q, k = (sites.read(part, fired[f"{part}_normed" if normed else part])[0] for part in ("q", "k"))
-            drafts = bridge_drafts(model, layer, q, k, fired, rotates)
-        return Probed(prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype)), sites)
-    except UnsupportedModelError as refusal:
-        return refusal.with_traceback(None)
-
-
-def probe_run(model: Model) -> dict[int, dict[str, Tensor]]:
-    """layer -> hook -> what it carried while the model read a few random tokens."""
-    n = min(PROBE_TOKENS, longest_prompt(model)[0] or PROBE_TOKENS)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=generator).to(next(model.parameters()).device)
-    fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
-
-    def remember(layer: int, name: str) -> Callable[[Tensor], None]:
-        return lambda value: fired[layer].update({name: value.detach()})
-
-    known = model.hook_dict
-    places = {
-        f"blocks.{layer}.attn.hook_{name}": remember(layer, name)
-        for layer in range(model.cfg.n_layers)
-        for name in HOOKS
-    }
-    hooks = dispatch(model, {place: take for place, take in places.items() if place in known})
-    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
-        model(tokens, return_type=None, **unpadded(model, tokens))
-    return fired
-
-
-def unpadded(model: Model, tokens: Tensor) -> dict[str, Tensor]:
-    """A HookedTransformer whose tokenizer pads on the left takes leading tokens for padding unless told otherwise."""
-    tokenizer = model.tokenizer
-    if backend_of(model) == "hooked" and tokenizer is not None and tokenizer.padding_side == "left":
-        return {"attention_mask": torch.ones_like(tokens)}
-    return {}
-
-
-def longest_prompt(model: Model) -> tuple[int | None, str]:
-    """The longest prompt that the probed geometry holds for (None: any length), and what sets it."""
-    return hooked_limit(model) if backend_of(model) == "hooked" else bridge_limit(model)
+    return wrap(model).geometry(layers)
 
 
 def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
@@ -141,9 +50,10 @@ def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
         >>> bool(table["supported"].all())
         True
     """
-    table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(probe(model))])
+    wrapped = wrap(model)
+    table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found())])
     if printed:
-        print_table(table, f"{origin_of(model).name} as a {type(model).__name__}")
+        print_table(table, f"{wrapped.origin.name} as a {type(model).__name__}")
     return table
 
 

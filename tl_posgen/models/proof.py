@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.maths.rope import Rope, rotate
-from tl_posgen.models.capture import scores_from
+from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.rope.rotation import Rope
 
 
 def prove(
@@ -35,18 +35,18 @@ def prove(
     visible = attn_scores != -torch.inf
     largest = float(attn_scores[visible].abs().max())
     allowed = tolerance(q.dtype) * largest
-    tried = [(largest_error(draft, q, k, attn_scores), draft) for draft in drafts]
-    error, best = min(tried, key=lambda pair: pair[0])
+    errors = [largest_error(*recompute(draft, q, k, attn_scores)) for draft in drafts]
+    error, best = min(zip(errors, drafts, strict=True), key=lambda pair: pair[0])
     if not error <= allowed:  # also when it is not a number
         raise UnsupportedModelError(
             f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
             f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {likely_cause(best, q, k, attn_scores, allowed)}"
         )
     if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
+        window = f" with a window of {best.window}" if best.window else ""
         raise UnsupportedModelError(
-            f"layer {layer}: it masks other keys than a causal mask"
-            + (f" with a window of {best.window} would" if best.window else " would")
-            + "; hooks or padding at work during the probe are one cause, an unknown sparse pattern another"
+            f"layer {layer}: it masks other keys than a causal mask{window} would; hooks or padding at work during the "
+            "probe are one cause, an unknown sparse pattern another"
         )
     return replace(best, error=error)
 
@@ -56,14 +56,8 @@ def tolerance(dtype: torch.dtype) -> float:
     return max(1e-4, 8 * torch.finfo(dtype).eps)
 
 
-def largest_error(
-    geometry: LayerGeometry,
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "key_head pos d_head"],
-    attn_scores: Float[Tensor, "head query key"],
-) -> float:
+def largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:
     """max |recomputed - model's score| over the entries that both see."""
-    recomputed, actual = recompute(geometry, q, k, attn_scores)
     both = (actual != -torch.inf) & (recomputed != -torch.inf)
     return float((recomputed - actual)[both].abs().max())
 
@@ -75,13 +69,10 @@ def recompute(
     attn_scores: Float[Tensor, "head query key"],
 ) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
     """Scores by the geometry, and the model's in the same gauge."""
-    heads = range(geometry.n_heads)
-    positions = torch.arange(q.shape[1], device=q.device)
-    rotated_q = rotate(q, positions, geometry.rope)
-    rotated_k = rotate(k.repeat_interleave(len(q) // len(k), dim=0), positions, geometry.rope)
+    capture = LayerCapture(geometry, range(len(q)), 0, None, q, k.repeat_interleave(len(q) // len(k), dim=0))
     if geometry.alibi_slopes is not None:
-        attn_scores = without_row_offsets(attn_scores, rotated_q, rotated_k, geometry.scale)
-    return scores_from(rotated_q, rotated_k, geometry, heads), attn_scores
+        attn_scores = without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry.scale)
+    return capture.scores(), attn_scores
 
 
 def without_row_offsets(
@@ -97,14 +88,12 @@ def without_row_offsets(
     """
     unbiased = scale * (rotated_q * rotated_k).sum(-1)
     offset = attn_scores.diagonal(dim1=-2, dim2=-1) - unbiased
-    offset = offset.where(offset != -torch.inf, 0.0)
-    return attn_scores - offset[..., None]
+    return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 
 
 def refuse_patterns(layer: int, attn_scores: Float[Tensor, "head query key"]) -> None:
     """Some bridge layers delegate to Hugging Face, and their hook_attn_scores carries softmax's output."""
-    sums = attn_scores.float().sum(-1)
-    if (attn_scores >= 0).all() and (sums - 1).abs().max() < 0.02:
+    if (attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02:
         raise UnsupportedModelError(
             f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because TransformerBridge "
             "leaves the attention of this architecture to Hugging Face; load the model as a HookedTransformer "
@@ -123,13 +112,10 @@ def likely_cause(
     recomputed, actual = recompute(geometry, q, k, attn_scores)
     if not actual[actual != -torch.inf].isfinite().all():
         return "Likely cause: NaN or inf in the weights."
-    n = q.shape[1]
-    diagonal: Bool[Tensor, "query key"] = torch.eye(n, dtype=torch.bool, device=q.device)
-    if float((recomputed - actual)[:, diagonal].abs().max()) > allowed:
+    if float((recomputed - actual).diagonal(dim1=-2, dim2=-1).abs().max()) > allowed:
         return "Likely cause: scale, soft cap, a normalisation of q and k, or hooks that change the scores."
     if geometry.encoding == "rotary":
-        unrotated = largest_error(replace(geometry, rope=Rope()), q, k, attn_scores)
-        if unrotated <= allowed:
+        if largest_error(*recompute(replace(geometry, rope=Rope()), q, k, attn_scores)) <= allowed:
             return "Likely cause: the hooks carry queries and keys after RoPE, or the layer does not rotate at all."
         return "Likely cause: RoPE frequencies or pairing (rotary tables changed after loading?)."
     return "Likely cause: a positional bias that this package does not know."

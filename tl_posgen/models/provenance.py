@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.models.origin import origin_of
-from tl_posgen.models.probe import Probed, probe
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe_layers import Probed
+from tl_posgen.models.wrapped import wrap
 
 
-def model_label(model: Any) -> str:
+def model_label(model: Model) -> str:
     """The model's name as pictures and tables show it: of a directory, the last part."""
-    origin = origin_of(model)
+    origin = wrap(model).origin
     return Path(origin.directory).name if origin.directory else origin.name
 
 
@@ -24,17 +25,32 @@ def null_label(seed: int) -> str:
     return f"random init (seed {seed})"
 
 
-def encoding_of(model: Any) -> str:
+def encoding_of(model: Model) -> str:
     """How the layers know positions: "rotary", "alibi", "absolute", "none"; several joined by ", ", "" if unknown."""
-    found = [layer.geometry.encoding for layer in probe(model) if isinstance(layer, Probed)]
+    found = [layer.geometry.encoding for layer in wrap(model).found() if isinstance(layer, Probed)]
     return ", ".join(dict.fromkeys(found))
 
 
-def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " _"]], null_seed: int | None) -> dict[str, Any]:
+def fingerprint(model: Model) -> str:
+    """Sixteen letters that other weights hardly share: each parameter's sum, norm, and some 4,096 of its entries."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        flat = weight.detach().flatten()
+        some = flat[:: max(1, len(flat) // 4096)].double().cpu().numpy()
+        total, norm = flat.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(flat, dtype=torch.float64).item()
+        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def provenance_of(
+    model: Model, tokens: Sequence[Int[Tensor, " _"]], null_seeds: Sequence[int] = (), seed: int | None = None
+) -> dict[str, Any]:
     """What is needed to run the same analysis again, JSON-ready."""
-    origin = origin_of(model)
+    origin = wrap(model).origin
     lengths = sorted({len(prompt) for prompt in tokens})
-    digest = hashlib.sha256(b"".join(prompt.to(torch.int64).cpu().numpy().tobytes() for prompt in tokens))
+    digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
+    for prompt in tokens:
+        digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
     return {
         "model": model_label(model),
         "revision": origin.revision,
@@ -44,8 +60,10 @@ def provenance_of(model: Any, tokens: Sequence[Int[Tensor, " _"]], null_seed: in
         "encoding": encoding_of(model),
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
-        "tokens_sha256": digest.hexdigest(),
-        "null_seed": null_seed,
+        "tokens_sha256": digest.hexdigest() if tokens else None,
+        "weights": fingerprint(model),
+        "seed": seed,
+        "null_seeds": list(null_seeds),
         "mask": "causal, and the window of each layer that has one",
         "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")},
     }

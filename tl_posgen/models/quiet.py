@@ -1,4 +1,4 @@
-"""Silence while models are loaded: TransformerLens and transformers print, log and warn on every load."""
+"""Silence while models are made: TransformerLens and transformers print, log, warn and draw random numbers then."""
 
 import io
 import logging
@@ -6,23 +6,25 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
+import torch
+
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No prints, warnings, log lines or progress bars inside the block; everything is as before after it."""
+def quiet(seed: int | None = None) -> Iterator[None]:
+    """No prints, warnings, log lines or progress bars inside the block; after it everything is as before, the random
+    state of the CPU too, which inside is that after torch.manual_seed(seed), if given."""
     from transformers.utils import logging as hf_logging
 
-    verbosity, bars, disabled = (
-        hf_logging.get_verbosity(),
-        hf_logging.is_progress_bar_enabled(),
-        logging.root.manager.disable,
-    )
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    disabled = logging.root.manager.disable
     try:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
         logging.disable(logging.WARNING)
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
             yield
     finally:
         logging.disable(disabled)

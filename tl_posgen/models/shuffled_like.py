@@ -1,16 +1,14 @@
 """The second null model: the trained weights, their entries in random order."""
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from tl_posgen.errors import InputError
-from tl_posgen.models.backend import Model, backend_of
-from tl_posgen.models.origin import origin_of, remember_origin
-from tl_posgen.models.random_like import random_like
+from tl_posgen.models.model import Model
+from tl_posgen.models.quiet import quiet
+from tl_posgen.models.wrapped import wrap
 
 RULE = "trained, entries of every weight matrix permuted"
 
@@ -47,7 +45,7 @@ def shuffled_like(model: Model, seed: int) -> Model:
             if is_matrix(name, weight) and not is_joint(weight, weights.values()):
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.flatten()[order].view_as(weight))
-    remember_origin(null, replace(origin_of(model), seed=seed, initialisation=RULE))
+    wrap(null).remember_origin(replace(wrap(model).origin, seed=seed, initialisation=RULE))
     return null
 
 
@@ -57,21 +55,8 @@ def shuffled_label(seed: int) -> str:
 
 def copy_of(model: Model) -> Model:
     """The same weights in a model that shares nothing with the first, and without its hooks."""
-    if backend_of(model) == "hooked":
-        twin = copy.deepcopy(model)
-        twin.reset_hooks()
-        return twin
-    # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them
-    twin = random_like(model, seed=0)
-    weights, own = dict(model.named_parameters()), dict(twin.named_parameters())
-    if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in own.items()}:
-        raise InputError(
-            "this bridge's weights were processed after loading, so no copy of it can be made; load the model anew"
-        )
-    with torch.no_grad():
-        for name, weight in weights.items():
-            own[name].copy_(weight)
-    return twin
+    with quiet(seed=0):
+        return wrap(model).backend.copy(wrap(model).origin)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

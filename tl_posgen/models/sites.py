@@ -4,18 +4,33 @@ Whatever the backend and the layout of its hooks, what is read is [batch, head, 
 and after qk-norm, in the dtype of the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backend import Model
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.model import Model
+from tl_posgen.rope.rotation import at_least_float32
 
 PARTS = ("resid", "q", "k", "v", "attn_scores", "pattern")
-HOOK_OF_PART = {"resid": "hook_resid_pre", **{part: f"attn.hook_{part}" for part in PARTS[1:]}}
+
+
+def checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+    """The parts of a capture that are asked for; InputError for one that is not among `known`."""
+    if isinstance(needs, str):
+        raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
+    if unknown := sorted(map(str, set(needs) - set(known))):
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+    return frozenset(needs)
+
+
+def hook_names(layer: int) -> dict[str, str]:
+    """Part of a capture -> where it shows itself."""
+    block = f"blocks.{layer}"
+    return {"resid": f"{block}.hook_resid_pre", **{part: f"{block}.attn.hook_{part}" for part in PARTS[1:]}}
 
 
 @dataclass(frozen=True)
@@ -57,53 +72,6 @@ def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> lis
 def split_heads(x: Tensor, d_head: int) -> Tensor:
     """[batch, pos, ...] of any layout whose flattened rest is heads x d_head -> [batch, head, pos, d_head]."""
     return x.flatten(2).unflatten(-1, (-1, d_head)).transpose(1, 2)
-
-
-def hooked_sites(model: Model, layer: int) -> Sites:
-    """The hooks of a HookedTransformer layer. hook_q and hook_k fire before qk-norm, so the norm is applied here."""
-    attn, d_head, clip = model.blocks[layer].attn, model.cfg.d_head, model.cfg.clip_qkv
-
-    def reader(norm: Any) -> Callable[[Tensor], Tensor]:
-        def read(x: Tensor) -> Tensor:
-            x = _normed(x, norm)
-            return split_heads(x if clip is None else x.clamp(-clip, clip), d_head)
-
-        return read
-
-    names = {part: f"blocks.{layer}.{hook}" for part, hook in HOOK_OF_PART.items()}
-    return Sites(names, {"q": reader(attn.q_norm), "k": reader(attn.k_norm), "v": lambda x: split_heads(x, d_head)})
-
-
-def _normed(x: Tensor, norm: Any) -> Tensor:
-    """The RMSNorm of TransformerLens, computed here so that its own hooks do not fire a second time.
-
-    The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
-    """
-    if norm is None:
-        return x
-    heads_together = norm.w.numel() != x.shape[-1]
-    y = (x.flatten(2) if heads_together else x).float()
-    y = (y / (y.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()).to(x.dtype) * norm.w.detach().to(x.device)
-    return y.view_as(x)
-
-
-def bridge_sites(model: Model, layer: int, d_head: int, normed: bool) -> Sites:
-    """The hooks of a TransformerBridge layer; `normed` where its hook_q_normed and hook_k_normed fire."""
-    clip = getattr(getattr(model.blocks[layer].attn.original_component, "config", None), "clip_qkv", None)
-
-    def read(x: Tensor) -> Tensor:
-        # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
-        x = x if normed and x.ndim == 4 else split_heads(x, d_head)
-        return x if clip is None else x.clamp(-clip, clip)
-
-    names = {part: f"blocks.{layer}.{hook}" for part, hook in HOOK_OF_PART.items()}
-    if normed:
-        names |= {part: f"blocks.{layer}.attn.hook_{part}_normed" for part in ("q", "k")}
-    return Sites(names, {"q": read, "k": read, "v": lambda x: split_heads(x, d_head)})
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tl_posgen.errors import ModelError
 
 MINI = Path(__file__).parent / "mini"
@@ -17,13 +15,7 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """A directory to load from, and where it came from.
-
-    Attributes:
-        name: as the user gave it.
-        directory: holds config.json, *.safetensors and a tokenizer.
-        revision: commit of the Hub repository, or None for a local directory.
-    """
+    """A directory with config.json, *.safetensors and a tokenizer; `name` and `revision` as in `Origin`."""
 
     name: str
     directory: Path
@@ -54,14 +46,7 @@ def find_source(name: str | os.PathLike, revision: str | None = None) -> Source:
 
 def download(name: str, revision: str | None) -> Source:
     """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
     from transformer_lens.supported_models import MODEL_ALIASES
 
     official = next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)
@@ -69,13 +54,13 @@ def download(name: str, revision: str | None) -> Source:
         directory = snapshot_download(
             official, revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=["*/*", "consolidated*"]
         )
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise ModelError(f"{official} asks for a licence: accept it on huggingface.co and set HF_TOKEN") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise ModelError(f"{official} has no revision {revision!r}") from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"{name}: neither a directory here nor a model on huggingface.co") from error
-    except (LocalEntryNotFoundError, OSError) as error:
+    except OSError as error:
         raise ModelError(
             f"{name}: no such directory here, and huggingface.co cannot be reached; "
             "give a directory that save_pretrained wrote, or connect once to download the model"
@@ -89,35 +74,27 @@ def require_files(source: Source) -> None:
     if not (here / "config.json").is_file():
         raise ModelError(f"{here}: no config.json; give a directory that save_pretrained wrote")
     if not any((here / name).is_file() for name in WEIGHTS):
-        pickled = [*here.glob("*.bin"), *here.glob("*.pt"), *here.glob("*.pth")]
-        found = (
-            f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
-            if pickled
-            else "no weights"
-        )
+        found = "no weights"
+        if pickled := [*here.glob("*.bin"), *here.glob("*.pt"), *here.glob("*.pth")]:
+            found = f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
         raise ModelError(f"{here}: {found}; save the model with save_pretrained, which writes model.safetensors")
     if not any((here / name).is_file() for name in TOKENIZERS):
         raise ModelError(f"{here}: no tokenizer; save one there with tokenizer.save_pretrained")
 
 
 def require_finite(directory: Path) -> None:
-    """Refuse weights with NaN or inf, and name the tensor; also refuse files that are not safetensors.
-
-    Raises:
-        ModelError: as above.
-    """
+    """Refuse weights with NaN or inf, and name the tensor; also refuse files that are not safetensors."""
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
-                    weight = file.get_tensor(name)
-                    if weight.is_floating_point() and not torch.isfinite(weight.float()).all():
-                        kind = "NaN" if torch.isnan(weight.float()).any() else "inf"
-                        raise ModelError(
-                            f"{path}: {name} holds {kind}; the weights are broken, load another checkpoint"
-                        )
+                    weight = file.get_tensor(name).float()
+                    if not weight.isfinite().all():
+                        kind = "NaN" if weight.isnan().any() else "inf"
+                        broken = f"{name} holds {kind}; the weights are broken, load another checkpoint"
+                        raise ModelError(f"{path}: {broken}")
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: not a readable safetensors file ({error}); download it again") from error
 

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backend import Model, backend_of
-from tl_posgen.models.probe import longest_prompt
+from tl_posgen.models.model import Model
 from tl_posgen.models.source import MINI
+from tl_posgen.models.wrapped import wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
 MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
@@ -40,20 +41,19 @@ def to_prompts(
         >>> len(prompts), prompts[0].shape
         (3, torch.Size([32]))
     """
-    backend_of(model)
     check_numbers(model, length, n_prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(model)
         wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
-        sources = [text_ids(model, text, wanted) for text in texts]
+        sources = [text_ids(model.tokenizer, text, wanted) for text in texts]
     else:
         bos, sources = [], given_ids(prompts)
-    if length is None:
-        rows = [bos + ids for ids in sources][:n_prompts]
-    else:
+    pieces = sources
+    if length is not None:
         step = length - len(bos)
-        rows = [bos + ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)][:n_prompts]
+        pieces = [ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)]
+    rows = [bos + piece for piece in pieces[:n_prompts]]
     require_enough(sources, rows, length, n_prompts)
     for row in rows:
         check_ids(model, row)
@@ -61,11 +61,14 @@ def to_prompts(
 
 
 def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:
+    for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
+        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+            raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
     if length is not None and length < 2:
         raise InputError(f"length {length}: a prompt needs two tokens at least")
     if n_prompts is not None and n_prompts < 1:
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
-    limit, why = longest_prompt(model)
+    limit, why, _ = wrap(model).limit
     if length is not None and limit is not None and length > limit:
         raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
 
@@ -78,7 +81,7 @@ def bos_of(model: Model) -> list[int]:
     return [bos] if model.cfg.default_prepend_bos and bos is not None and bos < model.cfg.d_vocab else []
 
 
-def text_ids(model: Model, text: str, wanted: int | None) -> list[int]:
+def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
     """The text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
 
     Of a long text only a beginning is tokenised, cut at a white space.
@@ -90,7 +93,7 @@ def text_ids(model: Model, text: str, wanted: int | None) -> list[int]:
         part = text[:characters]
         if characters < len(text):
             part = part[: max(part.rfind(" "), part.rfind("\n"), 0)] or part
-        ids = model.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+        ids = tokenizer(part, add_special_tokens=False, verbose=False).input_ids
         if characters >= len(text):
             return ids
         if wanted is not None and len(ids) >= wanted + MARGIN:
@@ -100,13 +103,13 @@ def text_ids(model: Model, text: str, wanted: int | None) -> list[int]:
 
 def given_ids(prompts: Any) -> list[list[int]]:
     """Ids that the user gave, one list per prompt."""
+    wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
+    if not isinstance(prompts, Sequence | Tensor | np.ndarray):
+        raise InputError(f"{wrong}; these are {type(prompts).__name__}")
     try:
         ids = torch.as_tensor(prompts)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            "prompts must be a text, a list of texts, or token ids [batch, pos] of one length; "
-            f"these are {type(prompts).__name__}"
-        ) from error
+        raise InputError(f"{wrong} of one length; these are {type(prompts).__name__}") from error
     if ids.ndim not in (1, 2) or ids.numel() == 0:
         raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -135,7 +138,7 @@ def check_ids(model: Model, ids: Sequence[int]) -> None:
                 f"token id {extreme} is outside the vocabulary of {model.cfg.d_vocab}; "
                 "was the text tokenised for another model?"
             )
-    limit, why = longest_prompt(model)
+    limit, why, _ = wrap(model).limit
     if limit is not None and len(ids) > limit:
         raise InputError(
             f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "

@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Mapping
-from importlib import import_module, util
 from typing import Any
 
 import pandas as pd
@@ -11,10 +10,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.report.encodings import note
-from tl_posgen.report.findings import findings, heading
-from tl_posgen.report.summary import short_table
-from tl_posgen.results import Result
+from tl_posgen.report.circuits import split_script
+from tl_posgen.result import Result
 
 MOST_FINDINGS = 12  # in the box at the top of a page
 
@@ -25,14 +22,15 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     template = environment.get_template("page.html.j2")
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
-    said = findings(results)
-    if len(said) > MOST_FINDINGS:  # too many to lead with: each section leads with its own
-        said = []
-        for section, (name, result) in zip(sections, results.items(), strict=True):
-            section["findings"] = findings({name: result})
+    findings = [sentence for section in sections for sentence in section["findings"]]
+    if len(findings) > MOST_FINDINGS:  # too many to lead with: each section leads with its own
+        findings = []
+    else:
+        for section in sections:
+            section["findings"] = []
     return template.render(
         title=f"Position in {provenance.get('model', 'this model')}",
-        findings=said,
+        findings=findings,
         sections=sections,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),
@@ -41,18 +39,31 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    title, question = heading(result.name)
-    module = f"tl_posgen.views.{result.name}"
-    view = import_module(module if util.find_spec(module) else "tl_posgen.views.head_map")
-    section: dict[str, Any] = {"id": result.name, "title": title, "question": question, "note": note(result)}
-    section["figures"] = [_figure(result, kind) for kind in _kinds(view, result)]
-    labels = view.examples(result.dataset) if hasattr(view, "examples") else []
-    section["views"] = [_token_view(result, index, label, scripts) for index, label in enumerate(labels)]
-    short, frame = short_table(result), result.frame()
-    section["short"] = None if short is None else _table(short)
-    section["table"] = _table(frame)
-    section["rows"] = len(frame)
-    return section
+    measure, frame, table = result.measure, result.frame(), result.table()
+    labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
+    return {
+        "id": result.name,
+        "title": measure.question,
+        "explanation": measure.explanation,
+        "caveat": result.caveat,
+        "findings": result.findings(),
+        "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page],
+        "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
+        "short": None if table is None else _table(table),
+        "table": _table(frame),
+        "variables": _variables(result, frame),
+        "rows": len(frame),
+    }
+
+
+def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """What the columns of the long table mean, as the dataset itself says."""
+    columns = [(str(name), result.dataset[name].attrs) for name in frame.columns if name in result.dataset]
+    return [
+        (name, words + (f" [{attrs['units']}]" if "units" in attrs else ""))
+        for name, attrs in columns
+        if (words := attrs.get("description") or attrs.get("long_name"))
+    ]
 
 
 def _table(frame: pd.DataFrame) -> Markup:
@@ -60,20 +71,13 @@ def _table(frame: pd.DataFrame) -> Markup:
         return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
 
 
-def _kinds(view: Any, result: Result) -> tuple[str, ...]:
-    """The pictures this result has data for: a view whose pictures depend on options says so in `drawable`."""
-    return view.drawable(result.dataset) if hasattr(view, "drawable") else view.KINDS
-
-
 def _figure(result: Result, kind: str) -> Markup:
-    figure = result.plot(kind=kind)
+    figure = result.plot(kind)
     return Markup(plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config={"responsive": True}))
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    from tl_posgen.views.circuits import split_script
-
-    script, page = split_script(result.show(example=example))
+    script, page = split_script(result.show(example))
     scripts[script] = None
     return {"label": label, "page": Markup(page)}
 

@@ -8,39 +8,27 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tl_posgen.report import Report
-from tl_posgen.report.findings import findings
-from tl_posgen.report.summary import MOST_HEADS, compact, means
+from tl_posgen.errors import InputError
+from tl_posgen.measure import rows_of
+from tl_posgen.report.tables import MOST_HEADS, compact, means
+from tl_posgen.result import Report, Result
 
-# the table's headings: short, so that thirteen columns fit a terminal of eighty
-HEADINGS = {
-    "layer": "L",
-    "head": "H",
-    "three_axis_r": "r",
-    "three_axis_r_no_first": "r-1st",
-    "three_axis_r_visible": "r-row",
-    "mean_key_r": "r-mk",
-}
 MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
-CAPTION = (
-    "r: correlation of the scores with position + query + key; r-1st: first token left out; r-row: within rows, what "
-    "softmax sees; q ... qkd: variance shares; r-mk: mean-key split"
-)
 
 
 def print_report(report: Report, page: Path) -> None:
-    """The per-head table (per-layer for models of more than 64 heads), what was found, and where the page is."""
-    frame = report.frame()
-    if len(frame.columns) > MOST_COLUMNS:
-        print_experiments(report, page)
+    """One row a head for what has headlines (a row a layer for more than 64 heads), then the other measures' tables."""
+    frame, console = report.frame(), Console(markup=False)
+    per_head = [result for result in report.values() if headlines(result)]
+    if len(frame.columns) > MOST_COLUMNS or not per_head:
+        print_measures(report, page)
         return
-    console = Console()
     per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
     rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
-    caption = CAPTION if "three_axis" in report else None
-    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", caption)
-    for name in rows.columns:
-        table.add_column(HEADINGS.get(str(name), str(name).removeprefix("share_")), justify="right", no_wrap=True)
+    short_names, legend = headings(report)
+    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", legend)
+    for name in map(str, rows.columns):
+        table.add_column(short_names.get(name, name), justify="right", no_wrap=True)
 
     def cells(values: dict[str, Any]) -> list[str]:
         return [short(v) if isinstance(v, float) else f"{v}" for v in values.values()]
@@ -49,21 +37,66 @@ def print_report(report: Report, page: Path) -> None:
         table.add_row(*cells(row | {"layer": int(row["layer"])}))
     table.add_section()
     table.add_row(*cells({"layer": "mean", "head": ""} | means(frame)), style="bold")
-    if report.provenance.get("null_seed") is not None:
+    if report.provenance.get("null_seeds"):
         table.add_row(*cells({"layer": "null", "head": ""} | means(report.frame(null=True))), style="dim")
     console.print(table)
+    for result in report.values():
+        if all(result is not one for one in per_head):
+            print_result(console, result)
     print_findings(console, report, page)
 
 
-def print_experiments(report: Report, page: Path) -> None:
+def headlines(result: Result) -> bool:
+    """Whether the per-head table shows it."""
+    return rows_of(result.dataset) == ("layer", "head") and any(
+        one.headline for one in result.measure.variables.values()
+    )
+
+
+def headings(report: Report) -> tuple[dict[str, str], str]:
+    """Short headings for the columns of the per-head table, and the legend that spells them out."""
+    declared = [one for result in report.results.values() for one in result.measure.variables.values() if one.short]
+    short = {"layer": "L", "head": "H"} | {one.headline: one.short for one in declared}
+    return short, "; ".join(f"{one.short}: {one.label}" for one in declared)
+
+
+def print_measures(report: Report, page: Path) -> None:
     """One table a result, with the null's below it."""
-    console = Console()
-    for result in report.results.values():
-        sides = [(str(result.dataset.attrs.get("model", "model")), False)]
-        sides += [("null: random init", True)] if result.null is not None else []
-        for title, null in sides:
-            print_frame(console, compact(result, null=null), f"{result.name.replace('_', ' ')}: {title}")
+    console = Console(markup=False)
+    for result in report.values():
+        print_result(console, result)
     print_findings(console, report, page)
+
+
+def print_result(console: Console, result: Result) -> None:
+    """The short table of a result, with the null's below it; nothing where it has no numbers a row."""
+    name = result.name.replace("_", " ")
+    sides = [(f"{name}: {result.dataset.attrs.get('model', 'model')}", False)]
+    sides += (
+        [(f"{name}: null, {result.null.attrs.get('model', 'random init')}", True)] if result.null is not None else []
+    )
+    for title, null in sides:
+        table = compact(result, null=null)
+        if set(table.columns) - set(rows_of(result.dataset)):
+            print_frame(console, table, title)
+
+
+def print_known_measures() -> None:
+    """A row a measure that `analyze` takes: its name, its question, and where it comes from."""
+    from tl_posgen import registry
+
+    table = empty_table("measures")
+    for name in ("name", "question", "source"):
+        table.add_column(name, overflow="fold")
+    for name in registry.names():
+        try:
+            measure = registry.find(name)
+        except InputError as error:
+            table.add_row(name, str(error), "", end_section=True)
+            continue
+        if measure is not None and (measure.collector or measure.procedure):
+            table.add_row(name, measure.question, measure.source, end_section=True)
+    Console(markup=False).print(table)
 
 
 def print_claims(report: Report, page: Path) -> None:
@@ -73,23 +106,42 @@ def print_claims(report: Report, page: Path) -> None:
         table.add_column(name, overflow="fold")
     for row in report["claims"].frame().to_dict("records"):
         table.add_row(*(str(row[str(column.header)]) for column in table.columns), end_section=True)
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
-    table = empty_table(title)
-    for name in frame.columns:
-        table.add_column(str(name).replace("_", " "), justify="right")
-    for row in frame.to_dict("records"):
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    console.print(table)
+    """A frame in as many tables as its columns need to stay legible, the first column in front of each."""
+    cells = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
+    for part in fitting(cells, console.width):
+        table = empty_table(title)
+        for name in part:
+            table.add_column(name, justify="right", min_width=max(map(len, [*name.split(), *cells[name]])))
+        for row in zip(*(cells[name] for name in part), strict=True):
+            table.add_row(*row)
+        console.print(table)
+
+
+def cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def fitting(cells: dict[str, list[str]], width: int) -> list[list[str]]:
+    """Columns in groups that fit a width: headings may break at spaces, cells may not."""
+    first, *rest = cells
+    needs = {name: 1 + max(map(len, [*name.split(), *values]), default=1) for name, values in cells.items()}
+    groups = [[first]]
+    for name in rest:
+        if sum(needs[one] for one in groups[-1]) + needs[name] > width and len(groups[-1]) > 1:
+            groups.append([first])
+        groups[-1].append(name)
+    return groups
 
 
 def print_findings(console: Console, report: Report, page: Path) -> None:
     """What was found in words, and where the page is: how every command ends."""
-    for sentence in findings(report.results):
+    for sentence in report.findings():
         console.print(f"• {sentence}", highlight=False)
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 

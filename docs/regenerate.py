@@ -1,0 +1,49 @@
+"""Every number and picture of README and docs, regenerated.
+
+    python docs/regenerate.py --measure               # everything; about an hour on one core
+    python docs/regenerate.py --measure --model mini  # what needs no models beside the repository
+    python docs/regenerate.py --measure --part "mini claims" --again
+    python docs/regenerate.py --pages                 # README.md and docs/*.md from docs/source and docs/numbers.json
+    python docs/regenerate.py --pictures              # docs/*.png from what was measured
+
+Measuring keeps every finished part in build/numbers, so a second run goes on where the first one stopped. Parts whose
+model is not there keep the numbers that they have.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "source"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true", help="measure, and write docs/numbers.json")
+    parser.add_argument("--model", action="append", help="only parts of this model; repeat for several")
+    parser.add_argument("--part", action="append", help="only this part; repeat for several")
+    parser.add_argument("--again", action="store_true", help="measure chosen parts anew")
+    parser.add_argument("--pages", action="store_true", help="render README.md and docs/*.md")
+    parser.add_argument("--pictures", action="store_true", help="draw docs/*.png; needs chromium")
+    chosen = parser.parse_args()
+    if not (chosen.measure or chosen.pages or chosen.pictures):
+        parser.error("choose --measure, --pages or --pictures")
+    if chosen.measure:
+        from measuring import PARTS, measure
+
+        names = [name for name, part in PARTS.items() if not chosen.model or part.model in chosen.model]
+        if unknown := set(chosen.part or ()) - set(PARTS):
+            parser.error(f"no part {min(unknown)!r}; there are {', '.join(PARTS)}")
+        measure([name for name in names if not chosen.part or name in chosen.part], again=chosen.again)
+    if chosen.pages:
+        from pages import write_pages
+
+        write_pages()
+    if chosen.pictures:
+        from pictures import draw
+
+        draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What README and docs show, measured: parts, each kept when it is done, and their numbers in docs/numbers.json."""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tl_posgen
+from tl_posgen.coupling import coupling
+from tl_posgen.position import Perturbation, Substitution
+from tl_posgen.report.tables import jsonable
+from tl_posgen.slash import slash_toy
+from tl_posgen.sweep import emergence
+from tl_posgen.sweep.emergence import MEASURES
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+KEPT = ROOT / "build" / "numbers"  # not in the repository: a second run goes on from it, pictures are drawn from it
+NUMBERS = ROOT / "docs" / "numbers.json"
+CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
+NULL: dict[str, Any] = {"null_seeds": (0,)}
+CHECKPOINTS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
+MODELS = {
+    "mini": (None, None),
+    "stories260K": ("models/stories260K", "text/tinystories.txt"),
+    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
+    "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+}
+TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+TABLE_ROWS = 200  # a longer table stays in the kept results
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of measuring: what is asked of one model, and a function that gives the results by name.
+
+    Attributes:
+        model: of `MODELS`; "" where none is needed.
+        settings: what stands in the pages beside its numbers; another setting is another part.
+        make: from the settings to results by name, or to JSON values.
+        more: from the results to further numbers, which no summary holds.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    make: Callable[["Part"], Mapping[str, Any]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda results: {}
+
+    @property
+    def file(self) -> str:
+        """The name of what is kept of it: other settings are another file."""
+        told = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(told.encode()).hexdigest()[:10]
+
+    @property
+    def missing(self) -> bool:
+        """Whether the model lies outside the repository and is not there."""
+        directory = MODELS[self.model][0] if self.model else None
+        return directory is not None and not (SHARED / directory).is_dir()
+
+
+@cache
+def model_of(name: str) -> Any:
+    directory = MODELS[name][0]
+    return tl_posgen.load_model(str(SHARED / directory) if directory else name)
+
+
+@cache
+def text_of(name: str) -> str:
+    from tl_posgen.models.tokens import bundled_text, read_text
+
+    path = MODELS[name][1]
+    return read_text(SHARED / path) if path else bundled_text()
+
+
+# How each part is made
+
+
+def claims(part: Part) -> Mapping[str, Any]:
+    """Every claim, and every result that it is read off."""
+    checkpoints = CHECKPOINTS if part.settings.get("checkpoints") else ()
+    return tl_posgen.judge_claims(
+        model_of(part.model),
+        text_of(part.model),
+        checkpoints=checkpoints,
+        keep=KEPT / f"claims-{part.model}",
+        **CUT,
+        **NULL,
+    )
+
+
+def analysis(part: Part) -> Mapping[str, Any]:
+    """Measures by name, or their options."""
+    settings = {**CUT, **NULL, **part.settings}
+    settings.pop("options", None)
+    measures = [OPTIONS.get(one, one) for one in settings.pop("measures")]
+    return tl_posgen.analyze(
+        model_of(part.model), text_of(part.model), measures=measures, skip_unsupported=True, **settings
+    )
+
+
+def other_end(part: Part) -> Mapping[str, Any]:
+    """Splits searched on the first half of the text and reported on the second."""
+    text = text_of(part.model)
+    turned = text[len(text) // 2 :] + text[: len(text) // 2]
+    options = {"dummy_distances": (), "widths": (8,), "head_costs": False}
+    return tl_posgen.analyze(model_of(part.model), turned, measures=Substitution(**options), **{**CUT, **part.settings})
+
+
+def training(part: Part) -> Mapping[str, Any]:
+    """Every measure at every checkpoint of the mini model."""
+    measures = (*MEASURES, "coupling")
+    return {"emergence": emergence(CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **CUT, **NULL)}
+
+
+def token_wise(part: Part) -> Mapping[str, Any]:
+    tokens = tuple(range(25, 256, 25))
+    return {
+        "coupling": coupling(model_of(part.model), text_of(part.model), token_wise=True, tokens=tokens, **CUT, **NULL)
+    }
+
+
+def between_tokens(results: Any) -> dict[str, Any]:
+    """Coupling of different tokens with one input, or one output, token: lowest and highest layer."""
+    import numpy as np
+
+    def ends(dataset: Any) -> list[float]:
+        found = dataset["token_coupling"].sel(kind=["same_input", "same_output"]).isel(k=0)
+        apart = ~np.eye(found.sizes["token"], dtype=bool)
+        means = found.transpose("kind", "layer", "token", "token_2").values[:, :, apart].mean(-1)
+        return [float(means.min()), float(means.max())]
+
+    own = results["coupling"]
+    return {"trained": ends(own.dataset), "random_init": ends(own.null)}
+
+
+def neighbours(results: Any) -> dict[str, Any]:
+    """Rise of the loss when neighbours swap their positions: by ratio."""
+    change = results["perturbation"].dataset["change"].sel(condition="positions", reach="adjacent", target="all")
+    return {"adjacent": {f"{float(ratio):g}": float(change.sel(ratio=ratio)) for ratio in change["ratio"].values}}
+
+
+def toy(part: Part) -> Mapping[str, Any]:
+    return {"slash_toy": slash_toy(**part.settings)}
+
+
+def width(part: Part) -> Mapping[str, Any]:
+    from tl_posgen.coupling.coupling_scores import WIDTHS
+    from tl_posgen.coupling.overlap import NORMS, width_alone
+
+    found = width_alone(WIDTHS)
+    by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))
+    return {
+        "widths": list(WIDTHS),
+        "k": found.k.tolist(),
+        **by_norm,
+        "r2": dict(zip(NORMS, found.r2.tolist(), strict=True)),
+    }
+
+
+def demo(part: Part) -> Mapping[str, Any]:
+    """What `make demo` prints."""
+    return {"printed": printed("-m", "tl_posgen.cli", "analyze", "--out", str(ROOT / "build" / "demo"))}
+
+
+def benchmark(part: Part) -> Mapping[str, Any]:
+    """What a file of benchmarks/ prints."""
+    return {"printed": printed(str(ROOT / part.settings["file"]), *part.settings.get("arguments", ()))}
+
+
+def printed(*arguments: str) -> str:
+    """What a Python command writes to its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def greedy(part: Part) -> Mapping[str, Any]:
+    """The likeliest next token, again and again."""
+    import torch
+
+    model = model_of("mini")
+    tokens = model.to_tokens(part.settings["prompt"])
+    with torch.no_grad():
+        for _ in range(part.settings["tokens"]):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    return {"text": model.tokenizer.decode(tokens[0, 1:])}
+
+
+OPTIONS = {"cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100)}
+SLASH = ("slash", "slash_planes", "slash_ablation")
+OF_SLASH = (*SLASH, "slash_transfer", "cone")
+TOYS = {
+    "all, 3": {"distance": 3, "planes": "all"},
+    "medium and high, 3": {"distance": 3, "planes": "high_medium"},
+    "low third, 3": {"distance": 3, "planes": "low"},
+    "all, 1": {"distance": 1, "planes": "all"},
+    "all, 10": {"distance": 10, "planes": "all"},
+}
+PARTS = {
+    "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
+    "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
+    "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
+    "stories260K claims": Part("stories260K", {}, claims),
+    "mini slash": Part("mini", {"measures": (*SLASH, "planes")}, analysis),
+    "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
+    "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
+    "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
+    "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
+    "mini emergence": Part("mini", {"checkpoints": True}, training),
+    "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
+    "width alone": Part("", {"width_per_k": 8}, width),
+    "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
+    **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
+    "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),
+    "benchmark slash": Part("", {"file": "benchmarks/slash.py"}, benchmark),
+    "benchmark coupling": Part("", {"file": "benchmarks/coupling.py"}, benchmark),
+}
+
+
+# Kept, and told
+
+
+def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:
+    """The results of a part: those that are kept, else measured now and kept."""
+    part = PARTS[name]
+    report, values = (KEPT / f"{name.replace(' ', '-')}-{part.file}.{kind}" for kind in ("nc", "json"))
+    if again or not (report.is_file() or values.is_file()):
+        KEPT.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        found = part.make(part)
+        if isinstance(next(iter(found.values())), tl_posgen.Result):
+            first = next(iter(found.values()))
+            tl_posgen.Report(dict(found), getattr(found, "provenance", first.provenance)).save(report)
+        else:
+            values.write_text(json.dumps(jsonable(found)), encoding="utf-8")
+        print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+    return tl_posgen.load(report) if report.is_file() else json.loads(values.read_text(encoding="utf-8"))
+
+
+def measure(names: Sequence[str], *, again: bool = False) -> None:
+    """Measure these parts where they are not kept, and write their numbers into docs/numbers.json."""
+    for name in names:
+        if PARTS[name].missing:
+            print(f"{name} is left as it is: no model {SHARED / str(MODELS[PARTS[name].model][0])}", file=sys.stderr)
+            continue
+        told = numbers_of(name, again=again)
+        numbers = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
+        numbers[name] = told
+        ordered = {key: numbers[key] for key in PARTS if key in numbers}
+        NUMBERS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
+    """A part as docs/numbers.json holds it: its settings, and of every result where it comes from and its numbers."""
+    part, results = PARTS[name], results_of(name, again=again)
+    if not isinstance(results, tl_posgen.Report):
+        return {"settings": jsonable(dict(part.settings)), **short(results)}
+    text = {"text": TEXTS[MODELS[part.model][1]]} if part.model else {}
+    told = {"results": {key: {**text, **told_of(result)} for key, result in results.items()}}
+    return told | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
+
+
+def told_of(result: Any) -> dict[str, Any]:
+    """Model, prompts, seeds and options of a result; its summary, the null's (means over seeds), and its tables."""
+    told = {key: result.provenance.get(key) for key in ("model", "length", "prompts", "seed", "null_seeds", "options")}
+    null = result.null_summary
+    told |= {"summary": result.summary, "null": None if null is None else dict(null)}
+    for key, is_null in (("table", False), ("null_table", True)):
+        table = None if is_null and result.null is None else result.table(null=is_null)
+        if table is not None and len(table) <= TABLE_ROWS:
+            told[key] = table.to_dict("records")
+    return short(jsonable(told))
+
+
+def short(value: Any) -> Any:
+    """The same with six significant digits a number, so that a run on another machine changes few lines."""
+    if isinstance(value, Mapping):
+        return {str(key): short(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+def kept() -> Iterator[str]:
+    """The parts that need not be measured."""
+    for name, part in PARTS.items():
+        if any((KEPT / f"{name.replace(' ', '-')}-{part.file}.{kind}").is_file() for kind in ("nc", "json")):
+            yield name

@@ -1,0 +1,186 @@
+"""README.md and docs/*.md from their templates and docs/numbers.json: one source for every number."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+
+HERE = Path(__file__).parent
+DOCS, ROOT = HERE.parent, HERE.parents[1]
+NUMBERS = DOCS / "numbers.json"
+ABSOLUTE = "https://github.com/tl-posgen/tl_posgen/blob/main/"
+
+
+class Told:
+    """A result as templates read it: `told.r` of its summary, `told.null.r` of the null's, and where it comes from.
+
+    Attributes:
+        null: the same of the random init (means over seeds).
+        cut: such as "4 prompts of 256 tokens".
+        rows, null_rows: its short tables.
+    """
+
+    def __init__(self, told: Mapping[str, Any], *, null: bool = False):
+        self._told, self._summary = told, told["null"] if null else told["summary"]
+        self.model, self.text, self.options = told["model"], told.get("text"), told["options"]
+        self.length, self.prompts = told["length"], told["prompts"]
+        self.cut = f"{told['prompts']} prompts of {told['length']} tokens"
+        self.rows, self.null_rows = told.get("table", []), told.get("null_table", [])
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "null":
+            return Told(self._told, null=True)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in (self._summary or {}):
+            raise AttributeError(f"{self._told['model']}: no number {name!r}; there are {', '.join(self._summary)}")
+        return self._summary[name]
+
+    def row(self, null: bool = False, **where: Any) -> Mapping[str, Any]:
+        """The one row of its table that has these values."""
+        rows = [one for one in (self.null_rows if null else self.rows) if all(one[k] == v for k, v in where.items())]
+        if len(rows) != 1:
+            raise AttributeError(f"{self.model}: {len(rows)} rows with {where}; the first is {self.rows[:1]}")
+        return rows[0]
+
+
+def point(value: float, digits: int = 2) -> str:
+    """.78, −.23, 1.54: no zero before the point, a true minus."""
+    if value is None:
+        return "–"
+    told = f"{abs(value):.{digits}f}"
+    sign = "−" if value < 0 and float(told) else ""
+    return sign + (told[1:] if told.startswith("0.") else told)
+
+
+def percent(value: float, digits: int = 0) -> str:
+    """53 %."""
+    return "–" if value is None else f"{decimal(100 * value, digits)} %"
+
+
+def decimal(value: float, digits: int = 2) -> str:
+    """0.78: with the zero before the point, as commands print it."""
+    return "–" if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """+.38."""
+    told = point(value, digits)
+    return told if told.startswith("−") else f"+{told}"
+
+
+def beside(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
+    """A number, and the random init's in brackets."""
+    return f"{form(told[name], digits)} ({form(told.null[name], digits)})"
+
+
+def beside_percent(told: Told, name: str) -> str:
+    return beside(told, name, 0, percent)
+
+
+def interval(low: float, high: float, digits: int = 3, form: Any = point) -> str:
+    return f"[{form(low, digits)}, {form(high, digits)}]"
+
+
+def with_interval(told: Any, name: str, digits: int = 3, form: Any = point) -> str:
+    """.033 [.027, .040]."""
+    return f"{form(told[name], digits)} {interval(told[f'{name}_low'], told[f'{name}_high'], digits, form)}"
+
+
+def scientific(value: float) -> str:
+    """6e-15."""
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def excerpt(printed: str) -> str:
+    """The beginning and the end of a table with a row a head, its means and two findings, as a command printed them."""
+    lines = [line.rstrip() for line in printed.splitlines()]
+    top = next(number for number, line in enumerate(lines) if line.split()[:2] == ["L", "H"])
+    ends = [line for line in lines if line.split()[:1] in (["mean"], ["null"])]
+    table = lines[top : lines.index(ends[0])]
+    heads = [line for line in table if line.split()[:1] and line.split()[0].isdigit()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("•"))
+    findings, count = [], 0
+    for line in lines[start:]:
+        count += line.startswith("•")
+        if count > 3 or not line:
+            break
+        findings.append(line)
+    kept = [lines[top], heads[0], "   ...", heads[-1], "", *ends, "", *findings]
+    margin = min(len(line) - len(line.lstrip()) for line in kept[:4] if line)
+    return "\n".join([line[min(margin, 1) :] for line in kept[:7]] + kept[7:])
+
+
+def quoted(text: str) -> str:
+    """A text as a Markdown quotation."""
+    return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
+
+
+def measured() -> dict[str, Any]:
+    """docs/numbers.json: what was measured, by part."""
+    return json.loads(NUMBERS.read_text(encoding="utf-8"))
+
+
+def environment() -> jinja2.Environment:
+    """Templates see what was measured and how to write it; a number that is not there is an error, with its name."""
+    numbers = measured()
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {"p": point, "pc": percent, "dec": decimal, "signed": signed, "sci": scientific, "quoted": quoted}
+    made.filters["excerpt"] = excerpt
+
+    def result(part: str, name: str) -> Told:
+        return Told(numbers[part]["results"][name])
+
+    def verdict(part: str, claim: str) -> str:
+        return result(part, "claims").row(claim=claim)["verdict"]
+
+    made.globals |= {
+        "result": result,
+        "part": lambda name: numbers[name],
+        "verdict": verdict,
+        "claim_rows": lambda part, paper: [
+            row for row in result(part, "claims").rows if row["claim"].startswith(paper)
+        ],
+        "beside": beside,
+        "beside_pc": beside_percent,
+        "interval": interval,
+        "with_interval": with_interval,
+        "training_log": training_log(),
+        "zip": zip,
+        "max": max,
+        "min": min,
+        "abs": abs,
+        "round": round,
+    }
+    return made
+
+
+def training_log() -> Sequence[SimpleNamespace]:
+    """The log of the bundled model's training: a row each time it was looked at."""
+    log = ROOT / "examples" / "mini_model" / "log.jsonl"
+    return [SimpleNamespace(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
+
+
+def rendered() -> Iterator[tuple[Path, str]]:
+    """(file, text) of every page that has a template."""
+    made = environment()
+    for template in sorted(HERE.glob("*.md.j2")):
+        name = template.name.removesuffix(".j2")
+        yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
+
+
+def write_pages() -> None:
+    for path, text in rendered():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")

@@ -1,0 +1,107 @@
+"""The claims on coupling: verdicts at their criteria, and words with the numbers of the summaries."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tl_posgen.coupling.claims import CLAIMS
+from tl_posgen.measure import Measure
+from tl_posgen.result import Result
+
+
+def result_of(own, *nulls):
+    """A result whose summary is given."""
+    sides = [xr.Dataset(attrs={"summary": summary}) for summary in (own, *nulls)]
+    declared = Measure(
+        name="made_up",
+        question="",
+        explanation="",
+        source="",
+        variables={},
+        summarise=lambda data: data.attrs["summary"],
+    )
+    return Result("made_up", sides[0], tuple(sides[1:]), declared=declared)
+
+
+def numbers(**changed):
+    ends = {"coupling_low": 0.28, "coupling_high": 0.32, "chance": 0.02, "swapped": 0.1, "blocks": 4}
+    path = {"line_shape_score": 1.2, "growth_r2": 0.95, "expodistance": 0.3}
+    return {"coupling": 0.3, **ends, **path, **changed}
+
+
+def judge(number, own, *nulls):
+    return CLAIMS[number].judge(result_of(own, *nulls))
+
+
+@pytest.mark.parametrize(
+    ("own", "null", "verdict"),
+    [
+        ({}, {"coupling_high": 0.03}, "held"),
+        ({"coupling_low": 0.2}, {"coupling_high": 0.2}, "held"),
+        ({"coupling_low": 0.1}, {"coupling_high": 0.03}, "partly"),
+        ({"coupling_low": 0.1}, {"coupling_high": 0.1}, "not held"),
+        ({"coupling_low": 0.1, "chance": 0.1}, None, "not held"),
+        ({"coupling_low": 0.1}, None, "partly"),
+        ({"coupling_low": np.nan}, {"coupling_high": np.nan}, "open"),
+    ],
+)
+def test_alignment_must_clear_random_bases_and_random_init(own, null, verdict):
+    nulls = [] if null is None else [numbers(**null)]
+    assert judge(0, numbers(**own), *nulls).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "null", "verdict"),
+    [(1.25, 2.0, "held"), (1.3, 2.0, "partly"), (2.1, 2.0, "not held"), (1.3, None, "not held")],
+)
+def test_straightness(value, null, verdict):
+    nulls = [] if null is None else [numbers(line_shape_score=null)]
+    assert judge(1, numbers(line_shape_score=value), *nulls).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "null", "verdict"),
+    [(0.95, 0.9, "held"), (0.95, 0.96, "partly"), (0.89, 0.1, "not held"), (0.95, None, "held")],
+)
+def test_growth(value, null, verdict):
+    nulls = [] if null is None else [numbers(growth_r2=null)]
+    assert judge(2, numbers(growth_r2=value), *nulls).verdict == verdict
+
+
+def training_of(values, lows, highs):
+    key = "coupling_coupling"
+    ends = {f"{key}_low": lows[-1], f"{key}_first_high": highs[0]}
+    top = [0, 10, 20][int(np.argmax(values))]
+    course = {f"{key}_over_steps": values, f"{key}_largest_step": top}
+    return {"steps": [0, 10, 20], key: values[-1], **ends, **course}
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"), [([0.1, 0.2, 0.3], "held"), ([0.1, 0.4, 0.3], "partly"), ([0.1, 0.3, 0.12], "not held")]
+)
+def test_training(values, verdict):
+    found = judge(3, training_of(values, [v - 0.05 for v in values], [v + 0.05 for v in values]))
+    assert found.verdict == verdict
+    assert found.measured.startswith(f"coupling {values[0]:.3f} at step 0, ")
+    assert found.measured.endswith(f"{values[-1]:.3f} at step 20")
+    assert found.null == "step 0 is the random initialisation"
+
+
+def test_training_without_coupling_is_open():
+    assert judge(3, {"steps": [0], "curves": []}).verdict == "open"
+
+
+def test_claims_on_real_results_say_the_numbers_of_the_summaries(of_mini):
+    own, null = of_mini.summary, of_mini.null_summary
+    words = [claim.judge(of_mini) for claim in CLAIMS[:3]]
+    assert words[0].measured == (
+        f"coupling {own['coupling']:.3f}, random bases {own['chance']:.3f}, left with right {own['swapped']:.3f}"
+    )
+    assert words[1].null == f"line-shape score {null['line_shape_score']:.2f} over 4 layers"
+    assert words[2].measured == (
+        f"R² of ln |x| against depth {own['growth_r2']:.2f}, expodistance {own['expodistance']:.2f}"
+    )
+
+
+def test_every_claim_needs_measures_that_are_there():
+    assert [claim.needs for claim in CLAIMS] == [("coupling",)] * 3 + [("emergence",)]

@@ -1,0 +1,217 @@
+"""Every intervention on one model: nothing changes at the true scores, everything else is what was asked for."""
+
+import pytest
+import torch
+from families import FAMILIES
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import capture_hooks
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.position.distance.hooks import at_dummy_distance
+from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
+from tl_posgen.position.order.hooks import (
+    jitter_distances,
+    permute_position_part,
+    permute_positions,
+    rotate_keys,
+)
+from tl_posgen.position.order.swaps import jittered_distances, swap_tokens
+from tl_posgen.position.substitution.hooks import by_constant, by_split, by_three_axis, own_profile, substitute
+from tl_posgen.position.substitution.splits import DistanceDistribution, point_mass, triangle
+from tl_posgen.slash.ablation_hooks import ablate_bands
+
+N = 24
+TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
+BOTH = [
+    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
+]
+POSITIONLESS = ("gpt2",)
+
+
+@torch.no_grad()
+def logits(model, hooks=(), tokens=TOKENS):
+    return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+@pytest.mark.parametrize(("name", "backend"), BOTH)
+def test_at_the_true_distances_nothing_changes_and_at_others_it_does(load, name, backend):
+    model = load(name, backend)
+    if name in POSITIONLESS:
+        with pytest.raises(UnsupportedModelError, match="residual stream"):
+            at_dummy_distance(model, 3)
+        return
+    plain = logits(model)
+    assert largest(logits(model, at_dummy_distance(model, lambda d: d)) - plain) < 1e-5 * max(1, plain.abs().max())
+    assert largest(logits(model, at_dummy_distance(model, 3)) - plain) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layers": [2]}, {"heads": [4]}, {"layers": []}, {"distance": -1}, {"beyond": torch.inf}]
+)
+def test_bad_input_is_refused_before_work(llama, wrong):
+    with pytest.raises(InputError):
+        at_dummy_distance(llama, **{"distance": 3, **wrong})
+
+
+def test_distances_past_fixed_frequencies_are_refused(load):
+    with pytest.raises(InputError, match="frequencies"):
+        at_dummy_distance(load("llama_dynamic", "bridge"), 10_000)
+
+
+def test_pairs_beyond_the_limit_see_the_limit(llama):
+    frozen = logits(llama, at_dummy_distance(llama, beyond=5))
+    same = logits(llama, at_dummy_distance(llama, lambda d: d.clamp(max=5)))
+    torch.testing.assert_close(frozen, same, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(llama, at_dummy_distance(llama, 5, beyond=5)), same, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("llama", "hooked"), ("llama_yarn", "bridge"), ("mistral", "bridge")])
+def test_permuted_key_positions_and_turned_keys_are_one_thing(load, name, backend):
+    model = load(name, backend)
+    permutation = swap_tokens(N, 0.5, seed=3).permutation
+    by_position = logits(model, permute_positions(model, permutation, keys_only=True))
+    by_feature = logits(model, rotate_keys(model, permutation))
+    torch.testing.assert_close(by_position, by_feature, atol=1e-5, rtol=1e-4)
+    assert largest(by_position - logits(model)) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "backend"), [("llama", "hooked"), ("llama_yarn", "bridge"), ("bloom", "bridge")])
+def test_perturbations_of_nothing_change_nothing(load, name, backend):
+    model, plain = load(name, backend), logits(load(name, backend))
+    identity, distances = torch.arange(N), jittered_distances(N, 0.0, 4, seed=0)
+    for hooks in (
+        permute_positions(model, identity),
+        rotate_keys(model, identity),
+        permute_position_part(model, identity),
+        jitter_distances(model, distances),
+        interpolate_positions(model, 1.0),
+    ):
+        assert largest(logits(model, hooks) - plain) < 1e-4
+
+
+def test_equal_keys_have_a_position_part_only(llama):
+    permutation = swap_tokens(N, 0.5, seed=3).permutation
+    constant = TOKENS[:1, :1].expand(1, N)
+    part = logits(llama, permute_position_part(llama, permutation, layers=[0]), constant)
+    whole = logits(llama, permute_positions(llama, permutation, keys_only=True, layers=[0]), constant)
+    torch.testing.assert_close(part, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("build", [lm_infinite, retrieve_blocks])
+def test_length_arms_equal_vanilla_up_to_the_local_window(llama, build):
+    plain = logits(llama)
+    assert largest(logits(llama, build(llama, n_local=N)) - plain) < 1e-5
+    assert largest(logits(llama, build(llama, n_local=4, n_global=1)) - plain) > 1e-3
+
+
+def test_the_two_windows_hide_what_lies_between(llama):
+    seen: list[LayerCapture] = []
+    hooks = lm_infinite(llama, n_local=5, n_global=2) + capture_hooks(llama, seen.append, frozenset({"attn_scores"}))
+    logits(llama, hooks, TOKENS[:1])
+    shown = seen[0].attn_scores[0] != -torch.inf
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+    assert torch.equal(shown, (j <= i) & ((j < 2) | (i - j < 5)))
+
+
+def test_enough_retrieved_blocks_show_all_whole_blocks(llama):
+    seen: list[LayerCapture] = []
+    hooks = retrieve_blocks(llama, n_local=4, n_global=0, block=4, n_blocks=6)
+    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    shown = seen[0].attn_scores[0] != -torch.inf
+    assert shown[23].tolist() == [True] * N
+    assert shown[9].tolist() == [True] * 4 + [False] * 2 + [True] * 4 + [False] * 14
+
+
+def test_a_share_of_the_residual_is_added_back_linearly(llama):
+    scores = []
+    for share in (0.0, 0.25, 1.0):
+        seen: list[LayerCapture] = []
+        hooks = substitute(llama, by_split(triangle(4)), residual=share)
+        hooks += capture_hooks(llama, seen.append, frozenset({"attn_scores"}), layers=[0])
+        logits(llama, hooks, TOKENS[:1])
+        scores.append(seen[0].attn_scores.tril())
+    dropped, quarter, exact = scores
+    torch.testing.assert_close(quarter, 0.75 * dropped + 0.25 * exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(exact, seen[0].scores().tril(), atol=1e-5, rtol=1e-5)
+    assert largest(dropped - exact) > 0.1
+
+
+def test_quantile_zero_replaces_nothing_and_one_everything(llama):
+    plain = logits(llama)
+    assert largest(logits(llama, substitute(llama, by_constant, gamma=0)) - plain) < 1e-5
+    torch.testing.assert_close(
+        logits(llama, substitute(llama, by_constant)), logits(llama, replace_scores(llama, lambda c: 0 * c.q @ c.k.mT))
+    )
+
+
+def test_laws_by_head_and_layer_are_those_of_each_head(llama):
+    rows = torch.tensor([3.0, 3.0, 5.0, 5.0])
+    both = substitute(llama, by_split({0: triangle(rows), 1: triangle(rows)}))
+    apart = substitute(llama, by_split(triangle(3)), heads=[0, 1]) + substitute(
+        llama, by_split(triangle(5)), heads=[2, 3]
+    )
+    torch.testing.assert_close(logits(llama, both), logits(llama, apart), atol=1e-5, rtol=1e-5)
+
+
+def test_a_law_can_be_learned_by_gradient(llama):
+    weights = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
+    hooks = substitute(llama, by_split(DistanceDistribution(torch.arange(4), weights)))
+    llama.run_with_hooks(TOKENS, fwd_hooks=hooks).square().sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.abs().min() > 0
+
+
+def test_the_stand_ins_differ_from_the_model_and_are_finite(llama):
+    plain = logits(llama)
+    for by in (by_three_axis, by_constant, by_split(own_profile), by_split(point_mass(1000), "position", "seen")):
+        changed = logits(llama, substitute(llama, by))
+        assert changed.isfinite().all()
+        assert largest(changed - plain) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_windows_and_caps_survive_a_substitution(load, name):
+    model = load(name, "bridge")
+    assert geometry_of(model)[0].window == 6
+    assert logits(model, substitute(model, by_three_axis)).isfinite().all()
+
+
+def test_freezing_all_planes_is_no_rope(llama):
+    everything = torch.ones(4, dtype=torch.bool)
+    frozen = logits(llama, ablate_bands(llama, "freeze", everything))
+    torch.testing.assert_close(frozen, logits(llama, ablate_bands(llama, "no_rope")), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(frozen, logits(llama, at_dummy_distance(llama, 0)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "band"), [("melt", None), ("drop", None), ("keep", torch.ones(7, dtype=torch.bool))])
+def test_unusable_bands_are_refused(llama, kind, band):
+    with pytest.raises(InputError, match="layer 0"):
+        ablate_bands(llama, kind, band)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda m: interpolate_positions(m, 0),
+        lambda m: lm_infinite(m, 0),
+        lambda m: retrieve_blocks(m, 8, block=0),
+        lambda m: substitute(m, by_constant, gamma=1.5),
+        lambda m: substitute(m, by_constant, from_layer=2),
+        lambda m: by_split(triangle(3), "form"),
+        lambda m: at_dummy_distance(m),
+    ],
+)
+def test_unusable_options_are_refused(llama, build):
+    with pytest.raises(InputError):
+        build(llama)
+
+
+def test_a_perturbation_made_for_another_length_is_refused(llama):
+    with pytest.raises(InputError, match="24 tokens"):
+        logits(llama, permute_positions(llama, torch.arange(N - 1)))

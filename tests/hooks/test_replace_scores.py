@@ -1,0 +1,144 @@
+"""Overwriting scores: nothing changes at the model's own, and only what was chosen changes at others."""
+
+import pandas as pd
+import pytest
+import torch
+from families import FAMILIES, save_family
+
+from tl_posgen import load_model
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import capture_hooks, run_capture
+
+N = 24
+TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
+BOTH = [
+    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
+]
+POSITIONLESS = ("gpt2",)
+
+
+@torch.no_grad()
+def logits(model, hooks=(), tokens=TOKENS):
+    return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def at_rest(capture):
+    """The scores with every token where it is."""
+    return at_positions(capture, capture.positions, capture.positions)
+
+
+def stretched(capture):
+    """The scores with all distances doubled."""
+    return at_positions(capture, 2 * capture.positions, 2 * capture.positions)
+
+
+def zeros(capture):
+    return torch.zeros_like(capture.scores())
+
+
+@pytest.mark.parametrize(("name", "backend"), BOTH)
+def test_at_the_true_positions_nothing_changes_and_at_others_it_does(load, name, backend):
+    model = load(name, backend)
+    plain = logits(model)
+    assert largest(logits(model, replace_scores(model, at_rest)) - plain) < 1e-5 * max(1, plain.abs().max())
+    if name in POSITIONLESS:
+        with pytest.raises(UnsupportedModelError, match=r"layer 0: .*residual stream"):
+            replace_scores(model, stretched, needs_positions=True)
+    else:
+        assert largest(logits(model, replace_scores(model, stretched, needs_positions=True)) - plain) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
+def test_finished_products_are_the_scores(load, name):
+    captures = []
+    run_capture(load(name), TOKENS[:1], captures.append)
+    for capture in captures:
+        products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
+        below = capture.geometry.visible(N)
+        torch.testing.assert_close(finished(products, capture)[:, below], capture.scores()[:, below])
+
+
+@pytest.mark.parametrize("name", ["opt", "gptj"])
+def test_layers_that_throw_edits_away_are_refused_before_the_forward_pass(load, name):
+    model = load(name, "bridge")
+    with pytest.raises(UnsupportedModelError):
+        replace_scores(model, zeros)
+
+
+def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
+    seen: list[LayerCapture] = []
+    hooks = replace_scores(llama, zeros, layers=[1], heads=[2])
+    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    below = torch.ones(N, N).tril().bool()
+    untouched, edited = seen
+    assert largest((untouched.attn_scores - untouched.scores())[:, below]) < 1e-4
+    assert largest(edited.attn_scores[2][below]) == 0
+    others = [0, 1, 3]
+    assert largest((edited.attn_scores - edited.scores())[others][:, below]) < 1e-4
+    assert (edited.attn_scores[:, ~below] == -torch.inf).all()
+
+
+PAIRS = [(1, 2), (0, 3), (1, 0)]
+
+
+@pytest.mark.parametrize("heads", [PAIRS, pd.DataFrame(PAIRS, columns=["layer", "head"])], ids=["pairs", "frame"])
+def test_heads_may_differ_from_layer_to_layer(llama, heads):
+    seen: list[LayerCapture] = []
+    hooks = replace_scores(llama, zeros, heads=heads)
+    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    below = torch.ones(N, N).tril().bool()
+    edited = [(c.layer, h) for c in seen for h in range(4) if largest(c.attn_scores[h][below]) == 0]
+    assert edited == sorted(PAIRS)
+    apart = [hook for layer, head in PAIRS for hook in replace_scores(llama, zeros, layers=[layer], heads=[head])]
+    assert torch.equal(logits(llama, hooks), logits(llama, apart))
+
+
+def test_edits_of_different_heads_add_up(llama):
+    together = logits(llama, replace_scores(llama, stretched, heads=[0, 3]))
+    apart = [hook for head in (3, 0) for hook in replace_scores(llama, stretched, heads=[head])]
+    torch.testing.assert_close(together, logits(llama, apart))
+
+
+def test_every_prompt_of_a_batch_is_edited_by_its_own_scores(llama):
+    hooks = replace_scores(llama, stretched)
+    alone = torch.cat([logits(llama, hooks, row[None]) for row in TOKENS])
+    torch.testing.assert_close(logits(llama, hooks), alone, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_flow_through_the_new_scores(llama):
+    strength = torch.tensor(1.0, requires_grad=True)
+    hooks = replace_scores(llama, lambda capture: strength * capture.scores().tril())
+    llama.run_with_hooks(TOKENS, fwd_hooks=hooks).square().sum().backward()
+    assert strength.grad is not None
+    assert abs(strength.grad) > 1e-3
+
+
+def test_scores_of_a_wrong_shape_are_refused(llama):
+    with pytest.raises(InputError, match=r"layer 0.*\[4, 24, 24\]"):
+        logits(llama, replace_scores(llama, lambda capture: capture.scores()[:1]))
+
+
+def test_a_half_precision_model_keeps_its_dtype(tmp_path):
+    model = load_model(save_family("llama", tmp_path), dtype=torch.bfloat16)
+    assert logits(model, replace_scores(model, stretched)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": [2]}, "layer 2 does not exist"),
+        ({"heads": [4]}, "head 4 does not exist"),
+        ({"layers": []}, "no layers chosen"),
+        ({"heads": [(2, 0)]}, r"head \(2, 0\): layer 2 does not exist"),
+        ({"layers": [0], "heads": [(1, 0)]}, "leaves out"),
+    ],
+)
+def test_bad_input_is_refused_before_work(llama, wrong, message):
+    with pytest.raises(InputError, match=message):
+        replace_scores(llama, zeros, **wrong)

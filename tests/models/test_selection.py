@@ -1,0 +1,88 @@
+"""From what the user gives to the heads of each layer; and what is said of anything else."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.selection import chosen, select_heads
+
+ALL = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "selected"),
+    [
+        (None, None, {0: ALL, 1: ALL}),
+        ([1], None, {1: ALL}),
+        (None, [3, 1, 1], {0: [1, 3], 1: [1, 3]}),
+        (range(2), (2,), {0: [2], 1: [2]}),
+        ({1, 0}, [2], {0: [2], 1: [2]}),
+        (None, [(1, 2), (0, 3), (1, 0), (1, 2)], {0: [3], 1: [0, 2]}),
+        ([1], [(1, 2)], {1: [2]}),
+        ([0, 1], [[1, 2]], {1: [2]}),
+        (None, np.array([0, 2]), {0: [0, 2], 1: [0, 2]}),
+        (torch.tensor([1]), torch.tensor([[1, 3], [1, 2]]), {1: [2, 3]}),
+        (None, [np.int64(2)], {0: [2], 1: [2]}),
+        (None, pd.DataFrame({"layer": [1, 0], "head": [3, 0], "score": [0.5, 0.1]}), {0: [0], 1: [3]}),
+        (np.array([1]), pd.Series([2, 3]), {1: [2, 3]}),
+    ],
+)
+def test_layers_and_heads_become_the_heads_of_each_layer(llama, unchecked, layers, heads, selected):
+    found = select_heads(llama, layers, heads)
+    assert found == selected
+    assert list(found) == sorted(found)
+    assert all(type(head) is int for of_layer in found.values() for head in of_layer)
+
+
+def test_the_heads_of_two_layers_are_lists_of_their_own(llama):
+    found = select_heads(llama, heads=[1])
+    found[0].append(2)
+    assert found[1] == [1]
+
+
+FRAME = pd.DataFrame({"layer": [0], "head": [1]})
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "message"),
+    [
+        ([2], None, r"layer 2 does not exist: this model has layers 0 to 1"),
+        ([-1], None, r"layer -1 does not exist"),
+        ([], None, r"no layers chosen; leave layers out to have all 2"),
+        (1, None, r"layers=1: give a list of integers, such as layers=\[0, 1\]"),
+        ("01", None, r"layers='01': give a list of integers"),
+        ([0.0], None, r"layer 0\.0 is float, not an integer; choose from layers 0 to 1"),
+        ([True], None, r"layer True is bool, not an integer"),
+        (np.array([False, True]), None, r"layer False is bool, not an integer"),
+        ([(0, 1)], None, r"layer \(0, 1\) is tuple, not an integer"),
+        (None, [4], r"head 4 does not exist: this model has heads 0 to 3"),
+        (None, [], r"no heads chosen; leave heads out to have all 4"),
+        (None, "3.1", r"heads='3\.1': give a list of integers or \(layer, head\) pairs"),
+        (None, ["1.3"], r"head '1\.3' is str, not an integer"),
+        (None, [1.5], r"head 1\.5 is float, not an integer"),
+        (None, [False], r"head False is bool, not an integer"),
+        (None, 2, r"heads=2: give a list"),
+        (None, {0: [1]}, r"heads=\{0: \[1\]\}: give a list"),
+        (None, [(2, 0)], r"head \(2, 0\): layer 2 does not exist: this model has layers 0 to 1"),
+        (None, [(0, 4)], r"head \(0, 4\): head 4 does not exist: this model has heads 0 to 3"),
+        (None, [(0, "1")], r"head \(0, '1'\): head '1' is str, not an integer"),
+        (None, [(0, 1, 2)], r"head \(0, 1, 2\): a pair is \(layer, head\)"),
+        (None, [1, (0, 1)], r"give indices, meant in every chosen layer, or \(layer, head\) pairs, not both"),
+        ([0], [(0, 1), (1, 1)], r"head \(1, 1\) is in layer 1, which layers=\[0\] leaves out; add it there"),
+        (None, FRAME[["layer"]], r"needs the columns layer and head, a row a head; head missing among \[layer\]"),
+        (None, FRAME[:0], r"no heads chosen"),
+        (None, FRAME.astype(float), r"layer 0\.0 is float, not an integer"),
+        ([1], FRAME, r"head \(0, 1\) is in layer 0, which layers=\[1\] leaves out"),
+    ],
+)
+def test_what_cannot_be_chosen_is_named_with_the_remedy(llama, unchecked, layers, heads, message):
+    with pytest.raises(InputError, match=message):
+        select_heads(llama, layers, heads)
+
+
+def test_chosen_takes_the_kind_of_thing_for_its_messages(unchecked):
+    assert chosen(None, 3, "plane") == [0, 1, 2]
+    with pytest.raises(InputError, match="plane 3 does not exist: this model has planes 0 to 2"):
+        chosen([3], 3, "plane")

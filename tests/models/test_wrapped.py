@@ -1,0 +1,163 @@
+"""A model is wrapped once: what was found out lives as long as the user's object, and two classes know its kind."""
+
+import ast
+import gc
+import weakref
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from families import VOCAB
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.backend import Backend
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.load import load_model, open_model, without_context_limit
+from tl_posgen.models.loss import logits_of, require_length
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.wrapped import wrap
+
+TOKENS = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
+
+
+def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, family_directory):
+    wrapped = wrap(llama)
+    assert wrapped.model is llama
+    assert wrapped.backend.name == wrapped.origin.backend == backend
+    assert wrapped.origin.directory == family_directory("llama")
+    assert [layer.encoding for layer in wrapped.geometry()] == ["rotary", "rotary"]
+    assert wrapped.limit.tokens == (128 if backend == "hooked" else None)
+
+
+def test_what_is_found_out_is_found_out_once(family_directory, backend):
+    model, passes = load_model(family_directory("llama"), backend), []
+    model.embed.register_forward_hook(lambda *_: passes.append(1))
+    first = wrap(model).found()
+    assert wrap(model).found() is first
+    geometry_of(model)
+    assert len(passes) == 1
+    assert wrap(model).found(again=True) is not first
+    assert len(passes) == 2
+
+
+def test_another_dtype_is_proved_anew(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    single = wrap(model).found()
+    model.to(torch.float64)
+    double = wrap(model).found()
+    assert double is not single
+    assert double[0].geometry.error != single[0].geometry.error
+    assert wrap(model).found() is double
+
+
+def test_a_model_is_let_go_with_everything_known_of_it(family_directory, backend):
+    model = load_model(family_directory("qwen3"), backend)
+    run_capture(model, TOKENS, lambda capture: None, {"inputs"})
+    norm = weakref.ref(model.blocks[0].attn.q_norm)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert norm() is None
+
+
+def test_both_kinds_follow_the_protocols(llama):
+    assert isinstance(llama, Model)
+    assert isinstance(wrap(llama).backend, Backend)
+    assert not isinstance(torch.nn.Linear(2, 2), Model)
+    assert not isinstance("mini", Model)
+
+
+def test_layers_that_are_not_asked_for_may_be_unsupported(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    model.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 1.5)
+    try:
+        assert [layer.layer for layer in geometry_of(model, layers=[0])] == [0]
+        with pytest.raises(UnsupportedModelError, match="layer 1"):
+            geometry_of(model)
+    finally:
+        model.reset_hooks()
+
+
+def test_a_layer_that_does_not_exist_has_no_geometry(llama):
+    with pytest.raises(InputError, match="layer 5 does not exist"):
+        geometry_of(llama, layers=[5])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "remedy"),
+    [("llama", "hooked", 'backend="bridge"'), ("gpt2", "hooked", "shorter"), ("gpt2", "bridge", "shorter")],
+)
+def test_a_prompt_that_is_too_long_comes_with_the_remedy(family_model, name, kind, remedy):
+    model = family_model(name, kind)
+    require_length(model, 128)
+    with pytest.raises(InputError, match=rf"prompts of 129 tokens are too long: this model takes 128, .*; .*{remedy}"):
+        require_length(model, 129)
+
+
+def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, family_directory, backend):
+    model = family_model("llama", backend)
+    lifted, long = without_context_limit(model), TOKENS.repeat(1, 12)
+    assert (lifted is model) == (backend == "bridge")
+    assert wrap(lifted).limit.tokens is None
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(lifted, TOKENS), logits_of(model, TOKENS), atol=1e-4, rtol=1e-4)
+        assert logits_of(lifted, long).isfinite().all()
+    learned = family_model("gpt2", backend)
+    assert without_context_limit(learned) is learned
+
+
+def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):
+    model, plain = (load_model(family_directory("llama"), backend) for _ in range(2))
+    model.tokenizer.pad_token, model.tokenizer.padding_side = "</s>", "left"
+    tokens = torch.cat([torch.ones(2, 3, dtype=torch.long), TOKENS], dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(model, tokens), plain(tokens, return_type="logits"))
+
+
+def test_open_model_takes_an_object_a_name_or_a_directory(llama, family_directory):
+    assert open_model(llama) is llama
+    assert wrap(open_model("mini")).origin.name == "mini"
+    for directory in (family_directory("llama"), str(family_directory("llama"))):
+        opened = open_model(directory)
+        assert wrap(opened).origin.directory == family_directory("llama")
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"mini", ["mini"], torch.nn.Linear(2, 2)])
+def test_something_else_than_a_model_is_refused(unchecked, wrong):
+    for door in (open_model, wrap):
+        with pytest.raises(
+            InputError, match=f"{type(wrong).__name__} is not a model of TransformerLens; give a Hooked"
+        ):
+            door(wrong)
+
+
+KNOW_THE_BRIDGE = {"bridge.py"}
+READ_THE_USERS_CHOICE = {"models/convert.py", "models/load.py"}
+READ_THE_USERS_CHOICE |= {"position/claims.py"}  # until it calls load.without_context_limit
+ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}
+
+
+def test_no_other_module_asks_which_kind_of_model_it_is():
+    package = Path(str(resources.files("tl_posgen")))
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        if path.name not in KNOW_THE_BRIDGE:
+            assert not ONLY_A_BRIDGE_HAS & (names | words), path
+        assert "backend_of" not in names, path
+        compared = [
+            other.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for other in (node.left, *node.comparators)
+            if isinstance(other, ast.Constant)
+        ]
+        if str(path.relative_to(package)) not in READ_THE_USERS_CHOICE:
+            assert not {"hooked", "bridge"} & set(compared), path
+        if path.name != "wrapped.py":
+            assert not {"HookedTransformer", "TransformerBridge"} & words, path

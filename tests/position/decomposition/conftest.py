@@ -1,0 +1,61 @@
+"""What the tests of this folder share: the mini model, one report of all six measures, and collectors fed by hand."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import xarray as xr
+
+from tl_posgen.analysis import analyze
+from tl_posgen.measure import Measure, Request
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.result import Report, load
+
+LENGTH = 64
+MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
+
+
+@pytest.fixture(scope="session")
+def prompts(mini, alice) -> torch.Tensor:
+    return torch.stack(to_prompts(mini, alice, length=LENGTH, n_prompts=4))
+
+
+@pytest.fixture(scope="session")
+def report(mini, prompts) -> Report:
+    """All measures on four prompts of 64 tokens, beside two random inits."""
+    return analyze(mini, prompts, measures=MEASURES, null_seeds=(0, 1), progress=False)
+
+
+@pytest.fixture(scope="session")
+def loaded(report, tmp_path_factory) -> Report:
+    """The same report, saved and loaded."""
+    return load(report.save(tmp_path_factory.mktemp("saved") / "results.nc"))
+
+
+@pytest.fixture(scope="session")
+def single(mini, prompts) -> Report:
+    """What the fit leaves of the first prompt alone; no null, where the other fixture has two."""
+    return analyze(mini, prompts[:1], measures=["residual", "three_axis"], null_seeds=(), progress=False)
+
+
+@pytest.fixture(scope="session")
+def capture(mini, prompts) -> LayerCapture:
+    """Layer 1 on the first prompt."""
+    kept = []
+    run_capture(mini, prompts[:1], kept.append, layers=[1])
+    return kept[0]
+
+
+@pytest.fixture(scope="session")
+def collected() -> Callable[..., xr.Dataset]:
+    """(measure, captures, **options) -> the dataset of a fresh collector that was fed these."""
+
+    def of(measure: Measure, *captures: LayerCapture, **options) -> xr.Dataset:
+        collector = Request(measure, measure.make_options(**options)).collect(0)
+        for one in captures:
+            collector.update(one)
+        return collector.dataset()
+
+    return of

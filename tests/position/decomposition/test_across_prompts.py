@@ -1,0 +1,177 @@
+"""What is the same in every prompt: known answers, and real models."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen.analysis import analyze
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.position.decomposition import across_prompts
+from tl_posgen.position.decomposition.position_shares import row_centred
+
+N = 14
+I = torch.arange(float(N))  # noqa: E741
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def found(collected):
+    """(scores [head, query, key] of each prompt) -> the dataset of such heads: key j is the j-th unit vector."""
+
+    def of(*prompts: torch.Tensor, window: int | None = None) -> xr.Dataset:
+        captures = []
+        for number, scores in enumerate(prompts):
+            heads, n, _ = scores.shape
+            geometry = LayerGeometry(0, "none", heads, heads, n, 1.0, window=window)
+            keys = torch.eye(n).expand(heads, -1, -1)
+            captures.append(LayerCapture(geometry, range(heads), number, None, scores, keys))
+        return collected(across_prompts, *captures)
+
+    return of
+
+
+def matrix(name: str) -> torch.Tensor:
+    distance = I[:, None] - I
+    return {
+        "distance": (0.7 * distance).cos(),
+        "key": (0.9 * I).sin().expand(N, N),
+        "line": (-0.2 * distance),
+        "both": distance.clamp(min=0).sqrt() + (0.9 * I).sin(),
+        "neither": (0.5 * I[:, None] * I).cos(),
+    }[name][None] + 5 * noise(1, N, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_distance", "of_key", "of_either"),
+    [("distance", 1, None, 1), ("key", None, 1, 1), ("line", 1, 1, 1), ("both", None, None, 1)],
+)
+def test_the_same_function_in_every_prompt_is_all_position_of_its_kind(found, name, of_distance, of_key, of_either):
+    data = found(matrix(name), matrix(name)).squeeze()
+    for kind, share in (("position", 1), ("by_distance", of_distance), ("by_key", of_key), ("by_either", of_either)):
+        if share is None:
+            assert data[kind] < 0.97
+        else:
+            assert float(data[kind]) == pytest.approx(share, abs=1e-6)
+
+
+def test_a_function_of_both_positions_is_position_of_neither_kind(found):
+    data = found(matrix("neither"), matrix("neither")).squeeze()
+    assert float(data["position"]) == pytest.approx(1)
+    assert data["by_either"] < 0.5
+
+
+def test_what_moves_whole_rows_counts_nothing(found):
+    still = found(matrix("distance"), matrix("distance"))
+    moved = found(matrix("distance") + 9 * noise(1, N, 1, seed=1), matrix("distance"))
+    xr.testing.assert_allclose(still, moved, atol=1e-5)
+
+
+def test_shares_are_unbiased_for_few_prompts(found):
+    """400 heads, each with its own noise: position is 1/4 of the variance within rows, and all of it by distance."""
+    visible = torch.ones(N, N).tril().bool()
+    position = row_centred(matrix("distance"), visible)
+    strength = (position.square().sum() / (visible.sum() - N) * 3).sqrt().float()
+    data = found(*(position.float() + strength * noise(400, N, N, seed=seed) for seed in (1, 2, 3)))
+    assert float(data["position"].mean()) == pytest.approx(0.25, abs=0.01)
+    assert float(data["by_distance"].mean()) == pytest.approx(0.25, abs=0.01)
+    assert float(data["chance"].mean()) == pytest.approx(0.25, abs=0.01)  # 3/4 of content over 3 prompts
+
+
+def test_content_alone_is_no_position(found):
+    data = found(*(noise(400, N, N, seed=seed) for seed in (1, 2)))
+    assert abs(float(data["position"].mean())) < 0.01
+    assert abs(float(data["by_either"].mean())) < 0.01
+    assert float(data["distance_of_position"].isnull().mean()) > 0.9
+
+
+def test_one_prompt_is_refused_before_anything_runs(mini):
+    with pytest.raises(InputError, match="2 at least, not 1"):
+        analyze(mini, "Down, down, down.", measures=["across_prompts"], progress=False)
+
+
+def test_one_prompt_is_refused_in_hooks_too(mini):
+    with tl_posgen.attach(mini, ["across_prompts"]) as run:
+        mini(torch.arange(8)[None])
+    with pytest.raises(InputError, match="n_prompts=2"):
+        run.report()
+
+
+def test_texts_of_different_lengths_are_refused_before_anything_runs_unless_cropped_alike(mini):
+    texts = ["The cat sat on the mat, and sat.", "A dog ran."]
+    with pytest.raises(InputError, match="cannot be compared pair by pair; give length="):
+        across_prompts(mini, texts, null_seeds=(), progress=False)
+    assert across_prompts(mini, texts, crop=3, null_seeds=(), progress=False).summary["prompts"] == 2
+
+
+def test_prompts_of_different_lengths_are_refused(found):
+    with pytest.raises(InputError, match="9 and 8 tokens"):
+        found(noise(1, 8, 8), noise(1, 9, 9))
+
+
+def test_rows_of_a_single_key_are_refused(found):
+    with pytest.raises(InputError, match="no query sees two keys"):
+        found(noise(1, 8, 8), noise(1, 8, 8), window=1)
+
+
+@pytest.fixture(scope="module")
+def result(report):
+    return report["across_prompts"]
+
+
+def test_a_trained_model_has_position_and_its_null_hardly_any(result):
+    assert float(result.dataset["position_without_first_token"].mean()) > 0.2
+    assert abs(float(result.null["position_without_first_token"].mean())) < 0.1
+
+
+def test_rope_makes_position_a_matter_of_distance(result):
+    strong = result.dataset.where(result.dataset["position_without_first_token"] > 0.3)
+    assert float(strong["distance_of_position_without_first_token"].min()) > 0.9
+
+
+def test_a_crop_measures_the_beginnings_of_the_prompts(mini, prompts):
+    options = {"layers": [1, 2], "null_seeds": (), "progress": False}
+    cropped = across_prompts(mini, prompts, crop=20, **options).dataset
+    beginnings = across_prompts(mini, prompts[:, :20], **options).dataset
+    xr.testing.assert_allclose(cropped.drop_attrs(), beginnings.drop_attrs(), rtol=1e-4, atol=1e-4)
+
+
+def test_no_examples_leave_no_maps(mini, prompts):
+    result = across_prompts(mini, prompts[:, :20], examples=0, layers=[1], null_seeds=(), progress=False)
+    assert result.kinds == ["map", "parts"]
+
+
+def test_the_maps_are_the_means_of_the_heads_with_most_position(result):
+    data = result.dataset
+    top = data["position_without_first_token"].to_series().sort_values(ascending=False).index[:3].to_list()
+    assert list(zip(data["example_layer"].values, data["example_head"].values, strict=True)) == top
+    np.testing.assert_allclose(data["example_position"].sum("key"), 0, atol=1e-4)
+    drawn = result.plot("maps").data
+    below = np.tril_indices(64)
+    np.testing.assert_array_equal(drawn[0].z[below], data["example_position"].values[0][below])
+
+
+def test_the_pictures_show_trained_and_null_shares(result):
+    maps = result.plot("parts").data
+    np.testing.assert_array_equal(maps[0].z, result.dataset["by_distance_without_first_token"])
+    np.testing.assert_array_equal(maps[5].z, result.null["by_either_without_first_token"])
+    np.testing.assert_array_equal(result.plot("map").data[0].z, result.dataset["position"])
+
+
+def test_the_map_titles_give_head_and_position(result):
+    layer, head = int(result.dataset["example_layer"][0]), int(result.dataset["example_head"][0])
+    share = float(result.dataset["position_without_first_token"].sel(layer=layer, head=head))
+    titles = [annotation.text for annotation in result.plot("maps").layout.annotations]
+    assert titles[0] == f"L{layer}H{head}, position {share:.0%} · mini"
+
+
+def test_the_table_has_a_row_a_layer(result):
+    table = result.table()
+    assert len(table) == 4
+    np.testing.assert_allclose(table["by distance"], result.dataset["by_distance_without_first_token"].mean("head"))

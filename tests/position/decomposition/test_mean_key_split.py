@@ -1,0 +1,132 @@
+"""The mean-key correlation against the explicit split, pair by pair."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.pair_moments import pair_moments
+from tl_posgen.position.substitution.splits import attention_profile, point_mass, split_scores, triangle, uniform
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+
+ROPES = {
+    "half": Rope(inverse_frequencies(8, 100.0)),
+    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
+    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
+}
+DISTRIBUTIONS = {"d0 = 0": 0, "d0 = 2.5": 2.5, "d0 = 1000": 1000, "triangle": triangle(5), "uniform": uniform(20)}
+
+
+def random_qk(n: int = 30, heads: int = 2, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, heads, n, 8, generator=generator)
+    return q + 1.5, k + torch.randn(heads, 1, 8, generator=generator)
+
+
+def expected_r(q, k, rope, distribution, *, window=None, mean_key=None, rows: bool = False) -> torch.Tensor:
+    q, k, n = q.double(), k.double(), q.shape[1]
+    positions = torch.arange(n)
+    w = 0.3 * rotate(q, positions, rope) @ rotate(k, positions, rope).mT
+    split = split_scores(
+        q,
+        k,
+        rope,
+        0.3,
+        distribution if not isinstance(distribution, int | float) else point_mass(distribution),
+        mean_key,
+    ).scores
+    distance = positions[:, None] - positions
+    seen = (distance >= 0) & (distance < (window or n))
+    if rows:
+        w, split = (x - x.masked_fill(~seen, 0).sum(-1, keepdim=True) / seen.sum(-1)[:, None] for x in (w, split))
+    return torch.stack([torch.corrcoef(torch.stack([w[h, seen], split[h, seen]]))[0, 1] for h in range(len(q))])
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_r_is_that_of_the_explicit_split(rope, distribution):
+    q, k = random_qk()
+    found = mean_key_r(q, k, rope, 0.3, [distribution])
+    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, distribution), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.r_within_rows[0], expected_r(q, k, rope, distribution, rows=True), atol=1e-6, rtol=0
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(3, 40), window=st.none() | st.integers(2, 45), d0=st.integers(0, 3000), seed=st.integers(0, 2**31))
+def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed):
+    rope, (q, k) = ROPES["half"], random_qk(n, seed=seed)
+    found = mean_key_r(q, k, rope, 0.3, [d0], window=window)
+    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0, window=window), atol=1e-5, rtol=0)
+
+
+def test_several_distributions_give_a_row_each():
+    rope, (q, k) = ROPES["half"], random_qk()
+    together = mean_key_r(q, k, rope, 0.3, [0, triangle(4)])
+    alone = [mean_key_r(q, k, rope, 0.3, [distribution]).r[0] for distribution in (0, triangle(4))]
+    torch.testing.assert_close(together.r, torch.stack(alone))
+
+
+def test_a_distribution_may_differ_from_head_to_head():
+    rope, (q, k) = ROPES["half"], random_qk()
+    pattern = (q @ k.mT).masked_fill(torch.ones(30, 30).triu(1).bool(), -math.inf).softmax(-1)
+    distribution = attention_profile(pattern)
+    torch.testing.assert_close(
+        mean_key_r(q, k, rope, 0.3, [distribution]).r[0], expected_r(q, k, rope, distribution), atol=1e-6, rtol=0
+    )
+
+
+def test_a_longer_text_goes_without_the_matrix_to_the_same_r():
+    rope, (q, k) = ROPES["half"], random_qk(n=300)
+    torch.testing.assert_close(mean_key_r(q, k, rope, 0.3, [64]).r[0], expected_r(q, k, rope, 64), atol=1e-6, rtol=0)
+
+
+def test_a_mean_key_of_ones_own_is_used():
+    rope, (q, k) = ROPES["half"], random_qk()
+    other = torch.randn(2, 8, generator=torch.Generator().manual_seed(9))
+    found = mean_key_r(q, k, rope, 0.3, [5], mean_key=other).r[0]
+    torch.testing.assert_close(found, expected_r(q, k, rope, 5, mean_key=other.double()), atol=1e-6, rtol=0)
+    assert (found - mean_key_r(q, k, rope, 0.3, [5]).r[0]).abs().max() > 1e-3
+
+
+def test_the_first_token_left_out_is_the_text_without_it():
+    rope, (q, k) = ROPES["half"], random_qk()
+    found, alone = mean_key_r(q, k, rope, 0.3, [3], first_token=False), mean_key_r(q[:, 1:], k[:, 1:], rope, 0.3, [3])
+    torch.testing.assert_close(found.r, alone.r)
+
+
+def test_constant_keys_are_position_alone_and_split_exactly():
+    rope, (q, k) = ROPES["half"], random_qk()
+    found = mean_key_r(q, k[:, :1].expand_as(k), rope, 0.3, [1000])
+    torch.testing.assert_close(found.r, torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_constant_scores_have_no_r():
+    ones = torch.ones(1, 10, 8)
+    assert mean_key_r(ones, ones, Rope(), 1.0, [0]).r.isnan().all()
+
+
+def test_a_text_without_tokens_is_refused():
+    q, k = random_qk(n=1)
+    with pytest.raises(InputError, match="no token is left"):
+        mean_key_r(q, k, ROPES["half"], 0.3, [0], first_token=False)
+
+
+def test_distances_below_zero_are_refused():
+    with pytest.raises(InputError, match="distances must be 0 or more"):
+        mean_key_r(*random_qk(), ROPES["half"], 0.3, [-1])
+
+
+def test_moments_that_are_known_are_not_taken_again():
+    rope, (q, k) = ROPES["half"], random_qk()
+    positions = torch.arange(q.shape[1])
+    moments = pair_moments(rotate(q, positions, rope), rotate(k, positions, rope), 0.3)
+    for known, first_token in ((moments, True), (moments.without_first_token, False)):
+        given, own = (mean_key_r(q, k, rope, 0.3, [3], first_token=first_token, scores=x) for x in (known, None))
+        torch.testing.assert_close(given.r, own.r)
+        torch.testing.assert_close(given.r_within_rows, own.r_within_rows)

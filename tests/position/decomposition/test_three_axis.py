@@ -1,0 +1,163 @@
+"""The three-axis measure: what is collected of real models, and what the figures draw."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen.analysis import analyze
+from tl_posgen.models.tokens import read_text
+from tl_posgen.position.decomposition import three_axis
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+
+SHARES = [f"share_{name}" for name in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
+
+
+@pytest.fixture(scope="module")
+def result(report):
+    return report["three_axis"]
+
+
+def test_the_frame_has_one_row_a_head_and_the_promised_columns(result):
+    frame = result.frame()
+    assert len(frame) == 16
+    assert {"layer", "head", "r", "r_without_first_token", "r_within_rows"} <= set(frame.columns)
+    assert frame["r"].between(0, 1).all()
+
+
+def test_the_trained_model_follows_position_and_key_more_than_its_null(report):
+    trained, null = report.frame().mean(), report.frame(null=True).mean()
+    assert trained["three_axis_r_within_rows"] > null["three_axis_r_within_rows"] + 0.2
+
+
+@pytest.mark.parametrize("name", ["three_axis", "variance", "mean_key"])
+def test_every_measure_has_a_null_that_is_another_model(report, name):
+    result = report[name]
+    sides = [result.frame().iloc[:, 2], *(null[result.frame().columns[2]].values.ravel() for null in result.nulls)]
+    assert not np.allclose(sides[0], sides[1])
+    assert not np.allclose(sides[1], sides[2])
+
+
+def test_means_over_prompts_are_those_of_dense_scores(single, capture):
+    fit = three_axis_from_scores(capture.scores())
+    found = single["three_axis"].dataset.sel(layer=1)
+    np.testing.assert_allclose(found["r"], fit.r, atol=1e-6)
+    np.testing.assert_allclose(found["r_within_rows"], fit.r_within_rows, atol=1e-6)
+    for name in "abc":
+        np.testing.assert_allclose(found[name], getattr(fit, name), atol=1e-4)
+
+
+def test_r_is_the_mean_over_prompts_and_lies_in_its_interval(result):
+    data = result.dataset
+    xr.testing.assert_allclose(data["r"], data["r_per_prompt"].mean("prompt"))
+    xr.testing.assert_allclose(data["r_squared"], (data["r_per_prompt"] ** 2).mean("prompt"))
+    assert ((data["r_low"] <= data["r"]) & (data["r"] <= data["r_high"])).all()
+    assert (data["r_low"] < data["r_high"]).all()
+
+
+def test_a_single_prompt_has_no_interval(single):
+    assert single["three_axis"].dataset[["r_low", "r_high"]].to_array().isnull().all()
+
+
+def test_pairs_behind_a_curve_are_counted_over_prompts(result):
+    np.testing.assert_array_equal(result.dataset["n_distance"].sel(layer=0), 4 * np.arange(64, 0, -1))
+
+
+def test_noise_reaches_what_iid_r_says(result):
+    assert float(result.dataset["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))
+
+
+def test_the_interval_follows_the_seed(mini, prompts):
+    first, again, other = (
+        three_axis(mini, prompts.reshape(16, 16), layers=[0], seed=seed, null_seeds=(), progress=False).dataset
+        for seed in (0, 0, 1)
+    )
+    assert first["r_low"].equals(again["r_low"])
+    assert not first["r_low"].equals(other["r_low"])
+
+
+@pytest.mark.parametrize("options", [{"diagonal": False}, {"ridge": 5.0}, {"gauge": "flat_distance"}])
+def test_options_change_the_fit_that_they_name(capture, collected, options):
+    found, fit = collected(three_axis, capture, **options), fit_capture(capture, **options)[0]
+    np.testing.assert_allclose(found["r"].squeeze("layer"), fit.r)
+    np.testing.assert_allclose(found["a"].squeeze("layer"), fit.a)
+    usual = collected(three_axis, capture)
+    assert not np.allclose(found["a"], usual["a"], equal_nan=True)
+
+
+def test_a_fit_of_some_heads_is_that_of_all_at_these(capture):
+    fit, some = fit_capture(capture)[0], fit_capture(capture)[0].of_heads(slice(1, 3))
+    where = torch.arange(9)
+    assert torch.equal(some.fitted(where, where).nan_to_num(), fit.fitted(where, where)[1:3].nan_to_num())
+    assert torch.equal(some.r, fit.r[1:3])
+
+
+def test_the_map_shows_trained_and_null_r_side_by_side(result):
+    maps = result.plot("map").data
+    names = ["r", "r_without_first_token", "r_within_rows"]
+    for heatmap, (side, name) in zip(maps, [(s, n) for s in (result.dataset, result.null) for n in names], strict=True):
+        np.testing.assert_array_equal(heatmap.z, side[name])
+
+
+def test_curves_are_a_of_every_head_with_the_nulls_behind(result):
+    traces = result.plot("curves").data
+    assert len(traces) == 2 * 16
+    null, trained = traces[0], traces[4]
+    np.testing.assert_array_equal(trained.x - 1, np.arange(64)[np.isin(np.arange(64), trained.x - 1)])
+    assert trained.x[-1] == 64
+    np.testing.assert_array_equal(trained.y, result.dataset["a"].sel(layer=0, head=0, distance=trained.x - 1))
+    np.testing.assert_array_equal(null.y, result.null["a"].sel(layer=0, head=0, distance=null.x - 1))
+
+
+def test_the_curves_say_what_their_gauge_is(mini, prompts):
+    result = three_axis(mini, prompts[:1], layers=[0], gauge="flat_queries", null_seeds=(), progress=False)
+    assert "b without a linear trend" in result.plot("curves").layout.title.text
+
+
+def test_prompts_have_a_line_a_head(result):
+    traces = result.plot("prompts").data
+    assert len(traces) == 2 * 16
+    np.testing.assert_array_equal(traces[4].y, result.dataset["r_per_prompt"].sel(layer=0, head=0))
+
+
+def test_the_null_is_drawn_in_grey_and_named_once(result):
+    traces = result.plot("prompts").data
+    assert {trace.line.color for trace in traces if trace.name == "random init (seed 0)"} == {"#9ca3af"}
+    assert sum(trace.showlegend for trace in traces if trace.name == "random init (seed 0)") == 1
+
+
+# Values measured once and written down
+
+
+def test_reference_values_of_the_mini_model(report):
+    measured, null = report.frame().mean(), report["three_axis"].null.mean(("layer", "head"))
+    assert measured["three_axis_r"] == pytest.approx(0.7856, abs=1e-4)
+    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.7712, abs=1e-4)
+    assert measured["three_axis_r_within_rows"] == pytest.approx(0.7221, abs=1e-4)
+    assert [float(null[name]) for name in ("r", "r_within_rows")] == pytest.approx([0.6163, 0.5191], abs=1e-4)
+    assert float(report["three_axis"].dataset["r_pooled"]) == pytest.approx(0.8593, abs=1e-4)
+    layers = report["three_axis"].dataset["r_layer"].values
+    np.testing.assert_allclose(layers, [0.5432, 0.8685, 0.8672, 0.8634], atol=1e-4)
+    shares = [0.2005, 0.1338, 0.2398, 0.2232, 0.0898, 0.0328, 0.0801]
+    np.testing.assert_allclose([measured[share] for share in SHARES], shares, atol=1e-4)
+    assert measured["mean_key_r"] == pytest.approx(0.5943, abs=1e-4)
+    assert measured["residual_share"] == pytest.approx(0.4537, abs=1e-4)
+    position = report["across_prompts"].summary["position_without_first_token"]
+    assert position == pytest.approx(0.2797, abs=1e-4)
+
+
+def test_reference_values_of_stories260k(shared):
+    model = tl_posgen.load_model(str(shared / "models" / "stories260K"))
+    text = read_text(shared / "text" / "tinystories.txt")
+    report = analyze(model, text, measures=["three_axis", "variance"], length=512, n_prompts=1, progress=False)
+    measured, null = report.frame().mean(), report.frame(null=True).mean()
+    assert measured["three_axis_r"] == pytest.approx(0.9164, abs=1e-4)
+    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.9166, abs=1e-4)
+    assert measured["three_axis_r_within_rows"] == pytest.approx(0.8626, abs=1e-4)
+    assert null["three_axis_r"] == pytest.approx(0.3228, abs=1e-4)
+    layers = report["three_axis"].dataset["r_layer_without_first_token"].values
+    np.testing.assert_allclose(layers, [0.899, 0.933, 0.918, 0.934, 0.899], atol=0.001)
+    shares = [measured[share] for share in SHARES]
+    np.testing.assert_allclose(shares, [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018], atol=6e-4)

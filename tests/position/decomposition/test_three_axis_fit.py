@@ -1,0 +1,464 @@
+"""The three-axis fit against dense least squares on the explicit design matrix, in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import lsqr
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition import pair_moments as moments_module
+from tl_posgen.position.decomposition import three_axis_fit as fit_module
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import (
+    ThreeAxisFit,
+    fit_three_axis,
+    pooled_r,
+    three_axis_from_qk,
+    three_axis_from_scores,
+)
+from tl_posgen.rope import bilinear_sums
+
+PAIRS = [
+    CausalPairs(24),
+    CausalPairs(24, first_token=False),
+    CausalPairs(24, diagonal=False),
+    CausalPairs(24, first_token=False, diagonal=False),
+    CausalPairs(24, window=7),
+    CausalPairs(24, window=7, first_token=False, diagonal=False),
+    CausalPairs(24, window=2),
+    CausalPairs(24, window=1),
+    CausalPairs(3),
+    CausalPairs(2),
+    CausalPairs(1),
+]
+
+
+def listed(pairs: CausalPairs) -> list[tuple[int, int]]:
+    everything = torch.arange(pairs.n_tokens)
+    return pairs.mask(everything, everything).nonzero().tolist()
+
+
+def design(pairs: CausalPairs) -> csr_array:
+    """One row a pair, one column a distance, a query or a key."""
+    query, key = np.array(listed(pairs)).T
+    n, rows = pairs.n_tokens, np.arange(len(query))
+    columns = np.stack([query - key, n + query, 2 * n + key], 1)
+    return csr_array((np.ones(columns.size), (np.repeat(rows, 3), columns.ravel())), shape=(len(query), 3 * n))
+
+
+def options(pairs: CausalPairs) -> dict:
+    return {"window": pairs.window, "first_token": pairs.first_token, "diagonal": pairs.diagonal}
+
+
+def random_qk(n: int, *, heads: int = 2, d_head: int = 6, seed: int = 0, constant: float = 5.0):
+    """Float32 queries and keys whose scores have a large constant, a large query part and a large key part."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, heads, n, d_head, generator=generator)
+    return q + constant * torch.randn(heads, 1, d_head, generator=generator), k + constant
+
+
+def entries(scores: torch.Tensor, pairs: CausalPairs) -> np.ndarray:
+    query, key = torch.tensor(listed(pairs)).T
+    return scores[:, query, key].double().numpy()
+
+
+def reference(scores: torch.Tensor, pairs: CausalPairs) -> tuple[np.ndarray, np.ndarray]:
+    """Pearson's r with the lsqr fit of every head, and the fitted values."""
+    x, w = design(pairs), entries(scores, pairs)
+    solutions = [lsqr(x, row - row.mean(), atol=1e-13, btol=1e-13, conlim=0)[0] for row in w]
+    fitted = np.stack([x @ solution + row.mean() for solution, row in zip(solutions, w, strict=True)])
+    return np.array([np.corrcoef(*both)[0, 1] for both in zip(w, fitted, strict=True)]), fitted
+
+
+def fitted_entries(fit: ThreeAxisFit, pairs: CausalPairs) -> np.ndarray:
+    everything = torch.arange(pairs.n_tokens)
+    return entries(fit.fitted(everything, everything), pairs)
+
+
+def within_rows(values: np.ndarray, pairs: CausalPairs) -> np.ndarray:
+    query = np.array(listed(pairs))[:, 0]
+    return values - np.stack([values[:, query == i].mean(1) for i in query], 1)
+
+
+# Counts, rank and the normal equations
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=str)
+def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
+    assert pairs.n_pairs == len(listed(pairs))
+    assert pairs.rank == np.linalg.matrix_rank(design(pairs).toarray())
+
+
+def test_rank_of_a_triangle_is_three_n_less_three():
+    assert [CausalPairs(n).rank for n in (2, 3, 50)] == [3, 6, 147]
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=str)
+def test_normal_operator_is_the_dense_normal_matrix(pairs):
+    x = torch.randn(3, 2, pairs.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x[0, :, pairs.width :] = 0
+    dense = torch.cat([part.nan_to_num() for part in pairs.spread(x)], -1) @ torch.from_numpy(
+        (design(pairs).T @ design(pairs)).toarray()
+    )
+    operator = torch.cat(pairs.spread(pairs.normal(x, pairs.counts()), fill=0.0), -1)
+    torch.testing.assert_close(operator, dense)
+
+
+def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
+    n = 12
+    pairs = CausalPairs(n)
+    unit = torch.eye(3 * n, dtype=torch.float64).view(3 * n, 3, n).transpose(0, 1)
+    matrix = pairs.normal(unit, pairs.counts()) / pairs.counts()
+    found = np.sort(np.linalg.eigvals(matrix.transpose(0, 1).reshape(3 * n, 3 * n).numpy()).real)
+    sign = (-1.0) ** np.arange(n) / np.arange(1, n + 1)
+    np.testing.assert_allclose(found, np.sort(np.concatenate([1 + 2 * sign, 1 - sign, 1 - sign])), atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [128, 4096])
+def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
+    q, k = random_qk(n)
+    assert three_axis_from_qk(q, k).iterations <= 20
+
+
+# r against lsqr
+
+
+@pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
+@pytest.mark.parametrize(
+    "pairs", [*PAIRS[:7], CausalPairs(150), CausalPairs(150, window=70, first_token=False)], ids=str
+)
+def test_r_equals_lsqr(pairs, short, monkeypatch):
+    monkeypatch.setattr(bilinear_sums, "SHORT", short)
+    q, k = random_qk(pairs.n_tokens, heads=2 if pairs.n_tokens < 100 else 1)
+    r, fitted = reference(0.3 * q.double() @ k.double().mT, pairs)
+    fit = three_axis_from_qk(q, k, 0.3, **options(pairs))
+    np.testing.assert_allclose(fit.r, r, atol=1e-6)
+    np.testing.assert_allclose(fitted_entries(fit, pairs), fitted, atol=2e-4)
+
+
+def test_r_equals_lsqr_on_a_text_of_400_tokens():
+    q, k = random_qk(400, heads=1, d_head=32)
+    r, _ = reference(q.double() @ k.double().mT, CausalPairs(400))
+    np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
+
+
+def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
+    q, k = random_qk(200, constant=0.0)
+    far_k = k + 1000
+    r, _ = reference(q.double() @ far_k.double().mT, CausalPairs(200))
+    np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
+
+
+@pytest.mark.parametrize("pairs", [pairs for pairs in PAIRS if pairs.width > 1], ids=str)
+def test_r_within_rows_is_the_correlation_within_rows(pairs):
+    q, k = random_qk(pairs.n_tokens)
+    scores = q.double() @ k.double().mT
+    w, f = (within_rows(values, pairs) for values in (entries(scores, pairs), reference(scores, pairs)[1]))
+    expected = (w * f).sum(1) / np.sqrt((w**2).sum(1) * (f**2).sum(1))
+    np.testing.assert_allclose(three_axis_from_qk(q, k, **options(pairs)).r_within_rows, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pairs", [CausalPairs(24), CausalPairs(24, window=7, first_token=False)], ids=str)
+@pytest.mark.parametrize("ridge", [0.1, 3.0])
+def test_ridge_equals_the_dense_solve(pairs, ridge):
+    q, k = random_qk(24)
+    x, w = design(pairs).toarray(), entries(q.double() @ k.double().mT, pairs)
+    centred = w - w.mean(1, keepdims=True)
+    solution = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ centred.T)
+    expected = [np.corrcoef(*both)[0, 1] for both in zip(w, (x @ solution).T, strict=True)]
+    fit = three_axis_from_qk(q, k, ridge=ridge, **options(pairs))
+    np.testing.assert_allclose(fit.r, expected, atol=1e-6)
+    np.testing.assert_allclose(fitted_entries(fit, pairs), (x @ solution).T + w.mean(1, keepdims=True), atol=1e-4)
+
+
+# The two routes
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    n=st.integers(1, 90),
+    window=st.none() | st.integers(1, 95),
+    diagonal=st.booleans(),
+    heads=st.integers(1, 3),
+    short=st.sampled_from([-1000, 1000]),
+    seed=st.integers(0, 2**31),
+)
+def test_moments_from_qk_equal_those_from_scores(n, window, diagonal, heads, short, seed):
+    assume(diagonal or min(n, window or n) > 1)
+    q, k = (x.double() for x in random_qk(n, heads=heads, seed=seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilinear_sums, "SHORT", short)
+        ours = pair_moments(q, k, 0.5, window=window, diagonal=diagonal)
+    theirs = pair_moments_from_scores(0.5 * q @ k.mT, window=window, diagonal=diagonal)
+    for one, other in [(ours, theirs), (ours.without_first_token, theirs.without_first_token)]:
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one.sums, other.sums, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(one.within_rows, other.within_rows, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(one.tss, other.tss, atol=1e-9, rtol=1e-9)
+
+
+def test_scores_that_are_not_bilinear_are_fitted_exactly():
+    q, k = random_qk(40, constant=0.3)
+    scores = 5 * torch.tanh(q @ k.mT / 5) - 0.2 * (torch.arange(40)[:, None] - torch.arange(40))
+    r, _ = reference(scores, CausalPairs(40))
+    np.testing.assert_allclose(three_axis_from_scores(scores).r, r, atol=1e-7)
+
+
+def test_blocks_of_rows_do_not_change_the_moments(monkeypatch):
+    scores = torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(2))
+    whole = pair_moments_from_scores(scores, window=20)
+    monkeypatch.setattr(moments_module, "SCORES_AT_ONCE", 7 * 2 * 50)
+    blocks = pair_moments_from_scores(scores, window=20)
+    torch.testing.assert_close(blocks.sums, whole.sums)
+    torch.testing.assert_close(blocks.within_rows, whole.within_rows)
+
+
+def test_heads_taken_in_groups_equal_heads_together(monkeypatch):
+    q, k = random_qk(60, heads=5)
+    together = pair_moments(q, k)
+    monkeypatch.setattr(moments_module, "QUERIES_AT_ONCE", q[0].numel() * 2)
+    grouped = pair_moments(q, k)
+    torch.testing.assert_close(grouped.sums, together.sums)
+    assert grouped.without_first_token is not None
+    assert grouped.without_first_token.within_rows.shape == (5,)
+
+
+def test_hidden_scores_are_not_read():
+    scores = torch.randn(1, 10, 10, generator=torch.Generator().manual_seed(3))
+    hidden = ~CausalPairs(10, window=4).mask(torch.arange(10), torch.arange(10))
+    fits = [three_axis_from_scores(scores.masked_fill(hidden, junk), window=4) for junk in (-math.inf, math.nan, 1e30)]
+    assert all(torch.equal(fit.r, fits[0].r) for fit in fits)
+
+
+def test_a_visible_score_that_is_not_finite_is_refused_by_name():
+    scores = torch.zeros(2, 6, 6)
+    scores[1, 4, 2] = -math.inf
+    with pytest.raises(InputError, match="visible score of head 1 is not finite at token 4"):
+        pair_moments_from_scores(scores, diagonal=False)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_queries_and_keys_that_are_not_finite_are_refused(bad):
+    q, k = random_qk(8)
+    q[1, 3, 2] = bad
+    with pytest.raises(InputError, match="q or k of head 1 is not finite at token 3"):
+        pair_moments(q, k)
+
+
+def test_a_text_of_many_chunks_and_slabs_has_the_moments_of_its_scores(monkeypatch):
+    q, k = (x.double() for x in random_qk(300))
+    direct = pair_moments_from_scores(q @ k.mT)
+    for name, value in {"SHORT": -1000, "CHUNK": 8, "SLAB": 3, "WORKING_SET": 4000}.items():
+        monkeypatch.setattr(bilinear_sums, name, value)
+    streamed = pair_moments(q, k)
+    torch.testing.assert_close(streamed.sums, direct.sums)
+    torch.testing.assert_close(streamed.within_rows, direct.within_rows)
+
+
+def test_leaving_out_the_first_token_is_the_triangle_of_the_others():
+    q, k = (x.double() for x in random_qk(30))
+    rest, alone = pair_moments(q, k).without_first_token, pair_moments(q[:, 1:], k[:, 1:])
+    assert rest is not None
+    torch.testing.assert_close(rest.sums, alone.sums)
+    torch.testing.assert_close(rest.within_rows, alone.within_rows)
+
+
+def test_inputs_are_left_as_they_were():
+    q, k = random_qk(20)
+    scores = q @ k.mT
+    copies = q.clone(), k.clone(), scores.clone()
+    three_axis_from_qk(q, k, 0.5)
+    three_axis_from_scores(scores)
+    assert all(torch.equal(*both) for both in zip((q, k, scores), copies, strict=True))
+
+
+# What the fit means
+
+
+def additive_scores(n: int = 40, seed: int = 4) -> torch.Tensor:
+    a, b, c = torch.randn(3, 2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+    return 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
+
+
+@pytest.mark.parametrize(
+    "pairs", [CausalPairs(40), CausalPairs(40, window=9, first_token=False, diagonal=False)], ids=str
+)
+def test_additive_scores_are_fitted_exactly(pairs):
+    scores = additive_scores()
+    fit = three_axis_from_scores(scores, **options(pairs))
+    torch.testing.assert_close(fit.r, torch.ones(2, dtype=torch.float64))
+    np.testing.assert_allclose(fitted_entries(fit, pairs), entries(scores, pairs), atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_two_tokens_or_fewer_are_fitted_exactly(n):
+    q, k = random_qk(n)
+    fit = three_axis_from_qk(q, k)
+    np.testing.assert_allclose(fitted_entries(fit, CausalPairs(n)), entries(q @ k.mT, CausalPairs(n)), rtol=1e-5)
+    assert fit.r.isnan().all() if n == 1 else torch.allclose(fit.r, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("gauge", ["flat_queries", "flat_distance"])
+def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
+    q, k = random_qk(30)
+    crop = torch.arange(5, 25), torch.arange(12)
+    moments = pair_moments(q, k, diagonal=diagonal)
+    default, other = fit_three_axis(moments), fit_three_axis(moments, gauge=gauge)
+    assert not torch.allclose(default.a.nan_to_num(), other.a.nan_to_num(), atol=1e-3)
+    assert torch.equal(default.r, other.r)
+    torch.testing.assert_close(other.fitted(*crop), default.fitted(*crop), equal_nan=True)
+
+
+@pytest.mark.parametrize(("gauge", "flat"), [("flat_keys", "c"), ("flat_queries", "b"), ("flat_distance", "a")])
+def test_gauge_keeps_its_promise(gauge, flat):
+    q, k = random_qk(30)
+    fit = three_axis_from_qk(q, k, gauge=gauge, first_token=False)
+    for part in (fit.b, fit.c):
+        torch.testing.assert_close(part.nansum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
+    part = getattr(fit, flat)[0].numpy()
+    known = ~np.isnan(part)
+    slope = np.polyfit(np.arange(30)[known], part[known], 1)[0]
+    assert abs(slope) < 1e-9
+
+
+def test_axes_say_where_no_pair_is():
+    q, k = random_qk(10)
+    fit = three_axis_from_qk(q, k, window=4, first_token=False, diagonal=False)
+    assert fit.n_distance.tolist() == [0, 8, 7, 6, 0, 0, 0, 0, 0, 0]
+    assert fit.n_query.tolist() == [0, 0, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert fit.n_key.tolist() == [0, 3, 3, 3, 3, 3, 3, 2, 1, 0]
+    for part, count in [(fit.a, fit.n_distance), (fit.b, fit.n_query), (fit.c, fit.n_key)]:
+        assert torch.equal(part.isnan(), (count == 0).expand_as(part))
+
+
+def test_softmax_does_not_see_the_query_axis():
+    q, k = random_qk(30, constant=0.5)
+    fit = three_axis_from_qk(q, k, 0.3)
+    everything = torch.arange(30)
+    fitted = fit.fitted(everything, everything)
+    hidden = fitted.isnan()
+    patterns = [(fitted - shift).masked_fill(hidden, -math.inf).softmax(-1) for shift in (0, fit.b[:, :, None])]
+    torch.testing.assert_close(patterns[0], patterns[1])
+
+
+def test_shifting_rows_raises_r_and_leaves_r_within_rows():
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(1, 60, 60, generator=generator)
+    plain = three_axis_from_scores(scores)
+    shifted = three_axis_from_scores(scores + 10 * torch.randn(1, 60, 1, generator=generator))
+    assert plain.r < 0.5
+    assert shifted.r > 0.9
+    torch.testing.assert_close(shifted.r_within_rows, plain.r_within_rows, atol=1e-5, rtol=0)
+
+
+# Nulls
+
+
+@pytest.mark.parametrize("pairs", [CausalPairs(40), CausalPairs(40, window=10, first_token=False)], ids=str)
+def test_iid_r_is_what_gaussian_noise_reaches(pairs):
+    noise = torch.randn(600, 40, 40, generator=torch.Generator().manual_seed(6))
+    fit = three_axis_from_scores(noise, **options(pairs))
+    assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.pairs.iid_r, rel=0.02)
+    assert math.sqrt(fit.r_within_rows.square().mean()) == pytest.approx(fit.pairs.iid_r_within_rows, rel=0.02)
+
+
+def test_iid_r_at_the_usual_lengths():
+    assert [round(CausalPairs(n).iid_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
+
+
+def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
+    noise = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(7))
+    noise[:, :, 0] += 6
+    moments = pair_moments_from_scores(noise)
+    assert moments.without_first_token is not None
+    with_first, without = fit_three_axis(moments), fit_three_axis(moments.without_first_token)
+    assert 0.5 < with_first.r.mean() < 0.8
+    assert without.r.mean() == pytest.approx(without.pairs.iid_r, abs=0.01)
+
+
+@pytest.mark.parametrize("constant", [0.0, 7.3])
+def test_constant_scores_have_no_r(constant):
+    q, k = torch.ones(1, 50, 4), torch.full((1, 50, 4), constant)
+    for fit in (three_axis_from_qk(q, k, 0.1), three_axis_from_scores(0.1 * q @ k.mT)):
+        assert fit.r.isnan().all()
+        assert fit.r_within_rows.isnan().all()
+
+
+def test_a_constant_head_does_not_disturb_the_others():
+    scores = torch.randn(3, 30, 30, generator=torch.Generator().manual_seed(8))
+    alone = three_axis_from_scores(scores[1:])
+    scores[0] = 4.0
+    together = three_axis_from_scores(scores)
+    assert together.r[0].isnan()
+    torch.testing.assert_close(together.r[1:], alone.r)
+    torch.testing.assert_close(together.a[0], torch.full((30,), 4.0, dtype=torch.float64))
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
+    fit = three_axis_from_scores(torch.arange(12.0)[:, None].expand(1, 12, 12))
+    assert fit.r.tolist() == pytest.approx([1.0])
+    assert fit.r_within_rows.isnan().all()
+
+
+# Many heads, and bad input
+
+
+def test_pooled_r_is_one_correlation_over_the_entries_of_all_heads():
+    q, k = random_qk(30, heads=3)
+    k[1] *= 4
+    scores = q.double() @ k.double().mT
+    w, (_, fitted) = entries(scores, CausalPairs(30)), reference(scores, CausalPairs(30))
+    centred = [values - values.mean(1, keepdims=True) for values in (w, fitted)]
+    fit = three_axis_from_qk(q, k)
+    assert pooled_r(fit.r, fit.tss) == pytest.approx(np.corrcoef(*(x.ravel() for x in centred))[0, 1], abs=1e-6)
+
+
+def test_pooled_r_leaves_out_heads_of_constant_scores():
+    assert pooled_r(torch.tensor([0.6, math.nan]), torch.tensor([2.0, 0.0])) == pytest.approx(0.6)
+
+
+def test_unknown_gauge_is_refused_with_the_choices():
+    with pytest.raises(InputError, match="flat_keys, flat_queries, flat_distance"):
+        fit_three_axis(pair_moments(*random_qk(5)), gauge="level")
+
+
+@pytest.mark.parametrize("ridge", [-1.0, math.inf, math.nan])
+def test_a_ridge_that_is_none_is_refused(ridge):
+    with pytest.raises(InputError, match="ridge"):
+        fit_three_axis(pair_moments(*random_qk(5)), ridge=ridge)
+
+
+def test_a_set_without_pairs_is_refused():
+    for empty in ({"n_tokens": 1, "first_token": False}, {"n_tokens": 9, "window": 1, "diagonal": False}):
+        with pytest.raises(InputError, match="no \\(query, key\\) pair is left"):
+            CausalPairs(**empty)
+    with pytest.raises(InputError, match="window must be at least 1"):
+        CausalPairs(4, window=0)
+
+
+def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):
+    monkeypatch.setattr(fit_module, "MAX_ITERATIONS", 30)
+    q, k = random_qk(200)
+    with pytest.raises(InputError, match="a window of 2 ties 200 tokens"):
+        three_axis_from_qk(q, k, window=2)
+    assert three_axis_from_qk(q, k).r.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_raised_to_float32(dtype):
+    q, k = (x.to(dtype) for x in random_qk(60))
+    torch.testing.assert_close(three_axis_from_qk(q, k).r, three_axis_from_qk(q.float(), k.float()).r)
+
+
+def test_one_token_cannot_lose_its_first():
+    with pytest.raises(InputError, match="without the first token"):
+        three_axis_from_qk(*random_qk(1), first_token=False)

@@ -1,0 +1,94 @@
+"""The cloze made from a text, and its scores on the bundled model."""
+
+import re
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.position.order.cloze import ClozeItem, cloze_items, encode, encoded_items, measure_cloze, score_choices
+
+EVERYWHERE = {"layers": None, "heads": None}
+HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE, "label": "mini", "progress": False}
+
+
+@pytest.fixture(scope="session")
+def items(mini, alice):
+    return [encode(mini, item) for item in islice(cloze_items(alice, words=20), 2)]
+
+
+@pytest.fixture(scope="session")
+def scored(mini, items):
+    return measure_cloze(mini, items, {"condition": ["tokens", "positions"], "ratio": [0.0, 0.5]}, **HOW)
+
+
+def test_items_are_the_same_every_time(alice):
+    items = list(islice(cloze_items(alice), 5))
+    assert items == list(islice(cloze_items(alice), 5))
+    assert items != list(islice(cloze_items(alice, seed=1), 5))
+    for item in items:
+        assert len(set(item.choices)) == 4
+        assert {*item.choices} <= {re.sub("[^a-z]", "", word.lower()) for word in item.context.split()}
+        assert f"{item.context} " in " ".join(alice.split())
+    assert list(cloze_items("too short a text")) == []
+
+
+def test_as_many_items_as_the_text_has_and_the_context_holds(mini, alice, monkeypatch):
+    assert len(encoded_items(mini, alice, 3)) == 3
+    assert encoded_items(mini, alice, 0) == []
+    assert encoded_items(mini, "too short a text", 3) == []
+    lengths = [len(item.longest) for item in encoded_items(mini, alice, 10)]
+    monkeypatch.setattr(mini.cfg, "n_ctx", sorted(lengths)[4])
+    fitting = encoded_items(mini, alice, 3)
+    assert [len(item.longest) for item in fitting] == [n for n in lengths if n <= mini.cfg.n_ctx][:3]
+
+
+def test_token_ids_are_read_back_as_text(mini, alice):
+    ids = to_prompts(mini, alice, length=256, n_prompts=4)
+    from_ids = encoded_items(mini, torch.stack(ids), 2)
+    assert len(from_ids) == 2
+    text = "\n".join(mini.tokenizer.decode(row, skip_special_tokens=True) for row in ids)
+    assert torch.equal(from_ids[0].context, encoded_items(mini, text, 1)[0].context)
+
+
+def test_the_score_of_a_choice_is_its_loss(mini):
+    item = ClozeItem("Alice was beginning to get very tired of sitting by her", ("sister",), 0)
+    one = encode(mini, item)
+    found = measure_cloze(mini, [one], {"condition": ["tokens"], "ratio": [0.0]}, **HOW)
+    losses = token_losses(mini, one.longest[None])[0, -len(one.choices[0]) :]
+    assert found.cloze_log_likelihood.item() == pytest.approx(-float(losses.mean()), abs=1e-6)
+
+
+def test_the_likeliest_choice_is_taken(mini, items):
+    axes = {"condition": ["tokens"], "ratio": [0.0]}
+    for item in items:
+        sums = []
+        for choice in item.choices:
+            row = torch.cat([item.context, choice])
+            sums.append(-float(token_losses(mini, row[None])[0, -len(choice) :].sum()))
+        found = measure_cloze(mini, [item], axes, **HOW)
+        assert found.cloze_accuracy.item() == float(np.argmax(sums) == item.gold)
+
+
+def test_with_nothing_moved_all_conditions_agree(scored):
+    ordered = scored.cloze_log_likelihood.sel(ratio=0)
+    assert float(ordered[0]) == pytest.approx(float(ordered[1]), abs=1e-4)
+
+
+def test_order_lost_changes_scores_but_never_the_choices(scored):
+    assert abs(scored.cloze_log_likelihood.diff("ratio")).min() > 1e-3
+    assert float(scored.cloze_chance) == 0.25
+
+
+@pytest.mark.parametrize("condition", ["tokens", "jitter", "position_part"])
+def test_a_choice_is_scored_alike_alone_and_among_others(mini, alice, condition):
+    context = to_prompts(mini, alice, length=24, n_prompts=1)[0]
+    choices = [torch.tensor([7]), torch.tensor([8, 9, 10]), torch.tensor([11])]
+    options = {"seed": 0, "window": 4, "reach": "uniform", "where": EVERYWHERE}
+    together = score_choices(mini, context, choices, condition, 0.5, **options)
+    without_the_last = score_choices(mini, context, choices[:2], condition, 0.5, **options)
+    for one, other in zip(together[:2], without_the_last, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

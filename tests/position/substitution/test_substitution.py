@@ -1,0 +1,318 @@
+"""Substituted scores: the reference values of real models, and the search's honesty."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from declared import assert_declared
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.random_like import random_like
+from tl_posgen.position.substitution import Substitution, by_free_split, by_split, substitute, substitution, triangle
+from tl_posgen.position.substitution.optimise_split import FAMILIES, free_splits
+from tl_posgen.position.substitution.substituted_loss import recovered
+from tl_posgen.position.substitution.substitution import two_sets
+from tl_posgen.report.tables import jsonable
+
+QUIET = {"progress": False, "null_seeds": ()}
+CONDITIONS = (
+    *("unchanged", "uniform_attention", "three_axis", "mean_key_0", "mean_key_64", "mean_key_1000", "triangle_8"),
+    *("triangle_256", "own_profile", "query_profile", "position", "content"),
+)
+STORIES = (1.754, 4.193, 4.186, 1.962, 3.268, 4.442, 1.870, 4.203, 2.117, 1.793, 2.570)
+MINI = (3.4464, 4.7218, 4.2407, 3.5687, 4.1845, 4.4452, 3.5230, 4.2772, 3.5773, 3.5660, 4.2145, 4.2576)
+
+
+@pytest.fixture(scope="session")
+def result(mini, alice):
+    options = {"length": 24, "n_prompts": 4, "dummy_distances": (0,), "widths": (4,)}
+    return substitution(mini, alice, **options, search_steps=3, search_prompts=4, progress=False)
+
+
+@pytest.fixture(scope="session")
+def unsearched(mini, alice):
+    return substitution(
+        mini, alice, length=16, n_prompts=2, widths=(4,), search=False, null_seeds=(0, 1), progress=False
+    )
+
+
+def test_stories260k_has_the_reference_losses(stories, tinystories):
+    tokens = torch.tensor(stories.tokenizer(tinystories[:8000]).input_ids[:1024]).view(4, 256)
+    found = substitution(stories, tokens, search=False, **QUIET).dataset
+    for condition, loss in zip(CONDITIONS, STORIES, strict=False):  # content is below
+        assert float(found.loss_mean.sel(condition=condition)) == pytest.approx(loss, abs=0.01), condition
+    assert float(found.loss_mean.sel(condition="content")) > 4.2
+    assert float(found.recovered.sel(condition="triangle_8")) == pytest.approx(0.95, abs=0.005)
+    assert float(found.r.sel(condition="three_axis").mean()) > 0.85  # a good correlation, and yet:
+    assert float(found.recovered.sel(condition="three_axis")) < 0.01
+
+
+def test_the_bundled_model_has_its_reference_losses(mini, alice):
+    found = substitution(mini, alice, length=64, n_prompts=2, search=False, **QUIET)
+    losses = found.dataset.loss_mean.to_series().to_dict()
+    assert losses == pytest.approx(dict(zip(CONDITIONS, MINI, strict=True)), abs=2e-4)
+    # the better correlation recovers less
+    assert found.summary["r_triangle_256"] == pytest.approx(0.9185, abs=2e-4)
+    assert found.summary["r_triangle_8"] == pytest.approx(0.8984, abs=2e-4)
+    assert found.summary["recovered_triangle_256"] < 0.4 < 0.9 < found.summary["recovered_triangle_8"]
+
+
+def test_shares_run_from_uniform_to_unchanged(result):
+    recovered = result.dataset.recovered
+    assert float(recovered.sel(condition="unchanged")) == 1
+    assert float(recovered.sel(condition="uniform_attention")) == 0
+
+
+def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
+    found = substitution(mini, alice, length=16, n_prompts=2, widths=(4,), gamma=0, search=False, **QUIET)
+    assert found.summary["nothing_to_recover"]
+    (sentence,) = found.findings()
+    assert sentence.endswith("(no null measured): there is nothing to recover.")
+    assert np.isnan(recovered(np.ones(2), np.ones(2), np.ones(2), seed=0)).all()
+
+
+def test_the_unchanged_model_has_no_attention_error(result):
+    unchanged = result.dataset.sel(condition="unchanged")
+    np.testing.assert_allclose(unchanged.attention_kl, 0, atol=1e-9)
+    np.testing.assert_allclose(unchanged.r, 1)
+
+
+def test_descent_lowers_the_loss_it_descends_on(result):
+    chosen_on = result.dataset.search_loss_chosen_on
+    assert float(chosen_on.sel(family="distribution")) < float(chosen_on.sel(family="triangle"))
+    assert float(chosen_on.sel(family="free")) < float(chosen_on.sel(family="triangle"))
+
+
+def test_imitation_lowers_the_divergence_of_the_predictions(result):
+    divergence = result.dataset.search_prediction_kl
+    assert float(divergence.sel(family="imitating")) < float(divergence.sel(family="triangle"))
+
+
+def test_no_prompt_is_both_searched_and_reported_on(mini, alice):
+    rows = prompts_of_one_length(mini, alice, 24, 5)
+    reported, others = two_sets(mini, rows, None, 2, 32)
+    assert torch.equal(reported, rows[:2])
+    assert torch.equal(others, rows[2:])
+    everything, none = two_sets(mini, rows, None, None, 32)
+    assert torch.equal(everything, rows)
+    assert none is None  # then one half is kept to report on
+
+
+def test_other_prompts_are_cut_from_the_rest_of_the_text(mini, alice):
+    reported, others = two_sets(mini, alice, 24, 2, 3)
+    rows = prompts_of_one_length(mini, alice, 24, 5)
+    assert torch.equal(torch.cat([reported, others]), rows)
+
+
+def test_a_short_text_is_searched_on_one_half(mini, alice):
+    rows = prompts_of_one_length(mini, alice, 24, 4)
+    found = substitution(mini, rows, search_steps=0, head_costs=False, **QUIET)
+    assert (found.dataset.attrs["held_out_prompts"], found.dataset.attrs["search_prompts"]) == (2, 2)
+
+
+def test_the_free_split_of_a_triangle_is_that_triangles(mini, alice):
+    tokens = prompts_of_one_length(mini, alice, 24, 2)
+    free = token_losses(mini, tokens, substitute(mini, by_free_split(free_splits(mini, 5.0))))
+    fixed = token_losses(mini, tokens, substitute(mini, by_split(triangle(5))))
+    torch.testing.assert_close(free, fixed, atol=1e-5, rtol=1e-5)
+
+
+def test_what_was_searched_is_a_distribution_per_head(result):
+    np.testing.assert_allclose(result.dataset.distribution.sum("distance"), 1)
+
+
+def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice):
+    dose, loss = result.dataset.dose_loss.sel(stand_in="triangle_4"), result.dataset.loss_mean
+    assert float(dose.sel(residual_share=0)) == float(loss.sel(condition="triangle_4"))
+    assert float(dose.sel(residual_share=1)) == float(loss.sel(condition="unchanged"))
+    half = substitute(mini, by_split(triangle(4)), residual=0.5)
+    tokens = prompts_of_one_length(mini, alice, 24, 4)
+    assert float(dose.sel(residual_share=0.5)) == pytest.approx(float(token_losses(mini, tokens, half).mean()))
+
+
+def test_the_interval_holds_the_share(result):
+    data = result.dataset
+    assert (data.recovered_low <= data.recovered).all()
+    assert (data.recovered <= data.recovered_high).all()
+
+
+def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": mini.cfg.d_vocab, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=6, initializer_range=0.3)).save_pretrained(tmp_path)
+    mini.tokenizer.save_pretrained(tmp_path)
+    deep = tl_posgen.load_model(tmp_path)
+    tokens = torch.arange(24).view(2, 12) + 1
+    options = {"gamma": 0.97, "from_layer": 4, "dummy_distances": (1000,), "search": False, "progress": False}
+    found = substitution(deep, tokens, **options)
+    r = found.dataset.r.sel(condition="mean_key_1000")
+    assert r.isel(layer=slice(4)).isnull().all()
+    assert r.isel(layer=slice(4, None)).notnull().all()
+    everything = substitution(deep, tokens, **(options | {"gamma": 1.0}))
+    kl = [float(x.dataset.attention_kl.sel(condition="mean_key_1000").mean()) for x in (found, everything)]
+    assert 0 < kl[0] < kl[1]
+    assert found.null is not None
+
+
+def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
+    chosen = [(1, 0), (1, 3), (2, 2)]
+    options = {"length": 16, "n_prompts": 2, "widths": (4,), "search_prompts": 2, "search_steps": 1, "head_costs": True}
+    data = substitution(mini, alice, heads=chosen, from_layer=1, **options, **QUIET).dataset
+    for values in (data.r.sel(condition="triangle_4"), data.uniform_cost, data.turn.isel(free_family=0, plane=0)):
+        assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
+    d_head = mini.cfg.d_head
+    numbers = dict(zip(FAMILIES, (1, 24, 2 * d_head, 2 * d_head, d_head, d_head), strict=True))
+    expected = [n if family == "triangle" else len(chosen) * n for family, n in numbers.items()]
+    assert data.search_parameters.values.tolist() == expected
+    hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
+    hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])
+    losses = token_losses(mini, prompts_of_one_length(mini, alice, 16, 2), hooks).mean(1)
+    np.testing.assert_allclose(data.loss.sel(condition="triangle_4"), losses, rtol=1e-6)
+    with pytest.raises(InputError, match="from_layer 3 leaves no layer"):
+        substitution(mini, alice, heads=chosen, from_layer=3, **options, **QUIET)
+
+
+def test_the_null_is_the_random_init_of_the_same_seed(unsearched, mini, alice):
+    tokens = prompts_of_one_length(mini, alice, 16, 2)
+    for seed, null in enumerate(unsearched.nulls):
+        expected = token_losses(random_like(mini, seed), tokens).mean(1)
+        np.testing.assert_allclose(null.loss.sel(condition="unchanged"), expected)
+        assert null.attrs["model"] == f"random init (seed {seed})"
+
+
+def test_every_head_has_its_costs(result, mini):
+    assert result.dataset.residual_cost.shape == (mini.cfg.n_layers, mini.cfg.n_heads)
+    assert result.dataset.uniform_cost.notnull().all()
+
+
+def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(unsearched):
+    assert "residual_cost" not in unsearched.dataset
+    asked = [Substitution(search=search).costs_heads for search in (True, False)]
+    assert asked == [True, False]
+    assert not Substitution(head_costs=False).costs_heads
+
+
+def test_every_variable_is_declared(result, unsearched):
+    assert_declared(result)
+    assert_declared(unsearched)
+
+
+def test_every_figure_is_drawn_again_from_the_file(result, unsearched, tmp_path):
+    assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
+    assert unsearched.kinds == ["loss", "dose", "correlation"]
+    loaded = tl_posgen.load(result.save(tmp_path / "r.nc"))["substitution"]
+    assert loaded.dataset.identical(result.dataset)
+    assert loaded.summary == pytest.approx(result.summary, nan_ok=True)
+    for kind in result.kinds:
+        assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
+    with pytest.raises(InputError, match="kind='search'"):
+        unsearched.plot("search")
+
+
+def test_figures_draw_the_data(result):
+    data = result.dataset
+    own, null = result.plot("loss").data
+    assert own.y.tolist() == data.loss_mean.values.tolist()
+    assert list(own.text) == [f"{share:.0%}" for share in data.recovered.values]
+    assert null.y.tolist() == result.null.loss_mean.values.tolist()
+    dose = {trace.name: trace for trace in result.plot("dose").data}
+    np.testing.assert_array_equal(dose["triangle_4<br>mini"].y, data.dose_loss.sel(stand_in="triangle_4"))
+    points = {trace.name: trace for trace in result.plot("correlation").data}
+    assert points["triangle_4"].x[0] == pytest.approx(result.summary["r_triangle_4"])
+    assert points["triangle_4"].y[0] == result.summary["loss_triangle_4"] - result.summary["loss_unchanged"]
+    (bars,) = result.plot("search").data
+    np.testing.assert_array_equal(bars.y, data.search_recovered)
+    splits = result.plot("splits").data
+    np.testing.assert_allclose(splits[0].y, data.distribution.sel(layer=0).mean("head"))
+    assert sum(bool(trace.showlegend) for trace in splits) == data.sizes["layer"]
+
+
+def test_sentences_and_titles_say_the_summary(result):
+    json.dumps(jsonable(result.summary), allow_nan=False)
+    own, text = result.summary, " ".join(result.findings())
+    data = result.dataset
+    assert own["r_three_axis"] == pytest.approx(float(data.r.sel(condition="three_axis").mean()))
+    assert own["recovered_three_axis"] == float(data.recovered.sel(condition="three_axis"))
+    assert own["search_recovered_free"] == float(data.search_recovered.sel(family="free")) == own["split_recovered"]
+    assert f"r = {own['r_three_axis']:.3f}; in their place it recovers {own['recovered_three_axis']:.1%}" in text
+    assert f"({own['best']}) recovers {own['recovered_best']:.1%} of the {own['worth']:.3f} nats" in text
+    assert f"(random init {result.null_summary['worth']:.4f})" in text
+    ends = (own[f"search_recovered_{end}_free"] for end in ("low", "high"))
+    assert f"per head {own['search_recovered_free']:.1%} ({' to '.join(f'{x:.1%}' for x in ends)})" in text
+    assert f"their KL from the unchanged model's is {own['search_prediction_kl_triangle']:.3f} nats" in text
+    assert f"share recovered {own['r_rank']:.2f}, of" in result.plot("correlation").layout.title.text
+
+
+def test_findings_stand_without_a_null_and_with_several(unsearched):
+    measure, own = unsearched.measure, unsearched.summary
+    null = unsearched.null_summary
+    assert f"(random init {null['worth']:.4f} ± {null.spread('worth'):.4f})" in unsearched.findings()[0]
+    assert "(no null measured); position alone" in measure.findings(own, None)[0]
+    assert own["split_recovered"] == own["recovered_query_profile"]
+    assert len(unsearched.findings()) == 2
+
+
+def test_one_prompt_is_enough_without_a_search(mini):
+    found = substitution(mini, torch.arange(16)[None] + 300, widths=(4,), search=False, **QUIET)
+    assert found.dataset.recovered_low.isnull().all()
+    assert found.summary["recovered_triangle_4"] == found.dataset.recovered.sel(condition="triangle_4")
+    assert len(found.findings()) == 2
+
+
+def test_the_table_ends_with_the_searched_splits(result):
+    table = result.table()
+    assert table["condition"].iloc[-1] == "searched: content"
+    assert table.set_index("condition")["loss"]["unchanged"] == float(
+        result.dataset.loss_mean.sel(condition="unchanged")
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gamma": 2},
+        {"gamma": float("nan")},
+        {"from_layer": 9},
+        {"from_layer": -1},
+        {"widths": ()},
+        {"widths": (0,)},
+        {"dummy_distances": (-1,)},
+        {"dummy_distances": (float("inf"),)},
+        {"search_prompts": 0},
+        {"search_steps": -1},
+        {"length": 9999},
+        {"heads": [(0, 9)]},
+    ],
+)
+def test_bad_input_is_refused(mini, alice, wrong):
+    with pytest.raises(InputError):
+        substitution(mini, alice, **{"length": 24, "n_prompts": 2, **wrong}, progress=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gamma": "all"},
+        {"gamma": True},
+        {"from_layer": 1.0},
+        {"widths": 8},
+        {"widths": "8"},
+        {"dummy_distances": ("near",)},
+        {"search": "free"},
+        {"search_steps": None},
+        {"head_costs": "all"},
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_types_are_refused_by_name(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Substitution(**wrong)
+
+
+def test_a_search_needs_two_prompts(mini):
+    with pytest.raises(InputError, match="two"):
+        substitution(mini, torch.arange(24)[None], n_prompts=1, progress=False)

@@ -1,0 +1,49 @@
+"""Sums over planes against the vectors they stand for."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies, rotate
+
+
+def complex_normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.complex128)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rotary=st.sampled_from([0, 2, 4, 8]),
+    pairing=st.sampled_from(["half", "adjacent"]),
+    scaling=st.sampled_from([1.0, 1.3]),
+    distance=st.floats(0, 1e4),
+)
+def test_turning_factors_turn_the_score_of_every_head_layout(rotary, pairing, scaling, distance):
+    rope = Rope(inverse_frequencies(rotary), pairing, scaling) if rotary else Rope()
+    q, k = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(rotary), dtype=torch.float64)
+    product = complex_planes(q, rope) * complex_planes(k, rope).conj()
+    found = (turning_factors(torch.tensor([distance]), rope, 9) * product).sum().real
+    expected = (rotate(q, torch.tensor([distance]), rope) * rotate(k, torch.zeros(1), rope)).sum()
+    torch.testing.assert_close(found, expected)
+
+
+def test_mean_square_from_moments_is_the_mean_square():
+    x, z = complex_normal(3, 50, 4, seed=0), complex_normal(3, 5, 4, seed=1)
+    expected = (z @ x.mT).real.square().mean(-1)
+    torch.testing.assert_close(SecondMoments.of(x).mean_square(z), expected)
+
+
+def test_times_gives_the_moments_of_all_pairs():
+    x, y = complex_normal(7, 4, seed=0), complex_normal(6, 4, seed=1)
+    every = (x[:, None] * y.conj()).flatten(0, 1)
+    found, expected = SecondMoments.of(x).times(SecondMoments.of(y)), SecondMoments.of(every)
+    torch.testing.assert_close(found.plain, expected.plain)
+    torch.testing.assert_close(found.conjugate, expected.conjugate)
+
+
+def test_mean_and_spread_add_up_to_the_whole():
+    x = complex_normal(9, 4, seed=0)
+    mean, spread = SecondMoments.of_mean_and_spread(x)
+    torch.testing.assert_close(mean.plain + spread.plain, SecondMoments.of(x).plain)
+    torch.testing.assert_close(mean.conjugate + spread.conjugate, SecondMoments.of(x).conjugate)

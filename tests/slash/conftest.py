@@ -1,0 +1,52 @@
+"""What the tests of slash measures share, made once a session."""
+
+from functools import cache
+
+import pytest
+
+import tl_posgen
+from tl_posgen.slash import BandAblation, SlashAblation, slash_toy
+
+THIRDS = {"schemes": ["thirds"]}  # half of the conditions
+MEASURES = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
+LONG = {"length": 112, "n_prompts": 2, "progress": False}
+SINGLE = {"length": 80, "n_prompts": 1, "progress": False}
+
+
+@pytest.fixture(scope="session")
+def report(mini, alice):
+    """Every measure on two prompts of 112 tokens, with one random init; cone and planes are in `single`."""
+    measures = ["slash", SlashAblation(**THIRDS), "slash_transfer", BandAblation(**THIRDS)]
+    return tl_posgen.analyze(mini, alice, measures=measures, **LONG)
+
+
+@pytest.fixture(scope="session")
+def single(mini, alice):
+    """Cone and planes on one prompt of 80 tokens, with one random init."""
+    return tl_posgen.analyze(mini, alice, measures=["slash", "slash_planes", "cone"], **SINGLE)
+
+
+@pytest.fixture(scope="session")
+def toy():
+    return slash_toy(steps=4, batch=4, every=2, seeds=(0, 1), n_tokens=12, snapshots=(0, 4), progress=False)
+
+
+@pytest.fixture(scope="session")
+def small(mini, alice):
+    """(null_seeds, heads, layers) -> every measure on one short prompt."""
+
+    @cache
+    def measured(null_seeds=(), heads=None, layers=None):
+        return tl_posgen.analyze(
+            mini,
+            alice,
+            measures=MEASURES,
+            heads=heads,
+            layers=layers,
+            length=24,
+            n_prompts=1,
+            null_seeds=null_seeds,
+            progress=False,
+        )
+
+    return measured

@@ -1,0 +1,243 @@
+"""What every slash measure must do: declare its variables, survive files, nulls, chosen heads and odd prompts."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from declared import assert_declared
+
+import tl_posgen
+from tl_posgen.analysis import Feed
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models import geometry_of, run_capture
+from tl_posgen.registry import requested
+from tl_posgen.report.tables import jsonable
+from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
+
+MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
+PER_HEAD = MEASURES[:-1]
+THIRDS = {"schemes": ["thirds"]}  # half of the conditions
+QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
+PAIRS = ((1, 2), (3, 1))
+TOKENS = torch.arange(24)[None] + 300
+QUIET = {"null_seeds": (), "progress": False}
+
+
+@pytest.fixture(params=[*MEASURES, "slash_toy"])
+def result(request, small, toy):
+    return toy if request.param == "slash_toy" else small((0, 1))[request.param]
+
+
+def test_every_variable_is_declared_with_its_dims_and_described(result):
+    assert_declared(result)
+    described = {str(name) for name, array in result.dataset.data_vars.items() if "long_name" in array.attrs}
+    assert described == set(map(str, result.dataset.data_vars))
+
+
+def test_the_summary_can_be_written_as_json(result):
+    for summary in (result.summary, *(result.null_summary.seeds if result.nulls else ())):
+        assert json.loads(json.dumps(dict(summary))).keys() == summary.keys()
+        json.dumps(jsonable(summary), allow_nan=False)
+
+
+def test_what_comes_back_from_disk_tells_and_draws_the_same(result, tmp_path):
+    loaded = tl_posgen.load(result.save(tmp_path / "result.nc"))[result.name]
+    assert loaded.findings() == result.findings()
+    assert loaded.kinds == result.kinds
+    for kind in result.kinds:
+        assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
+    table, again = (one.table() for one in (result, loaded))
+    assert (table is None and again is None) or table.equals(again)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_findings_are_the_same_without_a_null_but_for_the_null(small, name):
+    alone, beside = small()[name], small((0, 1))[name]
+    assert jsonable(alone.summary) == jsonable(beside.summary)
+    assert alone.null is None
+    said = " ".join(alone.findings())
+    assert "random init" not in said.lower()
+    assert not re.search(r"\bnan\b", said)
+    assert "random init" in " ".join(beside.findings()).lower()
+
+
+@pytest.mark.parametrize("name", ["slash", "slash_transfer", "cone", "loss"])
+def test_two_random_inits_are_told_by_their_mean(small, name):
+    result = small((0, 1))[name]
+    key = {"slash": "n_dominant", "slash_transfer": "strongest_random", "cone": "gain_k", "loss": "loss"}[name]
+    form = {"slash": "g", "slash_transfer": ".3f", "cone": ".2f", "loss": ".3f"}[name]
+    first, second = (one[key] for one in result.null_summary.seeds)
+    mean, spread = (first + second) / 2, abs(first - second) / 2**0.5
+    assert f"random init {mean:{form}} ± {spread:{form}}" in " ".join(result.findings())
+
+
+def per_head(dataset):
+    """Its variables over heads, head by head: (layer, head, ...)."""
+    return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
+
+
+@pytest.mark.parametrize("name", PER_HEAD)
+def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
+    some, whole = small((0,), PAIRS)[name].dataset, small()[name].dataset
+    # what compares a head with all the others depends on which these are
+    relative = {"chance_correlation", "chance_peak"}
+    for variable, values in per_head(some).items():
+        for layer, head in PAIRS:
+            if variable not in relative:
+                own, all_of_it = (one[variable].sel(layer=layer, head=head) for one in (some, whole))
+                np.testing.assert_allclose(own, all_of_it, atol=1e-5)
+        other = values.sel(layer=1, head=1)
+        assert not other.any() if other.dtype == bool else other.isnull().all()
+
+
+@pytest.mark.parametrize("name", PER_HEAD)
+def test_heads_that_were_not_asked_for_are_neither_counted_nor_drawn(small, name):
+    result = small((0,), PAIRS)[name]
+    assert_declared(result)
+    for kind in result.kinds:
+        for trace in result.plot(kind).data:
+            if trace.type == "scatter" and trace.mode == "markers":
+                assert len(trace.y) <= len(PAIRS)
+            if trace.type == "box":
+                assert np.isfinite(np.asarray(trace.y, float)).all()
+    groups = [key for key in ("n_dominant", "n_other") if key in result.summary]
+    if len(groups) == 2:
+        assert sum(result.summary[key] for key in groups) == len(PAIRS)
+    assert not re.search(r"\bnan\b", " ".join(result.findings()))
+
+
+def test_two_heads_are_told_as_two_heads(small):
+    report = small((0,), PAIRS)
+    assert report["slash"].summary["n_heads"] == 2
+    assert " of 2 heads" in report["slash"].findings()[0]
+    assert report["band_ablation"].dataset["slash_heads"].max() <= 2
+    assert report["slash"].heads().shape[0] == 2
+
+
+@pytest.mark.parametrize("name", PER_HEAD)
+def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
+    some, whole = small(layers=(1, 3))[name].dataset, small()[name].dataset
+    assert some["layer"].values.tolist() == [1, 3]
+    for variable in set(per_head(some)) - {"chance_correlation", "chance_peak"}:
+        np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1, 3]), atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 12])
+def test_very_short_prompts_are_measured_told_and_drawn(mini, n):
+    near = {"distances": (0,)}
+    measures = [Slash(**near), SlashPlanes(**near), SlashAblation(**THIRDS), SlashTransfer(**near), Cone(**near)]
+    report = tl_posgen.analyze(
+        mini, TOKENS[:, :n], measures=[*measures, BandAblation(**THIRDS, **near), "loss"], **QUIET
+    )
+    assert report["slash"].dataset.sizes["distance"] == n
+    assert report["loss"].dataset.sizes["position"] == n - 1
+    for result in report.values():
+        assert result.findings()
+        assert all(result.plot(kind).data for kind in result.kinds)
+
+
+def test_prompts_of_several_lengths_count_each_prompt_once(mini):
+    words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen."]
+    whole = tl_posgen.analyze(mini, words, measures=QUICK[:5], **QUIET)
+    parts = [tl_posgen.analyze(mini, one, measures=QUICK[:5], **QUIET) for one in words]
+    for name in ("slash", "slash_planes", "slash_ablation", "cone"):
+        of_all, first, second = (one[name].dataset["score"] for one in (whole, *parts))
+        short = first.isel(distance=slice(first.sizes["distance"] - 1))  # without the first token, one less
+        expected = (short + second) / 2
+        np.testing.assert_allclose(of_all.sel(distance=expected["distance"]), expected, atol=1e-6)
+    assert all(result.findings() for result in whole.values())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "mpt", "smollm3"])
+def test_other_encodings_are_measured_or_refused(family_model, family):
+    model, tokens = family_model(family, "bridge"), torch.arange(2, 22)[None]
+    rotary = family == "smollm3"
+    report = tl_posgen.analyze(model, tokens, measures=QUICK, skip_unsupported=True, **QUIET)
+    assert ("band_ablation" in report) == rotary
+    for result in report.values():
+        assert result.findings()
+        assert all(result.plot(kind).data for kind in result.kinds)
+    if not rotary:
+        with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
+            tl_posgen.analyze(model, tokens, measures="band_ablation", **QUIET)
+
+
+def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
+    model, tokens = family_model("smollm3", "bridge"), torch.arange(2, 22)[None]
+    rotary = [bool(geometry.rope.rotary_dim) for geometry in geometry_of(model)]
+    rotates, plain = rotary.index(True), rotary.index(False)
+    report = tl_posgen.analyze(model, tokens, measures=[QUICK[2], QUICK[5]], layers=[plain], **QUIET)
+    assert report["slash_ablation"].dataset["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
+    assert "No layer measured here has rotary planes" in report["slash_ablation"].findings()[-1]
+    alone = report["band_ablation"].dataset["score_alone"]
+    assert alone.sel(condition="no_rope").isnull().all()
+    assert alone.sel(condition="unchanged").notnull().all()
+    both = tl_posgen.analyze(model, tokens, measures="slash_ablation", **QUIET)["slash_ablation"].dataset["score"]
+    unchanged, still = (both.sel(condition=one) for one in ("unchanged", "no_rope"))
+    np.testing.assert_allclose(still.sel(layer=plain), unchanged.sel(layer=plain), atol=1e-5)
+    assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3
+
+
+def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(mini):
+    names = ["slash", "slash_planes", "slash_ablation", "cone"]
+    expected = tl_posgen.analyze(mini, TOKENS, measures=names, **QUIET)
+    feed = Feed(requested(names))
+
+    def unnamed(layer):
+        layer.tokens = None
+        feed(layer)
+
+    run_capture(mini, TOKENS, unnamed, feed.needs)
+    for name, dataset in feed.datasets(mini, "mini").items():
+        measure = expected[name].measure
+        assert measure.findings(measure.summarise(dataset), None) == expected[name].findings()
+        assert "pattern" not in dataset
+        assert measure.tokens is None or measure.tokens.labels(dataset) == []
+
+
+@pytest.mark.parametrize("name", ["slash_planes", "cone"])
+def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name):
+    with pytest.raises(InputError, match="a prompt of one token"), tl_posgen.attach(mini, [name]):
+        mini(TOKENS[:, :1])
+
+
+WRONG = [
+    (Slash, {"kappa": 0.0}, "kappa = 0"),
+    (Slash, {"kappa_long": 1.5}, "kappa = 1.5"),
+    (SlashPlanes, {"distances": ()}, "give one at least"),
+    (SlashTransfer, {"distances": (-1, 2)}, "give one at least"),
+    (Cone, {"kappa": "0.1"}, "kappa = '0.1': give a number"),
+    (BandAblation, {"distances": 3}, "distances = 3: give a list"),
+    (BandAblation, {"schemes": ["halves"]}, "halves.*'thirds', 'wavelength'"),
+    (SlashAblation, {"schemes": "thirds"}, "give a list"),
+]
+
+
+@pytest.mark.parametrize(("options", "wrong", "message"), WRONG)
+def test_options_that_cannot_be_used_are_refused_as_users_see_it(unchecked, options, wrong, message):
+    with pytest.raises(InputError, match=message):
+        options(**wrong)
+
+
+REFUSED = [
+    (Slash(distances=(24,)), "distance 24: the longest prompt has 24 tokens"),
+    (SlashPlanes(distances=(30, 40)), "distance 30: the longest prompt has 24 tokens"),
+    (SlashTransfer(distances=(0, 23)), "distance 23: without its first token the longest prompt has 23 tokens"),
+    (Cone(distances=(0, 23)), "distance 23: without its first token"),
+    (BandAblation(distances=(0, 23)), "distance 23: without its first token"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
+    monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
+    with pytest.raises(InputError, match=message):
+        tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
+
+
+def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
+    monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
+    with pytest.raises(InputError, match="band_ablation: prompts of 8 to 10 tokens: give length="):
+        tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)

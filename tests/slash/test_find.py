@@ -1,0 +1,72 @@
+"""find_slash_heads: the known previous-token heads, and TransformerLens' own detector."""
+
+import pytest
+from scipy.stats import spearmanr
+from transformer_lens.head_detector import detect_head
+
+import tl_posgen
+from tl_posgen.errors import InputError
+
+
+def test_the_known_previous_token_heads_are_found_with_their_scores(stories, tinystories):
+    found = tl_posgen.find_slash_heads(
+        stories, tinystories, length=512, n_prompts=1, distances=[1], kappa=0.3, progress=False
+    )
+    strongest = found.set_index(["layer", "head"])["score"].head(3)
+    assert set(strongest.index) == {(1, 3), (3, 6), (1, 6)}
+    for head, score in {(1, 3): 0.66, (3, 6): 0.65, (1, 6): 0.52}.items():
+        assert strongest[head] == pytest.approx(score, abs=0.05)
+    assert (found["ratio"] > 10).all()
+
+
+def test_the_previous_token_heads_of_the_bundled_model_are_found_with_their_scores(mini, alice):
+    cut = {"length": 256, "n_prompts": 1, "progress": False}
+    found = tl_posgen.find_slash_heads(mini, alice, distances=[1], kappa=0.3, **cut)
+    strongest = found.set_index(["layer", "head"])["score"]
+    assert set(strongest.index) == {(1, 2), (3, 1)}
+    for head, score in {(1, 2): 0.359, (3, 1): 0.432}.items():
+        assert strongest[head] == pytest.approx(score, abs=0.005)
+    assert (found["ratio"] > 10).all()
+
+
+@pytest.mark.parametrize("of", ["bundled", "stories"])
+def test_heads_rank_as_transformer_lens_ranks_them(request, mini, alice, of):
+    model, text = (
+        (mini, alice)
+        if of == "bundled"
+        else (request.getfixturevalue("stories"), request.getfixturevalue("tinystories"))
+    )
+    passage = text[:800]
+    tokens = model.to_tokens(passage)
+    found = tl_posgen.find_slash_heads(model, tokens, distances=[1], kappa=1e-9, progress=False)
+    ours = found.set_index(["layer", "head"])["score"].sort_index()
+    # "mul" is the share of the whole pattern on the diagonal
+    theirs = detect_head(model, passage, "previous_token_head", error_measure="mul").flatten()
+    assert len(ours) == len(theirs)
+    assert spearmanr(ours, theirs).statistic > 0.99
+
+
+def test_finds_are_sorted_and_reach_kappa(mini, alice):
+    found = tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=2, kappa=0.15, progress=False)
+    assert len(found)
+    assert found["score"].is_monotonic_decreasing
+    assert found["score"].min() >= 0.15
+    assert found["ratio"].min() > 1
+
+
+def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
+    cut = {"length": 48, "n_prompts": 1, "kappa": 0.1, "progress": False}
+    whole = tl_posgen.find_slash_heads(mini, alice, **cut)
+    some = tl_posgen.find_slash_heads(mini, alice, heads=[(1, 2), (3, 1)], **cut)
+    chosen = whole[[pair in ((1, 2), (3, 1)) for pair in zip(whole["layer"], whole["head"], strict=True)]]
+    assert len(some)
+    assert some.reset_index(drop=True).round(6).equals(chosen.reset_index(drop=True).round(6))
+    again = tl_posgen.find_slash_heads(mini, alice, heads=some, **cut)
+    assert again.equals(some)
+
+
+@pytest.mark.parametrize("wrong", [{"kappa": 0.0}, {"distances": [48]}, {"distances": []}])
+def test_impossible_searches_are_refused_before_anything_runs(mini, alice, monkeypatch, wrong):
+    monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
+    with pytest.raises(InputError):
+        tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=1, **wrong)

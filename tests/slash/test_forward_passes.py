@@ -1,0 +1,79 @@
+"""What `tl-posgen slash` costs: every prompt goes through each model once, and every random init is built once.
+
+Of the old command, on two prompts: the model saw the text three times before any condition (and the first prompt once
+more, for its examples), then under 23 conditions, the first of which changed nothing; the random init was built four
+times. That is 10 passes of a prompt and 23 of the batch in the model, 8 and 23 in the four random inits.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen import null
+from tl_posgen.models import geometry_of
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.slash import BandAblation, Cone, Slash, SlashPlanes, SlashTransfer
+from tl_posgen.slash.slash_ablation import conditions
+from tl_posgen.slash.slash_transfer import random_prompts
+
+CUT = {"length": 8, "n_prompts": 2}
+
+
+@pytest.fixture
+def passes():
+    """(model's number, the prompt) -> how often it went through."""
+    return Counter()
+
+
+@pytest.fixture
+def watch(passes):
+    """Counts the prompts of a model from now on."""
+    handles = []
+
+    def start(model, number):
+        def see(_module, args):
+            passes.update((number, tuple(row.tolist())) for row in args[0])
+
+        handles.append(model.embed.register_forward_pre_hook(see))
+
+    yield start
+    for handle in handles:
+        handle.remove()
+
+
+def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(mini, alice, monkeypatch, passes, watch):
+    built, random_like = [], null.random_like
+    geometry_of(mini)  # the proof's pass is not counted
+
+    def count(model, seed):
+        made = random_like(model, seed)
+        geometry_of(made)
+        built.append(seed)
+        watch(made, seed)
+        return made
+
+    monkeypatch.setattr(null, "random_like", count)
+    watch(mini, "own")
+    options = (Slash(), SlashPlanes(), Cone(), SlashTransfer(), BandAblation())
+    report = tl_posgen.analyze(mini, alice, measures=options, null_seeds=(5,), progress=False, **CUT)
+    assert set(report) >= {"slash", "slash_planes", "cone", "slash_transfer", "band_ablation"}
+    assert built == [5]
+    text = to_prompts(mini, alice, **CUT)
+    drawn = random_prompts(text, mini.cfg.d_vocab, seed=0)
+    n_conditions = len(conditions(("thirds", "wavelength"), 8)) - 1
+    expected = {}
+    for model in ("own", 5):
+        expected |= {(model, tuple(prompt.tolist())): 1 + n_conditions for prompt in text}
+        expected |= {(model, tuple(prompt.tolist())): 1 for prompt in drawn}
+    assert passes == expected
+    assert n_conditions == 22
+
+
+def test_the_pass_for_the_loss_is_the_one_that_measures(mini, passes, watch):
+    tokens = torch.arange(12)[None] + 300
+    geometry_of(mini)
+    watch(mini, "own")
+    tl_posgen.analyze(mini, tokens, measures=["slash", "loss", "cone"], null_seeds=(), progress=False)
+    assert list(passes.values()) == [1]

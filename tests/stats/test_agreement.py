@@ -1,0 +1,52 @@
+"""Correlations against scipy, set overlap against Python sets."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tl_posgen.stats.agreement import agreement, jaccard, pearson, ranks, spearman
+
+# few distinct values, so that ties are common
+values = st.lists(st.integers(-4, 4), min_size=3, max_size=20)
+
+
+@settings(deadline=None, max_examples=50)
+@given(values, st.integers(0, 99))
+def test_spearman_with_ties_is_scipys(x, seed):
+    x = torch.tensor(x, dtype=torch.float64)
+    y = torch.randint(0, 5, x.shape, generator=torch.Generator().manual_seed(seed)).double()
+    if x.unique().numel() == 1 or y.unique().numel() == 1:
+        assert spearman(x, y).isnan()
+    else:
+        assert spearman(x, y).item() == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+
+
+def test_pearson_is_scipys_for_every_leading_axis():
+    x, y = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0))
+    expected = [stats.pearsonr(a, b).statistic for a, b in zip(x.double(), y.double(), strict=True)]
+    assert pearson(x, y).tolist() == pytest.approx(expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(values)
+def test_ranks_are_scipys_average_ranks(x):
+    assert ranks(torch.tensor(x, dtype=torch.float64)).tolist() == stats.rankdata(x).tolist()
+
+
+def test_correlation_with_a_constant_is_nan_not_zero():
+    assert pearson(torch.full((5,), 0.1), torch.arange(5.0)).isnan()
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+def test_jaccard_is_shared_over_united(a, b):
+    masks = [torch.tensor([i in s for i in range(10)]) for s in (a, b)]
+    found = jaccard(*masks).item()
+    assert found == pytest.approx(len(a & b) / len(a | b), nan_ok=True) if a | b else found != found
+
+
+def test_agreement_takes_the_sets_at_kappa():
+    found = agreement(torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([0.1, 0.0, 0.3, 0.3]), kappa=0.1)
+    assert (found.n_first.item(), found.n_second.item(), found.jaccard.item()) == (3, 3, 0.5)

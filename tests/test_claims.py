@@ -1,0 +1,147 @@
+"""Every claim is judged from real results of the mini model, and says its numbers and its null's."""
+
+import math
+import re
+
+import pytest
+
+import tl_posgen
+from tl_posgen.claim import judged, threshold
+from tl_posgen.claims import CUT as OF_A_RUN
+from tl_posgen.claims import PAPERS, judge_claims, parts_directory, request_of
+from tl_posgen.errors import InputError
+from tl_posgen.models.provenance import fingerprint
+
+CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
+CUT = {"length": 48, "n_prompts": 2, "progress": False}
+QUICK = {
+    "substitution": {"search": False, "head_costs": False},
+    "dummy_distance": {"distances": (0, 64), "limits": (8,)},
+    "any_distance": {"n_distances": 16},
+    "perturbation": {
+        "n_draws": 1,
+        "n_cloze": 0,
+        "ratios": (0.05, 0.2),
+        "conditions": ("words", "positions", "position_part"),
+        "reaches": ("uniform",),
+    },
+    "length_extrapolation": {"inside": 32, "times": 2},
+    "band_ablation": {"schemes": ("thirds",)},
+}
+
+
+@pytest.fixture(scope="session")
+def results(mini, alice):
+    names = {name for claim in CLAIMS for name in claim.needs if name != "emergence"} - {"length_extrapolation"}
+    requests = [request_of(name, QUICK.get(name, {})) for name in sorted(names)]
+    beyond = request_of("length_extrapolation", QUICK["length_extrapolation"])
+    return {
+        **tl_posgen.analyze(mini, alice, measures=requests, **CUT),
+        **tl_posgen.analyze(mini, alice, measures=beyond, n_prompts=2, progress=False),
+    }
+
+
+@pytest.fixture(scope="session")
+def table(results):
+    return judged(CLAIMS, results, "mini", {}).frame().set_index("claim")
+
+
+def test_every_claim_that_needs_no_checkpoints_has_a_row(table):
+    without = {claim.name for claim in CLAIMS if "emergence" not in claim.needs}
+    assert set(table.index) == without
+
+
+def test_names_are_unique():
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_each_row_has_numbers_a_null_and_a_criterion(table):
+    assert set(table["verdict"]) <= {"held", "partly", "not held", "open"}
+    for column in ("measured", "null"):
+        assert table[column].str.contains(r"\d").all()
+    assert (table["measured"] != table["null"]).all()
+    assert table["criterion"].str.len().min() > 5
+
+
+def test_the_mini_model_is_not_additive_enough_for_the_first_claim(table, results):
+    r = float(results["three_axis"].dataset["r_without_first_token"].mean())
+    assert f"{r:.3f}" in table.loc["position 1", "measured"]
+    assert table.loc["position 1", "verdict"] == threshold(r, 0.95, 0.75)
+
+
+def test_a_claim_without_its_results_is_left_out(results):
+    found = judged(CLAIMS, {name: results[name] for name in ("cone",)}, "mini", {}).frame()
+    assert found["claim"].tolist() == ["slash 2", "slash 3"]
+
+
+def test_thresholds_are_reached_at_their_value():
+    assert [threshold(value, 0.9, 0.5) for value in (0.9, 0.89, 0.5, 0.49)] == ["held", "partly", "partly", "not held"]
+    assert threshold(math.nan, 0.9, 0.5) == "open"
+
+
+def test_the_table_is_saved_read_and_drawn(results, tmp_path):
+    result = judged(CLAIMS, results, "mini", {})
+    read = tl_posgen.load(result.save(tmp_path / "claims.nc"))["claims"]
+    assert read.frame().equals(result.frame())
+    rows = read.plot().data[0].cells.values
+    assert list(rows[2]) == result.frame()["verdict"].tolist()
+
+
+def test_parts_of_other_weights_or_settings_are_never_taken_up(mini, tmp_path):
+    other = tl_posgen.random_like(mini, seed=1)
+    digests = {fingerprint(one) for one in (mini, other)}
+    assert len(digests) == 2
+    assert len({parts_directory(tmp_path, {"weights": digest, "length": 8}) for digest in digests}) == 2
+    assert parts_directory(tmp_path, {"a": 1}) == parts_directory(tmp_path, {"a": 1})
+    assert parts_directory(tmp_path, {"a": 1}) != parts_directory(tmp_path, {"a": 2})
+
+
+def test_every_number_of_a_judgement_is_one_of_a_summary(table, results):
+    """Claims format what measures have summarised; they compute nothing of their own."""
+    for claim in CLAIMS:
+        if claim.name not in table.index:
+            continue
+        known = [one for name in claim.needs for one in numbers_of(results[name].summary)]
+        measured = re.sub(r"\d+e-\d+", "", table.loc[claim.name, "measured"])
+        for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", measured):
+            value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)
+            digits = len(word.rstrip("%").partition(".")[2]) + (2 if word.endswith("%") else 0)
+            assert any(abs(one - value) <= 0.5001 * 10**-digits for one in known), (claim.name, word)
+
+
+def numbers_of(summary):
+    listed = [value for value in summary.values() if isinstance(value, list)]
+    values = [*summary.values(), *(one for values in listed for one in values)]
+    return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def test_options_that_claims_ask_for_are_those_of_their_measures():
+    for claim in CLAIMS:
+        assert set(claim.options) <= set(claim.needs)
+        for name, options in claim.options.items():
+            if name == "emergence":
+                continue  # takes measures, not options
+            request_of(name, options)
+            assert all(isinstance(options[key], int | None) for key in OF_A_RUN if key in options)
+
+
+def test_a_run_goes_on_from_its_parts(mini, alice, tmp_path, monkeypatch):
+    run = {"papers": ["slash"], "length": 24, "n_prompts": 2, "keep": tmp_path, "progress": False}
+    first = judge_claims(mini, alice, **run)
+    monkeypatch.setattr("tl_posgen.claims.analyze", lambda *_, **__: pytest.fail("a finished part was measured again"))
+    second = judge_claims(mini, alice, **run)
+    assert second["claims"].frame().equals(first["claims"].frame())
+    assert len(first["claims"].frame()) == 4
+
+
+def test_without_a_null_the_claims_say_so(mini, alice, tmp_path):
+    run = {"papers": ["slash"], "length": 24, "n_prompts": 2, "keep": tmp_path, "progress": False}
+    found = judge_claims(mini, alice, null_seeds=(), **run)
+    assert set(found["claims"].frame()["null"]) == {"no null measured"}
+    assert all(not result.nulls for result in found.values())
+
+
+@pytest.mark.parametrize(("wrong", "said"), [({"papers": ["tea"]}, "tea"), ({"papers": "slash"}, "give a list")])
+def test_papers_that_nobody_wrote_are_refused(mini, alice, tmp_path, wrong, said):
+    with pytest.raises(InputError, match=said):
+        judge_claims(mini, alice, keep=tmp_path, **wrong)

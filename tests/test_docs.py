@@ -1,0 +1,235 @@
+"""README and docs say what is there: numbers from docs/numbers.json, commands, options, imports, links and pictures."""
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+import typer.main
+
+from tl_posgen import registry
+from tl_posgen.cli.commands import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "source"))
+import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+TEMPLATES = sorted((DOCS / "source").glob("*.md.j2"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def of_page(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for of, text in BLOCK.findall(path.read_text(encoding="utf-8")) if of == language]
+
+
+def lines_of(command: str) -> list[tuple[str, str]]:
+    """(page, line) of every command line in a code block that begins with this word; comments left out."""
+    found = []
+    for path in PAGES:
+        for text in blocks(path, ""):
+            lines = [line.split(" #")[0].strip() for line in text.splitlines()]
+            found += [(of_page(path), line) for line in lines if line.split()[:1] == [command]]
+    return found
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_the_page_is_what_its_template_and_the_numbers_give(template):
+    rendered = {path.name: text for path, text in pages.rendered()}
+    name = template.name.removesuffix(".j2")
+    committed = (ROOT if name == "README.md" else DOCS) / name
+    assert committed.read_text(encoding="utf-8") == rendered[name], "run make pages"
+
+
+def test_a_number_that_is_not_there_is_an_error_with_its_name():
+    with pytest.raises(jinja2.UndefinedError, match="'gone'"):
+        pages.environment().from_string('{{ result("demo results", "three_axis").gone }}').render()
+
+
+def test_every_part_that_is_measured_has_its_numbers():
+    from measuring import PARTS  # pyright: ignore[reportMissingImports]
+
+    assert list(pages.measured()) == list(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "digits", "expected"),
+    [
+        ("p", 0.777, 2, ".78"),
+        ("p", -0.234, 2, "−.23"),
+        ("p", -0.0001, 2, ".00"),
+        ("p", 1.54, 2, "1.54"),
+        ("p", None, 2, "–"),
+        ("pc", 0.5314, 0, "53 %"),
+        ("dec", 0.777, 2, "0.78"),
+        ("signed", 0.38, 2, "+.38"),
+        ("signed", -0.01, 2, "−.01"),
+    ],
+)
+def test_numbers_are_written_in_one_way(form, value, digits, expected):
+    assert pages.environment().filters[form](value, digits) == expected
+
+
+# Commands and options
+
+
+@pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
+def test_the_command_and_its_options_exist(page, line):
+    group = typer.main.get_command(app)
+    name, *arguments = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
+    assert name in group.commands, f"{page}: tl-posgen has no command {name}"
+    command = group.commands[name]
+    context = command.context_class(command, info_name=name, resilient_parsing=True)
+    command.make_parser(context).parse_args(arguments)
+
+
+def test_every_option_in_the_text_exists():
+    known = {
+        option
+        for command in typer.main.get_command(app).commands.values()
+        for one in command.params
+        for option in one.opts
+    }
+    known |= {"--measure", "--model", "--pages", "--pictures", "--books"}  # of scripts
+    for path in PAGES:
+        prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):
+            assert option in known, f"{of_page(path)}: no command has {option}"
+
+
+def test_every_command_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in typer.main.get_command(app).commands:
+        assert f"tl-posgen {name}" in readme or f"`{name}`" in readme, name
+
+
+@pytest.mark.parametrize(("page", "line"), lines_of("make"))
+def test_the_make_target_exists(page, line):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert line.split()[1] in targets
+
+
+def test_the_regenerating_script_has_the_options_that_stand_in_the_docs():
+    script = [sys.executable, str(DOCS / "regenerate.py"), "--help"]
+    told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    said = " ".join(
+        line for path in PAGES for line in re.findall(r"regenerate\.py [^`\n]*", path.read_text(encoding="utf-8"))
+    )
+    options = set(re.findall(r"--\w+", said))
+    assert options
+    assert options <= set(re.findall(r"--\w+", told))
+
+
+# Code
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch, mini, alice):
+    """What the blocks expect to be there, in a directory of its own; run(block) runs it with small lengths."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text(alice[:20000], encoding="utf-8")
+    names = {"model": mini, "text": alice[:20000], "tokens": torch.arange(3, 35)[None], "my_hooks": []}
+
+    def run(block: str) -> None:
+        block = re.sub(r'(length"?[=:] ?)\d+', r"\g<1>32", block)
+        block = re.sub(r'(n_prompts"?[=:] ?)\d+', r"\g<1>2", block).replace("null_seeds=(0, 1, 2)", "null_seeds=(0, 1)")
+        block = block.replace('load_model("mini")', "model")  # the one that is loaded already
+        block = block.replace("= tl_posgen.model", "= model")
+        block = re.sub(r"^lm_eval\.simple_evaluate.*$", "", block, flags=re.MULTILINE)  # its task needs the network
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(block, names)
+
+    return run
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=of_page)
+def test_the_python_blocks_run(path, small):
+    for block in blocks(path, "python"):
+        if "lm_eval" in block:
+            pytest.importorskip("lm_eval")
+        small(block)
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        try:
+            for part in parts[cut:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of_page)
+def test_every_name_of_ours_exists(path):
+    text = path.read_text(encoding="utf-8")
+    names = {name for name in re.findall(r"\btl_posgen(?:\.[A-Za-z_]\w*)+", text) if not name.endswith(".measures")}
+    assert [name for name in sorted(names) if not resolves(name)] == []
+
+
+def test_every_file_of_the_package_that_is_named_exists():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) | set(re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE))
+    places = [ROOT / "tl_posgen", ROOT / "tl_posgen" / "models", ROOT / "tl_posgen" / "position" / "decomposition"]
+    assert named
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_measure_stands_in_the_docs():
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert [name for name in registry.BUILT_IN if f"`{name}`" not in text] == []
+
+
+# Links and words
+
+
+def anchors(text: str) -> set[str]:
+    """The ids of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of_page)
+def test_every_link_and_picture_exists(path):
+    text = BLOCK.sub("", path.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.is_file(), f"{of_page(path)}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{of_page(path)}: {link}"
+
+
+def test_every_page_is_in_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [path.name for path in DOCS.glob("*.md") if path.name not in navigation] == []
+
+
+def test_every_picture_is_shown():
+    shown = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert [path.name for path in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")) if path.name not in shown] == []

@@ -1,0 +1,86 @@
+"""A measure of another distribution: found by name, used everywhere, and free to be called like a module of ours."""
+
+import json
+import re
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen import registry
+from tl_posgen.cli import main
+from tl_posgen.errors import InputError
+
+INSTALLED = "figures" in {point.name for point in entry_points(group=registry.GROUP)}
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="tests/plugin is not installed; make test installs it")
+CUT = {"length": 24, "n_prompts": 2, "progress": False}
+
+
+def expected(model, tokens):
+    """|E k|^2 / E |k|^2 from TransformerLens' own hook, mean over prompts."""
+    shares = []
+    for prompt in tokens:
+        _, cache = model.run_with_cache(prompt[None])
+        keys = torch.stack([cache[f"blocks.{layer}.attn.hook_k"][0] for layer in range(model.cfg.n_layers)]).double()
+        shares.append(keys.mean(1).square().sum(-1) / keys.square().sum(-1).mean(1))
+    share = torch.stack(shares).mean(0)
+    return share.repeat_interleave(model.cfg.n_heads // share.shape[1], dim=1)
+
+
+def test_analyze_takes_it_by_name_beside_ours(mini, alice):
+    report = tl_posgen.analyze(mini, alice, measures=["figures", "slash"], **CUT)
+    tokens = torch.stack(tl_posgen.models.tokens.to_prompts(mini, alice, length=24, n_prompts=2))
+    share = torch.from_numpy(report["figures"].dataset["share"].values)
+    torch.testing.assert_close(share, expected(mini, tokens), rtol=1e-5, atol=1e-7)
+    assert "mean_key_share" in report.frame().columns
+    assert report["figures"].dataset["share"].attrs["long_name"] == "mean key share"
+
+
+def test_its_sentence_has_its_number_and_its_null(mini, alice):
+    result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
+    sentence, caveat = result.findings()
+    own, null = re.findall(r"\d+%", sentence)
+    assert own == f"{float(result.dataset['share'].mean()):.0%}"
+    assert null == f"{float(result.null['share'].mean()):.0%}"
+    assert caveat.endswith("keys are taken before they rotate.")
+
+
+def test_attach_takes_it_and_its_options(mini):
+    tokens = torch.arange(20)[None]
+    with tl_posgen.attach(mini, [registry.find("figures").options(first=3)]) as run:
+        mini(tokens)
+    _, cache = mini.run_with_cache(tokens)
+    keys = cache["blocks.0.attn.hook_k"][0, 3:, 0].double()
+    share = keys.mean(0).square().sum() / keys.square().sum(-1).mean()
+    assert float(run.report()["figures"].dataset["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
+
+
+def test_the_command_line_takes_it_and_its_page_shows_its_picture(monkeypatch, capsys, tmp_path, alice):
+    text = tmp_path / "text.txt"
+    text.write_text(alice[:4000])
+    options = ["--measures", "figures", "--text", str(text), "--length", "24", "--prompts", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["tl-posgen", "analyze", *options])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    share = json.loads((tmp_path / "summary.json").read_text())["measures"]["figures"]["summary"]["share"]
+    assert f"Mean keys hold {share:.0%}" in " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "index.html").read_text()
+    assert f"Mean key share {share:.2f}" in page
+    assert "<h3>layer 0</h3>" in page
+
+
+def test_saved_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
+    result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
+    again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
+    assert again.plot().data[0].x.tolist() == pytest.approx(result.dataset["share"].mean("head").values.tolist())
+    assert again.show(1) is not None
+
+
+def test_a_wrong_option_is_refused_in_its_own_words(mini, alice):
+    with pytest.raises(InputError, match="first = -1"):
+        registry.find("figures")(mini, alice, first=-1, **CUT)
+    with pytest.raises(InputError, match="figures has no option 'last'; it has first"):
+        registry.find("figures")(mini, alice, last=1, **CUT)

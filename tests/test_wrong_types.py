@@ -1,0 +1,82 @@
+"""What users get for arguments of a wrong type: one clear error, with the type checker of the tests switched off."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen import PosgenError, registry
+from tl_posgen.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+TEXT = "Down, down, down. Would the fall never come to an end? I wonder how many miles I have fallen by this time."
+CUT = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False}
+
+ANALYZE = {
+    "a model that is a number": ({"model": 5}, "int is not a model"),
+    "a model that is nothing": ({"model": None}, "NoneType is not a model"),
+    "a bare module": ({"model": torch.nn.Linear(2, 2)}, "Linear"),
+    "prompts that are a number": ({"prompts": 5}, "prompts"),
+    "prompts that are nothing": ({"prompts": None}, "prompts"),
+    "prompts that are a dictionary": ({"prompts": {"text": TEXT}}, "prompts"),
+    "prompts that are a path": ({"prompts": Path("alice.txt")}, "prompts"),
+    "prompts of fractions": ({"prompts": [[0.5, 1.5]]}, "integers"),
+    "a length in words": ({"length": "16"}, "length"),
+    "a fractional length": ({"length": 16.5}, "length"),
+    "a length that is true": ({"length": True}, "length"),
+    "a number of prompts in words": ({"n_prompts": "one"}, "n_prompts"),
+    "one layer that is no list": ({"layers": 0}, "layer"),
+    "layers in words": ({"layers": "0"}, "layer"),
+    "a fractional layer": ({"layers": [0.5]}, "layer"),
+    "heads in words": ({"heads": "all"}, "head"),
+    "a triple for a head": ({"heads": [(0, 1, 2)]}, "head"),
+    "null seeds that are a number": ({"null_seeds": 0}, "null_seeds"),
+    "null seeds in words": ({"null_seeds": "0"}, "null_seeds"),
+    "null seeds that are fractions": ({"null_seeds": (0.5,)}, "null_seeds"),
+    "a null seed twice": ({"null_seeds": (1, 1)}, "null_seeds"),
+    "a seed in words": ({"seed": "x"}, "seed"),
+    "measures that are a number": ({"measures": 5}, "5"),
+    "measures that are numbers": ({"measures": [5]}, "5"),
+    "a class of options": ({"measures": [tl_posgen.Options]}, "Options"),
+}
+
+
+@pytest.mark.parametrize("case", ANALYZE)
+def test_analyze_names_what_is_wrong(mini, case):
+    arguments, said = ANALYZE[case]
+    whole = {"model": mini, "prompts": TEXT, "measures": "three_axis", **CUT} | arguments
+    with pytest.raises(InputError, match=said) as refusal:
+        tl_posgen.analyze(whole.pop("model"), whole.pop("prompts"), **whole)
+    assert "\n" not in str(refusal.value)
+
+
+OTHERS = {
+    "load": (lambda: tl_posgen.load(5), "5"),
+    "load_model": (lambda: tl_posgen.load_model(5), "5"),
+    "random_like": (lambda: tl_posgen.random_like(tl_posgen.load_model("mini"), seed="x"), "seed"),
+    "judge_claims, prompts": (lambda: tl_posgen.judge_claims("mini", [TEXT]), "prompts"),
+    "judge_claims, papers": (lambda: tl_posgen.judge_claims("mini", TEXT, papers="slash"), "papers"),
+    "find_slash_heads, kappa": (lambda: tl_posgen.find_slash_heads("mini", TEXT, kappa="x"), "kappa"),
+    "find_slash_heads, distances": (lambda: tl_posgen.find_slash_heads("mini", TEXT, distances=["x"]), "distances"),
+    "an option": (lambda: registry.find("slash")("mini", TEXT, kapa=1), "kapa"),
+    "analyze_cache": (lambda: tl_posgen.analyze_cache(tl_posgen.load_model("mini"), 5), "cache"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_the_other_ways_in_name_it_too(case):
+    call, said = OTHERS[case]
+    with pytest.raises(PosgenError, match=said):
+        call()
+
+
+def options_of(name):
+    measure = registry.find(name)
+    return [] if measure.options is None else [(name, field) for field in measure.options.__dataclass_fields__]
+
+
+@pytest.mark.parametrize(("name", "option"), [pair for name in registry.names() for pair in options_of(name)])
+def test_every_option_of_every_measure_refuses_a_wrong_type_before_any_work(name, option):
+    with pytest.raises(InputError, match=option):
+        registry.find(name).make_options(**{option: object()})

@@ -1,1 +1,0 @@
-"""One pass over a layer's q and k per prompt; any number of analyzers share it."""

@@ -1,0 +1,177 @@
+"""All claims of all papers on one model; finished parts are kept, so an interrupted run goes on."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from tl_posgen import registry
+from tl_posgen.analysis import analyze
+from tl_posgen.claim import Claim, judged
+from tl_posgen.coupling.claims import CLAIMS as COUPLING
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.measure import Measure, Request
+from tl_posgen.models import open_model
+from tl_posgen.models.load import without_context_limit
+from tl_posgen.models.provenance import fingerprint, model_label
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.null import RandomInits
+from tl_posgen.position.claims import CLAIMS as POSITION
+from tl_posgen.result import Report, Result, load, prepare_directory, save_results
+from tl_posgen.slash.claims import CLAIMS as SLASH
+from tl_posgen.sweep.emergence import emergence
+
+PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
+WITH_CHECKPOINTS = "emergence"
+BEYOND = "length_extrapolation"  # prompts longer than the training context
+CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the measure
+
+
+def judge_claims(
+    model: Any,
+    prompts: str,
+    *,
+    papers: Sequence[str] = tuple(PAPERS),
+    checkpoints: Sequence[str | Path] = (),
+    length: int = 256,
+    n_prompts: int = 4,
+    seed: int = 0,
+    null_seeds: Sequence[int] = (0,),
+    keep: str | Path = "claims",
+    progress: bool = True,
+) -> Report:
+    """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
+
+    Args:
+        model: a model, or a name or directory for `load_model`.
+        prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
+        papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
+        checkpoints: directories of the same model in training, in order; without them nothing is said of emergence.
+        length, n_prompts, seed, null_seeds: as in `analyze`.
+        keep: directory for finished parts. A later run with the same weights, text and settings takes them up.
+
+    Returns:
+        A Report. Verdicts follow criteria of ours, which stand in the table beside them.
+
+    Raises:
+        InputError: an unknown paper, something else than one text, or a text too short.
+
+    Source: the claims are the papers'; how each is measured and judged is ours.
+
+    Example:
+        >>> import tempfile
+        >>> from tl_posgen.models.tokens import bundled_text
+        >>> short = {"papers": ["coupling"], "length": 16, "n_prompts": 2, "progress": False}
+        >>> with tempfile.TemporaryDirectory() as keep:
+        ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
+        >>> report["claims"].frame()["claim"].tolist()
+        ['coupling 1', 'coupling 2', 'coupling 3']
+    """
+    if isinstance(papers, str) or not papers or not all(paper in PAPERS for paper in papers):
+        raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
+    if not isinstance(prompts, str):
+        raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
+    model = open_model(model)
+    claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
+    settings = cut | {
+        "weights": fingerprint(model),
+        "text": hashlib.sha256(prompts.encode()).hexdigest(),
+        "null_seeds": list(null_seeds),
+        "backend": wrap(model).origin.backend,
+        "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch")},
+        "checkpoints": [str(checkpoint) for checkpoint in checkpoints],
+    }
+    kept = Kept(parts_directory(keep, settings))
+    run = cut | {"null_seeds": RandomInits(model, null_seeds), "progress": progress}
+    results = measure_all(model, prompts, claims, run, kept)
+    if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
+        tokenizer = wrap(model).origin.directory
+        options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
+        asked = {name for own in options for name in own.get("measures", ())}
+        over = cut | {"null_seeds": (), "progress": progress, "tokenizer": tokenizer, "measures": sorted(asked)}
+        results |= kept(WITH_CHECKPOINTS, lambda: {"emergence": emergence(checkpoints, prompts, **over)})
+    provenance = next(iter(results.values())).provenance
+    return Report({"claims": judged(claims, results, model_label(model), provenance), **results}, provenance)
+
+
+def measure_all(
+    model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any], kept: "Kept"
+) -> dict[str, Result]:
+    """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest."""
+    asked: dict[str, dict[str, Any]] = {}
+    for claim in claims:
+        for name in claim.needs:
+            asked.setdefault(name, {}).update(claim.options.get(name, {}))
+    asked.pop(WITH_CHECKPOINTS, None)
+    requests = registry.requested([request_of(name, own) for name, own in asked.items()])
+    shared = [request for request in requests if request.measure.procedure is None]
+    shared = [request for request in shared if supported(request.measure, model)]
+    results: dict[str, Result] = {}
+    if shared:
+        results |= kept(part_name(shared), lambda: analyze(model, text, measures=shared, **run))
+    rest = [request for request in requests if request.measure.procedure is not None]
+    for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
+        if not set(request.measure.after) <= set(results) or not supported(request.measure, model):
+            continue
+        own = {key: value for key, value in asked[request.name].items() if key in CUT}
+        after = {name: results[name] for name in request.measure.after}
+        try:
+            subject = without_context_limit(model) if request.name == BEYOND else model
+            make = partial(alone, subject, text, request, after=after, **{**run, **own})
+            results |= kept(request.name, make)
+        except ModelError as reason:
+            tqdm.write(f"{request.name} is left out: {reason}")
+    return results
+
+
+def alone(model: Any, text: str, request: Request, **options: Any) -> dict[str, Result]:
+    """One measure's result, without those that it was given."""
+    return {request.name: analyze(model, text, measures=[request], **options)[request.name]}
+
+
+def request_of(name: str, options: Mapping[str, Any]) -> Request:
+    """A measure with the options that its claims ask for."""
+    measure = registry.find(name)
+    assert measure is not None
+    return Request(measure, measure.make_options(**{key: value for key, value in options.items() if key not in CUT}))
+
+
+def supported(measure: Measure, model: Any) -> bool:
+    try:
+        measure.requires(model)
+    except UnsupportedModelError as reason:
+        tqdm.write(f"{measure.name} is left out: {reason}")
+        return False
+    return True
+
+
+def part_name(requests: Sequence[Request]) -> str:
+    """The one pass's part: other measures, or other options, are another part."""
+    asked = json.dumps({request.name: request.as_dict() for request in requests}, sort_keys=True)
+    return f"one-pass-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+class Kept:
+    """Parts that are written when they are done, and read if they were."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def __call__(self, name: str, make: Any) -> dict[str, Result]:
+        path = self.directory / f"{name.replace(' ', '_')}.nc"
+        if not path.is_file():
+            results = dict(make())
+            save_results(results, path, next(iter(results.values())).provenance)
+        return dict(load(path))
+
+
+def parts_directory(keep: str | Path, settings: Mapping[str, Any]) -> Path:
+    """A directory of these settings' own, so that parts of another model or text are never taken up."""
+    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=int).encode()).hexdigest()[:12]
+    return prepare_directory(Path(keep) / f"parts-{digest}")

@@ -1,0 +1,290 @@
+"""Coupling of residual Jacobians across layers and tokens, linearity and growth of the residual stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.analysis import Job
+from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
+from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
+from tl_posgen.coupling.jacobians import DENSE_UP_TO
+from tl_posgen.coupling.overlap import off_diagonal_mean
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
+from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import chosen
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
+from tl_posgen.report.sentences import null_of, said
+from tl_posgen.result import Result
+
+OF_K = {  # headline -> what its mean is over
+    "coupling": "ordered pairs of different layers",
+    "chance": "layers and random bases",
+    "trace": "ordered pairs of different layers, trace normalisation",
+    "swapped": "ordered pairs of different layers, left in right singular vectors",
+}
+OF_PATHS = {
+    "line_shape_score": "line-shape score",
+    "expodistance": "expodistance",
+    "growth_slope": "growth of ln |x| a layer",
+    "growth_r2": "R² of growth",
+}
+HEADLINES = (*OF_K, *OF_PATHS, "linearisation")
+PER_PROMPT = (
+    *OF_PATHS,
+    *("log_norm", "log_norm_first", "log_norm_line", "trajectory", "trajectory_explained"),
+    *("linearisation", "triplet_residual"),
+)
+AVERAGED = ("coupling", "coupling_trace", "coupling_swapped", "alignment", "singular_value")
+
+
+@dataclass(frozen=True)
+class Coupling(Options):
+    r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
+
+    J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
+    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the trace
+    normalisation (for comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
+    expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
+    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95 % bootstrap over prompts.
+
+    The model must be float32 at least, its writing weights not centred.
+
+    Args:
+        k: numbers of top singular vectors, or one.
+        tokens: positions whose own Jacobian is taken; "last", or several, counted from 0 or negative from the end.
+        token_wise: also couple the tokens of each layer: "self" J_tt with J_t't', "same_input" J_{t1,t} with J_{t1,t'}
+            for the first t1 of `tokens`, "same_output" J_{t,t2} with J_{t',t2} for the last. Needs two tokens.
+        chance_samples: random bases per Jacobian for the chance line.
+        dense_up_to: d_model up to which Jacobians are built as matrices.
+
+    Raises:
+        InputError: prompts of different lengths; a token or k that does not exist, one token for token_wise, heads
+            chosen, weights processed by centring, half precision, fused kernels.
+
+    Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling, line shape and growth; chance line,
+    intervals, growth fit and linearisation check are ours.
+
+    Example:
+        >>> import tl_posgen
+        >>> from tl_posgen.coupling import coupling
+        >>> text = tl_posgen.models.tokens.bundled_text()
+        >>> found = coupling("mini", text, length=16, n_prompts=1, k=4, null_seeds=(), progress=False)
+        >>> found.dataset.coupling.sizes["layer_2"], 0 < found.summary["coupling"] < 0.2
+        (4, True)
+    """
+
+    k: int | Sequence[int] = (10,)
+    tokens: Literal["last"] | Sequence[int] = "last"
+    token_wise: bool = False
+    chance_samples: int = 10
+    dense_up_to: int = DENSE_UP_TO
+
+    def check(self) -> None:
+        if not self.ks or min(self.ks) < 1:
+            raise InputError(f"k = {self.k!r}: give a number of singular vectors such as 10, or several")
+        if not len(self.tokens):
+            raise InputError("tokens is empty: give 'last' or a list of positions")
+        if self.chance_samples < 1:
+            raise InputError(f"chance_samples = {self.chance_samples}: coupling needs its chance line; give 1 or more")
+        if self.dense_up_to < 0:
+            raise InputError(f"dense_up_to = {self.dense_up_to}: give a d_model, or 0 to build no matrix")
+
+    @property
+    def ks(self) -> list[int]:
+        """Every k, smallest first."""
+        return sorted({int(k) for k in self.k}) if isinstance(self.k, Sequence | np.ndarray) else [int(self.k)]
+
+
+def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
+    assert isinstance(request.options, Coupling)
+    if job.heads is not None:
+        raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
+    rows = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
+    settings = checked(model, rows.shape[1], request.options, job)
+
+    def of_model(model: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
+        return measure(model, rows, settings, label, job.progress)
+
+    return job.result(request, model, list(rows), of_model)
+
+
+def checked(model: Model, length: int, options: Coupling, job: Job) -> Settings:
+    """What is measured on every prompt; InputError for what this model and these prompts do not have."""
+    layers, d_model = chosen(job.layers, model.cfg.n_layers, "layer"), model.cfg.d_model
+    tokens = [-1] if isinstance(options.tokens, str) else [int(token) for token in options.tokens]
+    for what, values, low, high in (("token", tokens, -length, length - 1), ("k", options.ks, 1, d_model)):
+        if wrong := [value for value in values if not low <= value <= high]:
+            raise InputError(f"{what} {wrong}: choose from {low} to {high}")
+    positions = sorted({token % length for token in tokens})
+    if options.token_wise and len(positions) < 2:
+        raise InputError("token_wise couples tokens with each other; give two positions or more in tokens")
+    return Settings(
+        layers, positions, options.ks, options.token_wise, options.chance_samples, options.dense_up_to, job.seed
+    )
+
+
+def measure(
+    model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings, label: str, progress: bool
+) -> xr.Dataset:
+    """Every prompt through one model: per prompt, means over prompts, and their intervals."""
+    bar = tqdm(prompts, desc=f"coupling, {label}", unit="prompt", disable=not progress)
+    found = xr.concat([one_prompt(model, prompt, settings) for prompt in bar], dim="prompt")
+    assert isinstance(found, xr.Dataset)
+    found = found.assign_coords(prompt=np.arange(len(prompts)))
+    dataset = found[[name for name in PER_PROMPT if name in found]]
+    dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found))
+    if settings.token_wise:
+        dataset = dataset.assign(token_coupling=found["token_coupling"].mean("prompt"))
+    of_prompts = {f"mean_{name}": values for name, values in headlines(found).items()}
+    for name, array in ({"coupling": found["coupling"].mean("token")} | of_prompts).items():
+        prompts_first = array.transpose("prompt", ...)
+        dims = tuple(map(str, prompts_first.dims[1:]))
+        dataset = dataset.assign(mean_and_ends(name, prompts_first.values, dims, settings.seed))
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return dataset.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, parameters=n_parameters)
+
+
+def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
+    """One number per prompt (and k) for each of `HEADLINES` that was measured."""
+    sources = {"coupling": "coupling", "trace": "coupling_trace", "swapped": "coupling_swapped"}
+    numbers = {name: over_different_layers(found[source].mean("token")) for name, source in sources.items()}
+    numbers["chance"] = found["chance"].mean(["token", "layer", "sample"])
+    # the median: expodistance has no mean where a norm hardly grows
+    numbers |= {name: found[name].median("position") for name in OF_PATHS}
+    if "linearisation" in found:
+        numbers["linearisation"] = found["linearisation"].mean("token")
+    return numbers
+
+
+def chance_line(found: xr.Dataset) -> dict[str, xr.DataArray]:
+    """The chance line of each layer's Jacobian: its mean and central 95 %."""
+    chance = found["chance"].stack(draw=("prompt", "token", "sample"))
+    low, high = (chance.quantile(share, "draw").drop_vars("quantile") for share in (0.025, 0.975))
+    return {"chance": chance.mean("draw"), "chance_low": low, "chance_high": high}
+
+
+def over_different_layers(couplings: xr.DataArray) -> xr.DataArray:
+    couplings = couplings.transpose(..., "layer", "layer_2")
+    means = off_diagonal_mean(torch.from_numpy(couplings.values)).numpy()
+    return couplings.isel(layer=0, layer_2=0, drop=True).copy(data=means)
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    """Every headline with its interval: of the first k under its name, of a further one as coupling_k30."""
+    ks = [int(k) for k in data["k"].values]
+    numbers: dict[str, Any] = {"k": ks, "blocks": data.sizes["state"] - 1}
+    numbers |= {name: int(data.attrs[name]) for name in ("d_model", "parameters")}
+    for name, end in product(HEADLINES, ENDS):
+        found = data.get(f"mean_{name}{end}")
+        if name in OF_K:
+            numbers |= {of_k(name, k, ks) + end: float(data[f"mean_{name}{end}"].sel(k=k)) for k in ks}
+        else:
+            numbers[name + end] = None if found is None else float(found)
+    return numbers
+
+
+def findings(own: Summary, null: NullSummary | None) -> list[str]:
+    def told(key: str) -> str:
+        return f"{with_interval(own, key)} ({null_of(null, key)})"
+
+    sentences = []
+    for k in own["k"]:
+        coupled, chance, swapped = (of_k(name, k, own["k"]) for name in ("coupling", "chance", "swapped"))
+        sentences.append(
+            f"Top-{k} coupling over pairs of layers is {told(coupled)}; random bases with the same spectra reach "
+            f"{said(own[chance], '.3f')}. Left in right singular vectors: {told(swapped)}."
+        )
+    sentences.append(
+        f"Token trajectories have a line-shape score of {told('line_shape_score')}, where 1 is a straight line; an "
+        f"exponential in the layer explains {told('growth_r2')} of the growth of ln |x|, with an expodistance of "
+        f"{told('expodistance')}."
+    )
+    if own["linearisation"] is not None:
+        sentences.append(f"The linearised blocks end at a cosine of {told('linearisation')} with the model's.")
+    return sentences
+
+
+def table(data: xr.Dataset) -> pd.DataFrame:
+    """One row a K, each headline with its 95 % interval."""
+    own = summarise(data)
+    shown = ("coupling", "chance", "swapped", "line_shape_score", "expodistance", "growth_r2", "linearisation")
+    labels = {"line_shape_score": "line-shape score", "growth_r2": "growth R²"}
+
+    def cell(name: str, k: int) -> str:
+        return with_interval(own, of_k(name, k, own["k"]) if name in OF_K else name)
+
+    kept = {name: labels.get(name, name) for name in shown if own.get(name) is not None}
+    return pd.DataFrame([{"K": k, **{label: cell(name, k) for name, label in kept.items()}} for k in own["k"]])
+
+
+def of_means(described: Mapping[str, str], dims: tuple[str, ...]) -> dict[str, Variable]:
+    """The declarations of `mean_<headline>` and its interval."""
+    declared = [
+        with_ends(f"mean_{name}", f"mean {OF_PATHS.get(name, name)}", "", words, dims)
+        for name, words in described.items()
+    ]
+    return {key: one for of_one in declared for key, one in of_one.items()}
+
+
+SQUARE, PATH, LOG_NORM = ("k", "layer", "layer_2"), ("prompt", "position"), ("prompt", "state")
+ALIGNMENT, TRIPLETS = ("lower_layer", "row", "column"), ("prompt", "token", "layer")
+TOKENS, TRAJECTORY = ("kind", "k", "layer", "token", "token_2"), ("prompt", "position", "state", "component")
+DRAWS = "of the central 95 % of draws"
+FORMULA = "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2"
+VARIABLES = {
+    **with_ends("coupling", "coupling", "", FORMULA, SQUARE),
+    "coupling_trace": Variable("coupling, trace normalisation", "", "1 - || |A| - S ||_F / sum s", SQUARE),
+    "coupling_swapped": Variable("swapped coupling", "", "the same of V2' J1 U2", SQUARE),
+    **with_ends("chance", "coupling in random bases", "", "mean over draws, J1's own spectrum", ("k", "layer"), DRAWS),
+    "alignment": Variable("alignment", "", "mean |A| of a layer in the bases of the next chosen one", ALIGNMENT),
+    "singular_value": Variable("singular value", "", "of each layer's Jacobian, mean over prompts", ("layer", "row")),
+    "triplet_residual": Variable("residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", TRIPLETS),
+    "token_coupling": Variable("coupling of tokens", "", "Jacobian of token in the bases of token_2", TOKENS),
+    "line_shape_score": Variable("line-shape score", "", "L / || sum_l unit(x^l - x^{l-1}) ||", PATH),
+    "expodistance": Variable("expodistance", "", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|", PATH),
+    "growth_slope": Variable("growth a layer", "nats", "slope of ln |x^l| against l", PATH),
+    "growth_r2": Variable("R² of growth", "", "of ln |x^l| against l", PATH),
+    "log_norm": Variable("ln |x|", "nats", "mean over positions without the first", LOG_NORM),
+    "log_norm_line": Variable("fitted ln |x|", "nats", "mean of the fitted lines", LOG_NORM),
+    "log_norm_first": Variable("ln |x| of the first token", "nats", "", LOG_NORM),
+    "trajectory": Variable("path in its plane", "", "principal components of x^l, first token left out", TRAJECTORY),
+    "trajectory_explained": Variable("explained by a component", "", "share of variance", ("prompt", "component")),
+    "linearisation": Variable("linearisation", "", "cos(x^L, prod_l (I + J^l) x^0)", ("prompt", "token")),
+    **of_means({name: f"over {over}" for name, over in OF_K.items()}, ("k",)),
+    **of_means(dict.fromkeys(OF_PATHS, "median over positions, mean over prompts"), ()),
+    **of_means({"linearisation": "over tokens and prompts"}, ()),
+}
+
+MEASURE = Measure(
+    name="coupling",
+    question="Do the layers act along the same directions?",
+    explanation=(
+        "Coupling of the residual Jacobians of two layers at the last token: 1 - || |A| - S ||_F / ||S||_F, top K "
+        "singular vectors: 1 for shared ones, about 0 for unrelated ones. Beside it random bases with the same spectra "
+        "and a random-init model; then how straight tokens move and how evenly their norms grow. 95 % intervals over "
+        "prompts."
+    ),
+    source="Aubry et al. 2024 (arXiv 2407.07810); chance line, intervals, growth fit and linearisation: ours",
+    options=Coupling,
+    procedure=run,
+    variables=VARIABLES,
+    summarise=summarise,
+    findings=findings,
+    figures=FIGURES,
+    drawn=drawn,
+    table=table,
+)

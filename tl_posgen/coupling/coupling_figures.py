@@ -1,0 +1,200 @@
+"""Figures of coupling: which layers and tokens act along the same directions, and how tokens move; beside the null."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.measure import Summary
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, colour_axis, heat, line, model_label, sides
+from tl_posgen.report.intervals import error_bars
+from tl_posgen.report.sentences import said
+
+OF_TOKENS = {
+    "self": "d f(x_t) / d x_t of each token t",
+    "same_input": "d f(x_t) / d x_{first} for each output token t",
+    "same_output": "d f(x_{last}) / d x_t for each input token t",
+}
+MOST_PAIRS = 6  # neighbouring layers whose A is drawn
+MOST_TOKENS = 16  # paths drawn of a prompt
+CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+
+
+def of_k(name: str, k: int, ks: Sequence[int]) -> str:
+    """The summary's key of a headline at this k: its name alone at the first.
+
+    Example:
+        >>> of_k("coupling", 10, [10, 30]), of_k("coupling", 30, [10, 30])
+        ('coupling', 'coupling_k30')
+    """
+    return name if k == ks[0] else f"{name}_k{k}"
+
+
+def sides_with_summary(result: Any) -> list[tuple[str, xr.Dataset, Summary]]:
+    """(label, dataset, summary) of the model and of its first random init."""
+    nulls = [] if result.null_summary is None else result.null_summary.seeds[:1]
+    return [(*side[:2], summary) for side, summary in zip(sides(result), [result.summary, *nulls], strict=True)]
+
+
+def drawn(data: xr.Dataset) -> list[str]:
+    """No pairs of layers with one layer, no pairs of tokens unless they were measured."""
+    missing = set() if "token_coupling" in data else {*OF_TOKENS}
+    missing |= {"map", "chance", "alignment"} if data.sizes["layer"] < 2 else set()
+    return [kind for kind in FIGURES if kind not in missing]
+
+
+def coupling_map(result: Any) -> go.Figure:
+    """A row of maps a K: the model's, and the null's beside it."""
+    shown, ks = sides_with_summary(result), result.summary["k"]
+    titles = [
+        f"{side}, K = {k}: mean {said(summary[of_k('coupling', k, ks)], '.3f')}"
+        for k in ks
+        for side, _, summary in shown
+    ]
+    panels = Panels(titles, columns=len(shown), row_height=300)
+    maps = [data["coupling"].sel(k=k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
+    add_squares(panels, maps, "bases of layer", "Jacobian of layer")
+    chance = ", ".join(said(result.summary[of_k("chance", k, ks)], ".3f") for k in ks)
+    subtitle = f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
+    return panels.finish(f"Coupling of residual Jacobians · {model_label(result.dataset)}", subtitle)
+
+
+def against_chance(result: Any) -> go.Figure:
+    """A row of panels a K: every pair of layers with its interval, over the band of random bases."""
+    shown, ks = sides(result), result.summary["k"]
+    titles = [f"{side}, K = {k}" for k in ks for side, *_ in shown]
+    panels = Panels(titles, columns=len(shown), row_height=280, shared_yaxes="rows")
+    for number, (k, (_, data, _)) in enumerate(product(ks, shown)):
+        found, layers = data.sel(k=k), data["layer"].values
+        name = "random bases, 95 %"
+        panels.add(number, band(layers, found["chance_low"].values, found["chance_high"].values, name, grey=True))
+        for place, other in enumerate(layers):
+            pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
+            x = pairs["layer"].values + 0.06 * (place - (len(layers) - 1) / 2)
+            points = go.Scatter(x=x, y=pairs["coupling"].values, mode="markers", name=f"bases of layer {other}")
+            points.update(error_y=error_bars(pairs, "coupling"))
+            panels.add(number, points.update(marker={"color": COLOURS[place % len(COLOURS)], "size": 6}))
+    panels.figure.update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
+    panels.axes("Jacobian of layer", "coupling, top K")
+    subtitle = "mean and 95 % interval over prompts of every pair of layers; grey: one Jacobian in random bases"
+    return panels.finish(f"Coupling against chance · {model_label(result.dataset)}", subtitle)
+
+
+def alignment(result: Any) -> go.Figure:
+    """|A| of neighbouring layers, a row a side."""
+    rows, layers = sides(result), result.dataset["layer"].values.tolist()
+    lower = result.dataset["lower_layer"].values
+    lower = lower[np.unique(np.linspace(0, len(lower) - 1, MOST_PAIRS).round().astype(int))]
+    titles = [f"{layer} in bases of {layers[layers.index(layer) + 1]}" for layer in lower]
+    panels = grid(titles, [side for side, *_ in rows])
+    for number, ((_, data, _), layer) in enumerate(product(rows, lower)):
+        found = data.sel(lower_layer=layer)["alignment"].transpose("row", "column")
+        panels.add(number, heat(found / data["singular_value"].sel(layer=layer)[0]))
+    panels.figure.update_yaxes(autorange="reversed", showticklabels=False).update_xaxes(showticklabels=False)
+    one_colour_scale(panels.figure, low=0.0)
+    subtitle = "mean |A| over prompts, over the first singular value of the layer; a bright diagonal is alignment"
+    return panels.finish(f"Alignment of neighbouring layers · {model_label(result.dataset)}", subtitle)
+
+
+def trajectories(result: Any) -> go.Figure:
+    """The last tokens of the first prompt in their top two principal components."""
+    shown = sides_with_summary(result)
+    titles = [f"{side}: line-shape score {said(summary['line_shape_score'], '.2f')}" for side, _, summary in shown]
+    panels = Panels(titles, columns=len(shown), row_height=320)
+    for number, (_, data, _) in enumerate(shown):
+        first = data.isel(prompt=0)
+        paths = first["trajectory"].dropna("position")
+        for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
+            x, y = paths.sel(position=position).transpose("component", "state").values
+            states = [f"x{state}" for state in paths["state"].values]
+            more = {"mode": "lines+markers", "marker": {"size": 4}, "text": states, "showlegend": False}
+            panels.add(number, line(x, y, f"token {position}", COLOURS[place % len(COLOURS)], width=1.0, **more))
+            start = {"color": "white", "line": {"color": "black", "width": 1}, "size": 7}
+            panels.add(
+                number, go.Scatter(x=x[:1], y=y[:1], mode="markers", marker=start, showlegend=False, hoverinfo="skip")
+            )
+        for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
+            share = float(first["trajectory_explained"].values[axis])
+            update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
+    last = result.summary["blocks"]
+    subtitle = f"x0 (white) to x{last}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    return panels.finish(f"Trajectories through the layers · {model_label(result.dataset)}", subtitle)
+
+
+def growth(result: Any) -> go.Figure:
+    """Log-norm against layer with its fit, and that of the first token."""
+    shown = sides_with_summary(result)
+    titles = [
+        f"{side}: R² {said(own['growth_r2'], '.2f')}, {said(own['growth_slope'], '.2f')} a layer"
+        for side, _, own in shown
+    ]
+    panels = Panels(titles, columns=len(shown), row_height=280)
+    for number, (_, data, _) in enumerate(shown):
+        x, curves = data["state"].values, {name: data[name].mean("prompt").values for name in LOG_NORMS}
+        panels.add(
+            number,
+            line(x, curves["log_norm"], "mean over tokens", COLOURS[0], mode="lines+markers"),
+            line(x, curves["log_norm_line"], "exponential growth, fitted", COLOURS[1], dash="dash"),
+            line(x, curves["log_norm_first"], "first token", NULL_COLOUR, mode="lines+markers"),
+        )
+    panels.figure.update_xaxes(dtick=max(1, result.summary["blocks"] // 10))
+    panels.axes("after block (0: embedding)", "ln |x|")
+    subtitle = "mean over prompts; R² and growth: median over tokens; the first token is not in the mean"
+    return panels.finish(f"Growth of the residual stream · {model_label(result.dataset)}", subtitle)
+
+
+def of_tokens(kind: str):
+    """The figure of one kind of token-wise coupling: a map token x token per layer, a row a K and side."""
+
+    def figure(result: Any) -> go.Figure:
+        layers, ks = result.dataset["layer"].values, result.summary["k"]
+        rows = list(product(ks, sides(result)))
+        panels = grid([f"layer {layer}" for layer in layers], [f"{side}, K = {k}" for k, (side, *_) in rows])
+        maps = [
+            data["token_coupling"].sel(kind=kind, k=k, layer=layer).transpose("token", "token_2")
+            for (k, (_, data, _)), layer in product(rows, layers)
+        ]
+        add_squares(panels, maps, "bases at token", "Jacobian at")
+        first, last = result.dataset["token"].values[[0, -1]]
+        what = OF_TOKENS[kind].replace("{first}", str(first)).replace("{last}", str(last))
+        title = f"Coupling of tokens, {kind.replace('_', ' ')} · {model_label(result.dataset)}"
+        return panels.finish(title, f"{what}; top K, mean over prompts")
+
+    return figure
+
+
+def grid(columns: Sequence[str], rows: Sequence[str]) -> Panels:
+    """Panels under the names of columns, and of rows at their right."""
+    titles = [*columns, *[""] * (len(columns) * (len(rows) - 1))]
+    return Panels(titles, columns=len(columns), row_height=210, horizontal_spacing=0.03, row_titles=list(rows))
+
+
+def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:
+    """Maps on one colour scale, their diagonals left empty: a Jacobian with itself is 1 by definition."""
+    for number, array in enumerate(maps):
+        values = array.values.copy()
+        np.fill_diagonal(values, np.nan)
+        text = "%{z:.2f}" if panels.n_columns * len(values) <= CELLS_WRITTEN else None
+        shown = heat(array.copy(data=values), texttemplate=text)
+        panels.add(number, shown.update(hovertemplate="%{y} in the bases of %{x}: %{z:.3f}<extra></extra>"))
+    panels.figure.update_xaxes(type="category").update_yaxes(type="category", autorange="reversed")
+    one_colour_scale(panels.axes(x, y).figure)
+
+
+def one_colour_scale(figure: Any, low: float | None = None) -> None:
+    values = np.concatenate([np.ravel(trace.z) for trace in figure.data])
+    figure.update_layout(coloraxis=colour_axis(np.nanmin(values) if low is None else low, np.nanmax(values)))
+
+
+LOG_NORMS = ("log_norm", "log_norm_line", "log_norm_first")
+FIGURES = {
+    "map": coupling_map,
+    "chance": against_chance,
+    "alignment": alignment,
+    "trajectories": trajectories,
+    "growth": growth,
+    **{kind: of_tokens(kind) for kind in OF_TOKENS},
+}

@@ -1,0 +1,135 @@
+"""What is measured on one prompt: couplings at every chosen token, between tokens, and the tokens' paths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.coupling.jacobians import ResidualJacobian, residual_jacobians, residual_streams
+from tl_posgen.coupling.lanczos import SingularTriplets
+from tl_posgen.coupling.overlap import Norm, Pairs, Side, every_pair
+from tl_posgen.coupling.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.models.model import Model
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured on every prompt; the words are those of `coupling`."""
+
+    layers: list[int]
+    tokens: list[int]
+    ks: list[int]
+    token_wise: bool
+    chance_samples: int
+    dense_up_to: int
+    seed: int
+
+    def jacobians(self, model: Model, prompt: Tensor, pair: tuple[int, int], streams: Tensor) -> list[ResidualJacobian]:
+        options = {"layers": self.layers, "streams": streams, "dense_up_to": self.dense_up_to}
+        return residual_jacobians(model, prompt, *pair, **options)
+
+    def pairs(self, jacobians: Sequence[ResidualJacobian]) -> tuple[Pairs, list[SingularTriplets]]:
+        triplets = [jacobian.triplets(self.ks[-1], self.dense_up_to) for jacobian in jacobians]
+        generator, products = torch.Generator().manual_seed(self.seed), [jacobian.matvec for jacobian in jacobians]
+        return every_pair(products, triplets, self.chance_samples, generator), triplets
+
+
+def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
+    streams = residual_streams(model, prompt)
+    found = [_one_token(model, prompt, token, streams, settings) for token in settings.tokens]
+    couplings = xr.concat([dataset for dataset, _ in found], dim="token").assign_coords(token=settings.tokens)
+    dataset = couplings.merge(trajectories(streams))
+    if settings.token_wise:
+        own = [jacobians for _, jacobians in found]
+        dataset["token_coupling"] = _token_wise(model, prompt, streams, settings, own)
+    return dataset
+
+
+def _one_token(
+    model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings
+) -> tuple[xr.Dataset, list[ResidualJacobian]]:
+    """Every pair of layers at one token, and the Jacobians they were taken from."""
+    jacobians = settings.jacobians(model, prompt, (token, token), streams)
+    pairs, triplets = settings.pairs(jacobians)
+    next_layer, square = torch.arange(len(settings.layers) - 1), ("k", "layer", "layer_2")
+    residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
+    arrays = {
+        "coupling": (square, _by_k(pairs, settings)),
+        "coupling_trace": (square, _by_k(pairs, settings, norm="trace")),
+        "coupling_swapped": (square, _by_k(pairs, settings, of="swapped")),
+        "chance": (("k", "layer", "sample"), _by_k(pairs, settings, of="chance")),
+        "alignment": (("lower_layer", "row", "column"), _numpy(pairs.aligned[next_layer, next_layer + 1].abs())),
+        "singular_value": (("layer", "row"), _numpy(pairs.values)),
+        "triplet_residual": (("layer",), _numpy(torch.stack(residuals))),
+    }
+    if len(settings.layers) == model.cfg.n_layers:
+        x = streams[0, token]
+        for jacobian in jacobians:
+            x = x + jacobian.matvec(x[:, None])[:, 0]
+        arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
+    layers = settings.layers
+    coords = {"k": settings.ks, "layer": layers, "layer_2": layers, "lower_layer": layers[:-1]}
+    return xr.Dataset(arrays, coords), jacobians
+
+
+def _token_wise(
+    model: Model, prompt: Tensor, streams: Tensor, settings: Settings, own: list[list[ResidualJacobian]]
+) -> xr.DataArray:
+    """Every pair of tokens in each layer: in three ways, see `Coupling`."""
+
+    def take(source: int, target: int) -> list[ResidualJacobian]:
+        if source == target:
+            return own[settings.tokens.index(source)]
+        return settings.jacobians(model, prompt, (source, target), streams)
+
+    first, last = settings.tokens[0], settings.tokens[-1]
+    members = {
+        "self": own,
+        "same_input": [take(first, target) for target in settings.tokens],
+        "same_output": [take(source, last) for source in settings.tokens],
+    }
+    kinds = [
+        np.stack([_by_k(settings.pairs(tokens)[0], settings) for tokens in zip(*of_kind, strict=True)], axis=1)
+        for of_kind in members.values()
+    ]
+    coords = {"kind": list(members), "token": settings.tokens, "token_2": settings.tokens}
+    return xr.DataArray(np.stack(kinds), coords, ("kind", "k", "layer", "token", "token_2"))
+
+
+def _by_k(pairs: Pairs, settings: Settings, norm: Norm = "frobenius", of: Side = "aligned") -> np.ndarray:
+    return np.stack([_numpy(pairs.coupling(k, norm, of)) for k in settings.ks])
+
+
+def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
+    """Straightness and growth of every token's path x^0 .. x^L; the paths in their plane and the mean of their norms.
+
+    The plane and the mean leave the first token out, as an attention sink's norm would fill the picture.
+    """
+    paths = streams.transpose(0, 1)
+    fit = growth_fit(paths)
+    states = torch.arange(len(streams), dtype=torch.float64, device=fit.slope.device)
+    lines = fit.intercept[:, None] + fit.slope[:, None] * states
+    logs = paths.double().norm(dim=-1).log()
+    plane = principal_trajectories(paths[1:])
+    shown = torch.full((len(paths), *plane.coordinates.shape[1:]), torch.nan, dtype=torch.float64)
+    shown[1:] = plane.coordinates.cpu()
+    arrays = {
+        "line_shape_score": (("position",), _numpy(line_shape_score(paths))),
+        "expodistance": (("position",), _numpy(expodistance(paths))),
+        "growth_slope": (("position",), _numpy(fit.slope)),
+        "growth_r2": (("position",), _numpy(fit.r2)),
+        "log_norm": (("state",), _numpy(logs[1:].mean(dim=0))),
+        "log_norm_first": (("state",), _numpy(logs[0])),
+        "log_norm_line": (("state",), _numpy(lines[1:].mean(dim=0))),
+        "trajectory": (("position", "state", "component"), _numpy(shown)),
+        "trajectory_explained": (("component",), _numpy(plane.explained)),
+    }
+    return xr.Dataset(arrays, {"position": np.arange(len(paths)), "state": np.arange(len(streams))})
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().double().numpy()

@@ -1,0 +1,255 @@
+"""Residual streams of a prompt, and residual Jacobians J = d f^l(X)_t2 / d x_t1 of its blocks X + f^l(X)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tl_posgen.coupling.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
+from tl_posgen.coupling.linearised_attention import LinearisedAttention, vector_jacobian_products
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.key_value_context import KeyValueContext
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import chosen
+from tl_posgen.models.wrapped import wrap
+
+DENSE_UP_TO = 2048
+"""d_model up to which the d x d matrix is built and decomposed; above it only products with it are taken."""
+
+_SCORES_AT_ONCE = 2**18  # query-key pairs a head while the context is read
+
+
+@dataclass
+class ResidualJacobian:
+    r"""J = d f^l(X)_target / d x_source with f^l(X) = X^l - X^{l-1}: an operator and, when asked, a matrix.
+
+    All other tokens are held fixed. The identity of the residual path is subtracted exactly where it enters, at
+    source == target.
+
+    Attributes:
+        layer, source, target: block l, input token t1, output token t2 >= t1.
+        touched: tokens that a product passes through: source .. target where the attention could be replaced by its
+            derivative, else the whole context.
+
+    Source: the definition is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810. J v is taken here as the
+    derivative of u -> J' u, a backward pass through the backward pass, so that nothing needs forward-mode rules.
+    """
+
+    layer: int
+    source: int
+    target: int
+    touched: int
+    _leaf: Tensor = field(repr=False)
+    _output: Tensor = field(repr=False)
+    _adjoint: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _matrix: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def d_model(self) -> int:
+        return self._leaf.shape[-1]
+
+    def matvec(self, v: Float[Tensor, "d_model k"]) -> Float[Tensor, "d_model k"]:
+        """J V, all columns at once."""
+        v = v.to(self._leaf)
+        if self._matrix is not None:
+            return self._matrix @ v
+        if self._adjoint is None:
+            u = torch.zeros_like(self._output, requires_grad=True)
+            with torch.enable_grad():
+                (image,) = torch.autograd.grad(self._output, self._leaf, u, create_graph=True)
+            self._adjoint = (u, image)
+        return self._product(self._adjoint[1], self._adjoint[0], v)
+
+    def rmatvec(self, u: Float[Tensor, "d_model k"]) -> Float[Tensor, "d_model k"]:
+        """J' U, all columns at once."""
+        u = u.to(self._leaf)
+        return self._product(self._output, self._leaf, u) if self._matrix is None else self._matrix.mT @ u
+
+    def dense(self) -> Float[Tensor, "d_model d_model"]:
+        """The matrix, row i for output coordinate i; built once from J' e_i, then kept in place of the graph."""
+        if self._matrix is None:
+            self._matrix = self.rmatvec(torch.eye(self.d_model, device=self._leaf.device)).mT
+            self._leaf, self._output, self._adjoint = self._leaf.detach(), self._output.detach().clone(), None
+        return self._matrix
+
+    def triplets(self, k: int, dense_up_to: int = DENSE_UP_TO) -> SingularTriplets:
+        """The k largest singular triplets: of the matrix up to d_model = dense_up_to, above it by block Lanczos."""
+        if not 1 <= k <= self.d_model:
+            raise InputError(f"k = {k} singular vectors of a Jacobian of d_model {self.d_model}; choose 1 to d_model")
+        if self.d_model <= dense_up_to:
+            return dense_triplets(self.dense(), k)
+        shape, like = (self.d_model, self.d_model), self._leaf
+        return lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=like.dtype, device=like.device)
+
+    def _product(self, output: Tensor, argument: Tensor, columns: Tensor) -> Tensor:
+        rows = columns.mT.reshape(-1, *output.shape)
+        (images,) = vector_jacobian_products(output, [argument], rows, self.touched * self.d_model)
+        image = images.reshape(len(rows), -1).mT
+        return image - columns if self.source == self.target else image
+
+
+def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
+    """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm).
+
+    Long prompts are read in pieces through the cache of keys and values, so no score matrix of the prompt is made.
+
+    Raises:
+        InputError: the model's weights were processed by centring, or its numbers are below float32 or not finite.
+    """
+    names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
+    states: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def keep(x: Tensor, hook: Any, name: str) -> None:
+        states[name].append(x[0].detach())
+
+    tokens, backend = tokens.to(model.cfg.device), wrap(model).backend
+    with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
+        if len(_pieces(tokens)) == 1:
+            model(tokens[None], return_type=None, **backend.options(tokens[None]))
+        else:
+            _read(backend.context(), tokens)
+    streams = torch.stack([torch.cat(pieces) for pieces in states.values()])
+    _check_streams(streams)
+    return streams
+
+
+def residual_jacobians(
+    model: Model,
+    tokens: Int[Tensor, " pos"],
+    source: int,
+    target: int | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    streams: Float[Tensor, "state pos d_model"] | None = None,
+    linearise: bool = True,
+    dense_up_to: int = 0,
+) -> list[ResidualJacobian]:
+    r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the tokens source .. target.
+
+    The tokens before source only enter through their keys and values, which are computed once. Where the layer's
+    attention can be replaced by its derivative (`LinearisedAttention`) a product then touches the tokens source ..
+    target and nothing else: for source == target about 24 d_model^2 operations, whatever the prompt's length.
+
+    Args:
+        model: HookedTransformer or TransformerBridge, float32 at least, weights not centred.
+        tokens: one prompt; what comes after target is not looked at.
+        source, target: input and output token, counted from 0, negative from the end; target = source if not given.
+        layers: all if not given.
+        streams: `residual_streams` of the same tokens if they are at hand, else they are computed. The pass with
+            cached keys and values must reproduce them.
+        linearise: False takes every product through the attention over the whole context.
+        dense_up_to: d_model up to which each layer's matrix is built as soon as the layer has run, and its graph let
+            go: memory of one layer's graph instead of all.
+
+    What grows with the prompt: keys and values of the layers still to come (2 d_key floats a token and layer), those
+    of the layer at work and their gradients. The scores do not, as the context is read in pieces.
+
+    Raises:
+        InputError: a layer or token that does not exist, source after target, centred weights, fused attention
+            kernels, half precision.
+        UnsupportedModelError: with cached keys and values the model computes something else than without.
+    """
+    source, target, layers = _checked(model, tokens, source, target, layers)
+    streams = residual_streams(model, tokens) if streams is None else streams
+    tokens = tokens.to(model.cfg.device)
+    jacobians: dict[int, ResidualJacobian] = {}
+    hooks = []
+    for layer in layers:
+        hooks += _layer_hooks(model, layer, source, target, jacobians, linearise, dense_up_to)
+    context = wrap(model).backend.context()
+    _read(context, tokens[:source])
+    # keys and values of a layer are let go as soon as it has used them
+    for i in range(model.cfg.n_layers):
+        hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
+        context.extend(tokens[source : target + 1])
+    for layer, jacobian in jacobians.items():
+        _check_output(layer, jacobian._output.detach(), streams[layer + 1, target])
+    return [jacobians[layer] for layer in layers]
+
+
+def _layer_hooks(
+    model: Model,
+    layer: int,
+    source: int,
+    target: int,
+    found: dict[int, ResidualJacobian],
+    linearise: bool,
+    dense_up_to: int,
+) -> list[tuple[str, Any]]:
+    """Hooks that cut the graph before the block, give x_source a leaf of its own, and keep the block's last output."""
+    attention = LinearisedAttention(layer)
+
+    def enter(x: Tensor, hook: Any) -> Tensor:
+        attention.leaf = x[:, :1].detach().clone().requires_grad_()
+        return torch.cat([attention.leaf, x[:, 1:].detach()], dim=1)
+
+    def leave(x: Tensor, hook: Any) -> None:
+        assert attention.leaf is not None
+        touched = target - source + 1 if attention.active else target + 1
+        found[layer] = ResidualJacobian(layer, source, target, touched, attention.leaf, x[0, -1])
+        if model.cfg.d_model <= dense_up_to:
+            found[layer].dense()
+            attention.leaf = None
+
+    inside = attention.hooks(model.hook_dict) if linearise else []
+    return [(f"blocks.{layer}.hook_resid_pre", enter), *inside, (f"blocks.{layer}.hook_resid_post", leave)]
+
+
+def _pieces(tokens: Tensor) -> Sequence[Tensor]:
+    """Runs of tokens whose scores with the whole prompt take the same memory for every length."""
+    return tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ()
+
+
+def _read(context: KeyValueContext, tokens: Tensor) -> None:
+    """Fill the context with the keys and values of the tokens, piece by piece."""
+    with torch.no_grad():
+        for piece in _pieces(tokens):
+            context.extend(piece)
+
+
+def _checked(
+    model: Model, tokens: Tensor, source: int, target: int | None, layers: Sequence[int] | None
+) -> tuple[int, int, list[int]]:
+    n_tokens = len(tokens)
+    target = source if target is None else target
+    for token in (source, target):
+        if not -n_tokens <= token < n_tokens:
+            raise InputError(f"token {token} of a prompt of {n_tokens} tokens; choose {-n_tokens} to {n_tokens - 1}")
+    source, target = source % n_tokens, target % n_tokens
+    if source > target:
+        raise InputError(f"input token {source} comes after output token {target}; a causal block has no such Jacobian")
+    kernel = wrap(model).backend.attention_kernel()
+    if kernel not in (None, "eager", "sdpa"):
+        raise InputError(
+            f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
+        )
+    return source, target, chosen(layers, model.cfg.n_layers, "layer")
+
+
+def _check_streams(streams: Tensor) -> None:
+    if streams.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{streams.dtype} is too coarse for Jacobians; load the model with dtype=torch.float32")
+    if not streams.isfinite().all():
+        raise InputError("the residual stream holds NaN or infinite values; the model's weights are not sound")
+    centred = streams.mean(dim=-1).abs() <= 1e-4 * streams.norm(dim=-1) / streams.shape[-1] ** 0.5
+    if centred.all():
+        raise InputError(
+            "the residual stream has zero mean at every token and layer: the writing weights were centred, which "
+            "changes norms, trajectories and Jacobians. Load with center_writing_weights=False (tl_posgen.load_model, "
+            "HookedTransformer.from_pretrained_no_processing, a TransformerBridge without enable_compatibility_mode)"
+        )
+
+
+def _check_output(layer: int, found: Tensor, expected: Tensor) -> None:
+    error = (found - expected).norm() / expected.norm()
+    if not error <= 1e-3:
+        raise UnsupportedModelError(
+            f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its norm "
+            "from the pass over the whole prompt, so the model does not keep its context in keys and values alone"
+        )

@@ -1,0 +1,1 @@
+"""Replacing what attention sees: the base that every intervention is built on."""

@@ -1,1 +1,0 @@
-"""Pure functions on tensors: one question, one file. No model, no TransformerLens."""

@@ -1,0 +1,212 @@
+"""Capture: hook functions that hand q, k and what else is needed to a consumer, layer by layer, in one forward pass.
+
+    hooks = capture_hooks(model, consumer)  # [(hook_name, fn), ...], like any other TransformerLens hooks
+    model.run_with_hooks(tokens, fwd_hooks=my_hooks + hooks)
+
+    with capturing(model, consumer):        # the same, and the consumer is told the tokens
+        model(tokens)
+
+    run_capture(model, tokens, consumer)    # the same, no further than the last layer asked for
+
+The hooks change nothing in the model. One layer is held at a time, and dropped when the consumer has seen it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe_layers import Probed
+from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
+from tl_posgen.models.proof import tolerance
+from tl_posgen.models.reading import layer_capture, refuse_padding
+from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.sites import PARTS, checked_needs, dispatch, plain_scores
+from tl_posgen.models.wrapped import wrap
+
+Consumer = Callable[[LayerCapture], None]
+HookList = list[tuple[str, Callable[..., None]]]
+
+
+def capture_hooks(
+    model: Model,
+    consumer: Consumer,
+    needs: Iterable[str] = frozenset(),
+    layers: Layers = None,
+    heads: Heads = None,
+    tokens: Int[Tensor, "batch pos"] | None = None,
+) -> HookList:
+    """TransformerLens hooks that call `consumer(LayerCapture)` once per layer and prompt, in the order of the layers.
+
+    In a batch, the consumer is shown every prompt's layer 0, then every prompt's layer 1, and so on;
+    `LayerCapture.prompt` tells them apart, and goes on counting over forward passes.
+
+    Args:
+        needs: what to capture beyond q and k, of {"v", "attn_scores", "pattern", "resid"}.
+        layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
+            or a frame with the columns layer and head.
+        tokens: the ids that the model will be run on, if `LayerCapture.tokens` is wanted (see also `capturing`).
+
+    Raises:
+        InputError: a layer, a head or a need that does not exist, or needs={"inputs"}, which no hook of TransformerLens
+            carries; later, in the forward pass: padding or a KV cache.
+        UnsupportedModelError: a chosen layer whose scores cannot be recomputed from its q and k.
+    """
+    if "inputs" in (needs := checked_needs(needs, (*PARTS, "inputs"))):
+        raise InputError(
+            "inputs: what enters W_Q and W_K shows at no hook of TransformerLens, so no list of hooks captures it; use "
+            "`with tl_posgen.models.capturing(...)` or run_capture"
+        )
+
+    takes = _Capture(model, consumer, needs, layers, heads, tokens).takes()
+    return [(name, lambda value, hook, take=take: take(value)) for name, take in takes.items()]
+
+
+@contextmanager
+def capturing(
+    model: Model,
+    consumer: Consumer,
+    needs: Iterable[str] = frozenset(),
+    layers: Layers = None,
+    heads: Heads = None,
+) -> Iterator[None]:
+    """While the block runs, every forward pass of the model is captured.
+
+    Args:
+        needs: as in `capture_hooks`, and "inputs": what enters W_Q and W_K, and the proved projections.
+
+    For the other arguments and errors see `capture_hooks`. Also UnsupportedModelError with needs={"inputs"}: a layer
+    whose queries or keys are something else than an affine map of one input, with a norm or clipping after it
+    (adapters, quantised weights); and InputError: a model that splits its attention's input by head.
+    """
+    capture = _Capture(model, consumer, needs, layers, heads, None)
+
+    def see_tokens(_module: torch.nn.Module, args: tuple) -> None:
+        # TransformerLens' run_with_hooks calls forward directly, so only the embedding is sure to be called
+        seen = args[0] if args and isinstance(args[0], Tensor) else None
+        capture.tokens = seen if seen is not None and seen.ndim == 2 and not seen.is_floating_point() else None
+
+    handle = capture.wrapped.embedding.register_forward_pre_hook(see_tokens)
+    try:
+        with capture.attached():
+            yield
+    finally:
+        handle.remove()
+
+
+def run_capture(
+    model: Model,
+    tokens: Int[Tensor, "batch pos"],
+    consumer: Consumer,
+    needs: Iterable[str] = frozenset(),
+    layers: Layers = None,
+    heads: Heads = None,
+) -> Float[Tensor, "batch pos d_vocab"] | None:
+    """Run the model on `tokens` without gradients, and capture it on the way.
+
+    Args:
+        tokens: prompts of one length, without padding.
+        needs: as in `capturing`, and "logits": what the model predicts.
+
+    Returns:
+        The logits where they are needed. Without them the pass ends with the last chosen layer, and gives None.
+
+    For the other arguments and errors see `capturing`. Also InputError: a prompt longer than the model takes.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, shapes = load_model("mini"), []
+        >>> tokens = torch.arange(9)[None]
+        >>> run_capture(model, tokens, lambda c: shapes.append((c.layer, tuple(c.q.shape))), heads=[(1, 0), (2, 3)])
+        >>> shapes
+        [(1, (1, 9, 32)), (2, (1, 9, 32))]
+        >>> logits = run_capture(model, tokens, lambda capture: None, needs=frozenset({"logits"}))
+        >>> torch.equal(logits, model(tokens))
+        True
+    """
+    wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
+    wrapped.require_length(tokens.shape[1])
+    tokens = tokens.to(next(model.parameters()).device)
+    capture = _Capture(model, consumer, needs - {"logits"}, layers, heads, tokens)
+    options: dict[str, Any] = {"return_type": "logits"}
+    if "logits" not in needs:
+        behind = max(capture.heads) + 1
+        options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
+    with torch.no_grad(), capture.attached():
+        predicted = model(tokens, **options, **wrapped.backend.options(tokens))
+    return predicted if "logits" in needs else None
+
+
+class _Capture:
+    """The parts of the layer that is running, until they are complete."""
+
+    def __init__(
+        self,
+        model: Model,
+        consumer: Consumer,
+        needs: Iterable[str],
+        layers: Layers,
+        heads: Heads,
+        tokens: Int[Tensor, "batch pos"] | None,
+    ):
+        self.needs, self.wrapped = checked_needs(needs, (*PARTS, "inputs")), wrap(model)
+        self.heads = select_heads(model, layers, heads)
+        self.layers = [self.wrapped.layer(index) for index in self.heads]
+        self.consumer, self.tokens = consumer, tokens
+        # the scores come last but for the pattern; they are always looked at, because padding shows in them
+        self.last = "pattern" if "pattern" in self.needs else "attn_scores"
+        self.parts: dict[str, Tensor] = {}
+        self.prompts_before = self.prompts_seen = 0
+        if "inputs" in self.needs:
+            for probed in self.layers:  # refused before anything runs
+                projection_weights(self.wrapped.attention(probed.geometry.layer), probed.geometry)
+
+    def takes(self) -> dict[str, Callable[[Tensor], None]]:
+        """Hook name -> what to do with its tensor."""
+        wanted = [part for part in PARTS if part in self.needs | {"resid", "q", "k", "attn_scores"}]
+        return {probed.sites.names[part]: partial(self.take, probed, part) for probed in self.layers for part in wanted}
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        model, asked = self.wrapped.model, self.heads if "inputs" in self.needs else ()
+        attentions = {layer: self.wrapped.attention(layer) for layer in asked}
+        inputs = attention_inputs(attentions, self.wrapped.backend.attention_input, partial(self.keep, "inputs"))
+        with inputs, model.hooks(fwd_hooks=dispatch(model, self.takes())):
+            yield
+
+    def keep(self, part: str, value: Tensor) -> None:
+        self.parts[part] = value.detach()
+
+    def take(self, probed: Probed, part: str, value: Tensor) -> None:
+        if part == "resid":  # the first to fire: what an interrupted pass left behind goes
+            self.parts.clear()
+        self.keep(part, value)
+        if part == self.last:
+            self.hand_over(probed)
+
+    def hand_over(self, probed: Probed) -> None:
+        parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
+        self.parts.clear()
+        batch, _, length, _ = parts["q"].shape
+        layer = probed.geometry.layer
+        if probed is self.layers[0]:
+            self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
+        refuse_padding(probed, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
+        tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
+        projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
+        for row in range(batch):
+            prompt = {part: value[row] for part, value in parts.items()}
+            ids = None if tokens is None else tokens[row]
+            capture = layer_capture(probed, prompt, self.heads[layer], self.needs, self.prompts_before + row, ids)
+            if projections is not None and capture.inputs is not None:
+                allowed = tolerance(parts["q"].dtype)
+                prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
+                capture.projections = projections
+            self.consumer(capture)

@@ -1,0 +1,90 @@
+"""The loss of a running model, token by token: the ruler of every experiment."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.model import Model
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models.wrapped import wrap
+
+Hooks = Sequence[tuple[Any, Any]]
+
+
+def token_losses(
+    model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
+) -> Float[Tensor, "prompt target"]:
+    """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients.
+
+    Args:
+        tokens: prompts of one length, no padding.
+        hooks: interventions at work meanwhile.
+        batch: prompts per forward pass.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> token_losses(load_model("mini"), torch.arange(12)[None]).shape
+        torch.Size([1, 11])
+    """
+    device = next(model.parameters()).device
+    rows = []
+    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+        for some in tokens.to(device).split(batch):
+            rows.append(losses_of(logits_of(model, some), some).cpu())
+    return torch.cat(rows)
+
+
+def logits_of(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+    """The logits of prompts of one length without padding, which are on the model's device."""
+    return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
+
+
+def losses_of(
+    logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+) -> Float[Tensor, "prompt target"]:
+    """Cross-entropy of each next token, float64."""
+    # log_softmax in the logits' own precision would round away small differences
+    log_p = logits[:, :-1].double().log_softmax(-1)
+    return -log_p.gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def prompts_of_one_length(
+    model: Model, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
+) -> Int[Tensor, "prompt pos"]:
+    """`to_prompts`, stacked; texts of different lengths need `length`.
+
+    Args:
+        beyond: whether prompts may be longer than the training context.
+
+    Raises:
+        InputError: as `to_prompts`, prompts of different lengths, or beyond the training context.
+    """
+    if length is not None and not beyond:
+        require_context(model, length)
+    rows = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
+    if not beyond:
+        require_context(model, lengths[0])
+    return torch.stack(rows)
+
+
+def require_context(model: Model, length: int) -> None:
+    """Refuse what is longer than the training context, even where the model could run it: the loss there answers
+    another question, that of the experiment `length`."""
+    if length > model.cfg.n_ctx:
+        raise InputError(
+            f"prompts of {length} tokens: this model's training context has {model.cfg.n_ctx}; cut them with length=, "
+            "or ask the experiment `length` what happens beyond"
+        )
+
+
+def require_length(model: Model, n: int) -> None:
+    """Refuse prompts longer than the model can run."""
+    wrap(model).require_length(n)

@@ -1,0 +1,38 @@
+"""What this package asks of a model of TransformerLens."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.nn import Parameter
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A HookedTransformer (TransformerLens 3.9) or a TransformerBridge (3.9 and 4): what both have and we use.
+
+    Which of the two it is, only `tl_posgen.models.wrapped.wrap` asks.
+    """
+
+    cfg: Any
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def hook_dict(self) -> Mapping[str, Any]: ...
+
+    def __call__(self, *args: Any, **options: Any) -> Any: ...
+
+    def hooks(self, fwd_hooks: Any = ..., bwd_hooks: Any = ...) -> AbstractContextManager[Any]: ...
+
+    def run_with_hooks(self, *args: Any, **options: Any) -> Any: ...
+
+    def run_with_cache(self, *args: Any, **options: Any) -> Any: ...
+
+    def parameters(self) -> Iterator[Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]: ...
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...

@@ -1,0 +1,99 @@
+"""Which layers and heads: from what the user gave to the heads of each layer."""
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex, TypeAlias
+
+import pandas as pd
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.model import Model
+
+Layers: TypeAlias = Iterable[SupportsIndex] | None
+Heads: TypeAlias = Iterable[SupportsIndex] | Iterable[tuple[SupportsIndex, SupportsIndex]] | pd.DataFrame | None
+
+
+def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
+    """layer -> its chosen heads, both in order; layers without a chosen head are left out.
+
+    Args:
+        layers: indices; all if left out.
+        heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with the columns layer and head,
+            a row a head, as `Report.heads` returns; all if left out.
+
+    Raises:
+        InputError: a layer or head that does not exist, none at all, something else than integers, or a pair in a layer
+            that `layers` leaves out.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model = load_model("mini")
+        >>> select_heads(model, layers=[0, 3], heads=[1])
+        {0: [1], 3: [1]}
+        >>> select_heads(model, heads=[(3, 1), (0, 2), (3, 0)])
+        {0: [2], 3: [0, 1]}
+    """
+    n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
+    indices = chosen(layers, n_layers, "layer")
+    if heads is None:
+        return {layer: list(range(n_heads)) for layer in indices}
+    given = _rows(heads) if isinstance(heads, pd.DataFrame) else _listed(heads, "head")
+    pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
+    if not pairs:
+        return {layer: chosen(given, n_heads, "head") for layer in indices}
+    if len(pairs) < len(given):
+        raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs, not both")
+    selected: dict[int, set[int]] = defaultdict(set)
+    for pair in pairs:
+        if len(pair) != 2:
+            raise InputError(f"head {pair!r}: a pair is (layer, head)")
+        place = f"head {pair!r}: "
+        layer, head = _index(pair[0], n_layers, "layer", place), _index(pair[1], n_heads, "head", place)
+        if layer not in indices:
+            raise InputError(
+                f"head {pair!r} is in layer {layer}, which layers={indices} leaves out; add it there, or give no layers"
+            )
+        selected[layer].add(head)
+    return {layer: sorted(selected[layer]) for layer in sorted(selected)}
+
+
+def chosen(indices: Layers, n: int, kind: str) -> list[int]:
+    """The chosen layers or heads in order, or all; InputError where one does not exist."""
+    if indices is None:
+        return list(range(n))
+    given = _listed(indices, kind)
+    if not given:
+        raise InputError(f"no {kind}s chosen; leave {kind}s out to have all {n}")
+    return sorted({_index(index, n, kind) for index in given})
+
+
+def _index(value: Any, n: int, kind: str, place: str = "") -> int:
+    try:
+        index = operator.index(value)
+    except TypeError:
+        index = None
+    if index is None or isinstance(value, bool):
+        raise InputError(
+            f"{place}{kind} {value!r} is {type(value).__name__}, not an integer; choose from {kind}s 0 to {n - 1}"
+        )
+    if not 0 <= index < n:
+        raise InputError(f"{place}{kind} {index} does not exist: this model has {kind}s 0 to {n - 1}")
+    return index
+
+
+def _listed(values: Any, kind: str) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        pairs = " or (layer, head) pairs" if kind == "head" else ""
+        raise InputError(f"{kind}s={values!r}: give a list of integers{pairs}, such as {kind}s=[0, 1]")
+    return list(values)
+
+
+def _rows(frame: pd.DataFrame) -> list[Any]:
+    if missing := {"layer", "head"} - set(frame.columns):
+        raise InputError(
+            f"heads: a frame needs the columns layer and head, a row a head; {' and '.join(sorted(missing))} missing "
+            f"among [{', '.join(map(str, frame.columns))}]"
+        )
+    return list(frame[["layer", "head"]].itertuples(index=False, name=None))

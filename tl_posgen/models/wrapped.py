@@ -1,0 +1,118 @@
+"""The user's model as this package knows it: where it came from, what its layers do, and the ways of its kind."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.backend import Backend, Origin
+from tl_posgen.models.bridge import Bridge
+from tl_posgen.models.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.hooked import Hooked
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe_layers import Found, Probed, probe_layers
+from tl_posgen.models.projections import Projections, projections_of
+from tl_posgen.models.selection import Layers, chosen
+
+KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
+
+
+@dataclass
+class _Known:
+    """What was found out about a model. It must not refer to the model, or neither would ever be let go."""
+
+    origin: Origin
+    dtype: torch.dtype | None = None
+    layers: tuple[Found, ...] = ()
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class WrappedModel:
+    """A model of TransformerLens with its origin, its proved geometry, its context limit and its backend.
+
+    Made by `wrap`. What is found out is remembered as long as the user's object lives, so it costs once.
+    """
+
+    model: Model
+    backend: Backend
+    _known: _Known = field(repr=False)
+
+    @property
+    def origin(self) -> Origin:
+        return self._known.origin
+
+    def remember_origin(self, origin: Origin) -> None:
+        self._known.origin = origin
+
+    @property
+    def limit(self) -> ContextLimit:
+        return self.backend.limit()
+
+    def require_length(self, n: int) -> None:
+        """Refuse prompts longer than the model can run."""
+        most, why, _ = limit = self.limit
+        if most is not None and n > most:
+            raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
+
+    def found(self, *, again: bool = False) -> tuple[Found, ...]:
+        """Every layer as the probe found it, supported or not; probed once, and again if the dtype has changed."""
+        dtype = next(self.model.parameters()).dtype
+        if again or self._known.dtype != dtype:
+            self._known.layers, self._known.dtype = probe_layers(self.model, self.backend), dtype
+        return self._known.layers
+
+    def layer(self, index: int) -> Probed:
+        """One layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
+        found = self.found()[index]
+        if isinstance(found, UnsupportedModelError):
+            raise UnsupportedModelError(*found.args)
+        return found
+
+    def geometry(self, layers: Layers = None) -> tuple[LayerGeometry, ...]:
+        return tuple(self.layer(index).geometry for index in chosen(layers, self.model.cfg.n_layers, "layer"))
+
+    def attention(self, layer: int) -> Any:
+        """The attention module of a layer."""
+        return self.backend.model.blocks[layer].attn
+
+    @property
+    def embedding(self) -> Any:
+        """The module that every forward pass hands the token ids to."""
+        return self.backend.model.embed
+
+    def projections(self, layer: int) -> Projections:
+        """W_Q and W_K of one layer with their biases, and what follows them; see `projections_of`."""
+        probed = self.layer(layer)
+
+        def finish(part: str, x: Tensor) -> Tensor:
+            return probed.sites.read(part, self.backend.normed(probed.geometry, part, x.transpose(0, 1)[None]))[0]
+
+        return projections_of(self.attention(layer), probed.geometry, finish)
+
+
+def wrap(model: Model) -> WrappedModel:
+    """`model` with everything this package knows of it.
+
+    Raises:
+        InputError: it is not a model of TransformerLens.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> wrapped = wrap(load_model("mini", backend="bridge"))
+        >>> wrapped.origin.name, wrapped.backend.name, wrapped.layer(0).geometry.encoding
+        ('mini', 'bridge', 'rotary')
+    """
+    kind = next((KINDS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in KINDS), None)
+    if kind is None:
+        raise InputError(
+            f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
+            "or a name or directory for tl_posgen.load_model"
+        )
+    known = _known.setdefault(model, _Known(Origin(str(model.cfg.model_name), kind.name)))
+    return WrappedModel(model, kind(model), known)

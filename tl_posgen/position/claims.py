@@ -1,0 +1,209 @@
+"""Position generalization: the claims of Han & Ji 2025 (arXiv 2503.13305), and how each is judged."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tl_posgen.claim import Claim, Judgement, both, threshold
+from tl_posgen.measure import Summary
+from tl_posgen.report.sentences import said
+from tl_posgen.result import Result
+
+DISTANCES = (0, 64, 256, 1000, 2048)
+MOVED = {"words": "words", "positions": "index", "position_part": "features"}
+
+
+def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
+    def say(fit: Summary, split: Summary) -> str:
+        return (
+            f"exact fit r {fit['r']:.3f} (first token out {fit['r_without_first_token']:.3f}, within rows "
+            f"{fit['r_within_rows']:.3f}); mean-key split {split['mean_key_r']:.3f}"
+        )
+
+    verdict = threshold(three_axis.summary["r_without_first_token"], 0.95, 0.75)
+    return Judgement(verdict, *both(say, three_axis, mean_key))
+
+
+def two_axes(variance: Result, substitution: Result) -> Judgement:
+    def say(shares: Summary, losses: Summary) -> str:
+        words = f"additive r {shares['additive_r']:.3f}; attention is worth {losses['worth']:.2f} nats"
+        if losses["nothing_to_recover"]:
+            return f"{words}, so there is nothing to recover"
+        words += f", of which the split by each query's profile recovers {losses['recovered_query_profile']:.0%}"
+        searched = losses["search_recovered_free"]
+        return words if searched is None else f"{words}, a searched one {searched:.0%}"
+
+    own = substitution.summary
+    recovered = float("nan") if own["nothing_to_recover"] else own["split_recovered"]
+    return Judgement(threshold(recovered, 0.95, 0.75), *both(say, variance, substitution))
+
+
+def controlled_distance(dummy_distance: Result) -> Judgement:
+    def say(own: Summary) -> str:
+        at = ", ".join(f"{d0:g}: {own[f'agreement_at_{d0:g}']:.2f}" for d0 in own["distances"])
+        return (
+            f"key part at distance {own['reference']:g} against others, r {at}; interaction "
+            f"{own['interaction_share']:.0%} of the table's variance"
+        )
+
+    verdict = threshold(dummy_distance.summary["agreement_lowest"], 0.95, 0.75)
+    return Judgement(verdict, *both(say, dummy_distance))
+
+
+def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
+    own = plane_sufficiency.summary
+
+    def say(weights: str, words: str) -> str:
+        names = ("pearson_without_first_token", "interaction_without_first_token", "additive")
+        pearson, interaction, additive = (own[f"{name}_{weights}"] for name in names)
+        if interaction is None:
+            return f"{words}: not measured"
+        return (
+            f"{words}: sum of plane scores against interaction share r {said(pearson, '.2f')}, interaction "
+            f"{interaction:.0%}, certified additive {additive:.0%} of heads"
+        )
+
+    error = any_distance.summary["exact_error"]
+    measured = f"{say('trained', 'trained')}; any function of distance is possible (error {error:.0e})"
+    predicted = own["pearson_without_first_token_trained"]
+    trained, random = (own[f"interaction_without_first_token_{one}"] for one in ("trained", "random_init"))
+    apart = random is not None and trained <= 0.5 * random
+    verdict = "open" if random is None else "held" if predicted >= 0.5 and apart else "partly" if apart else "not held"
+    return Judgement(verdict, measured, f"{say('random_init', 'random init')}; {say('shuffled', 'shuffled')}")
+
+
+def nats(change: float) -> str:
+    """'+0.38', and never '-0.00'."""
+    return f"{round(change, 2) + 0.0:+.2f}"
+
+
+def word_order(perturbation: Result) -> Judgement:
+    def say(own: Summary) -> str:
+        parts = [
+            f"{words} {nats(own[f'{name}_change_few'])} nats at {own['ratio_few']:.0%}, "
+            f"{nats(own[f'{name}_change_many'])} at {own['ratio_many']:.0%}"
+            for name, words in MOVED.items()
+            if own[f"{name}_change_few"] is not None
+        ]
+        return "; ".join(parts)
+
+    own = perturbation.summary
+    few, many = own["words_change_few"], own["words_change_many"]
+    index, features = own["positions_change_many"], own["position_part_change_many"]
+    if None in (few, many, index, features):
+        return Judgement("open", *both(say, perturbation))
+    alike = abs(index - features) <= 0.25 * max(index, features)
+    verdict = "held" if few <= 0.1 and many > 0.1 and alike else "partly" if few <= 0.1 or alike else "not held"
+    return Judgement(verdict, *both(say, perturbation))
+
+
+def length_claim(length_extrapolation: Result) -> Judgement:
+    def say(own: Summary) -> str:
+        parts = [
+            f"{name.replace('_', ' ')} {said(own[f'within_noise_{name}'], '.0%')}, loss "
+            f"{said(own[f'loss_last_{name}'], '.2f')}"
+            for name in own["conditions"]
+        ]
+        return (
+            f"heads within the noise level up to {own['times']:g} times the length: {'; '.join(parts)} "
+            f"(loss inside {own['loss_inside']:.2f})"
+        )
+
+    own = length_extrapolation.summary
+    windowed, vanilla = own["within_noise_lm_infinite"], own["within_noise_vanilla"]
+    verdict = "held" if windowed >= 0.9 > vanilla else "partly" if windowed > vanilla else "not held"
+    return Judgement(verdict, *both(say, length_extrapolation))
+
+
+def left_over(residual: Result, across_prompts: Result) -> Judgement:
+    def say(left: Summary, shared: Summary) -> str:
+        return (
+            f"the fit leaves {left['share']:.0%} of the variance within rows, {left['top_share']:.0%} of that in one "
+            f"direction; {shared['position']:.0%} is the same in every prompt, {shared['by_distance']:.0%} by distance "
+            "alone"
+        )
+
+    return Judgement("open", *both(say, residual, across_prompts))
+
+
+def formation(emergence: Result) -> Judgement:
+    own = emergence.summary
+    steps: Sequence[Any] = own["steps"]
+    if not steps or "three_axis_r_within_rows_over_steps" not in own:
+        return Judgement("open", "r within rows was not measured over training", "not measured")
+    values = own["three_axis_r_within_rows_over_steps"]
+    told = ", ".join(f"{value:.2f} at step {step}" for step, value in zip(steps, values, strict=True))
+    return Judgement("open", f"r within rows {told}", f"step {steps[0]} is the random initialisation")
+
+
+CLAIMS = [
+    Claim(
+        "position",
+        1,
+        "Scores are close to a(i-j) + b(i) + c(j), with a correlation above .95.",
+        "r without the first token, mean over heads: .95 held, .75 partly",
+        ("three_axis", "mean_key"),
+        three_axes,
+    ),
+    Claim(
+        "position",
+        2,
+        "Scores are f(q, i-j) + g(q, k): position and content are apart.",
+        "share of the loss recovered when the model runs on a split: 95 % held, 75 % partly",
+        ("variance", "substitution"),
+        two_axes,
+        {"substitution": {"n_prompts": 16, "head_costs": False}},
+    ),
+    Claim(
+        "position",
+        3,
+        "At a dummy distance the key part stays as it is and the position part shifts.",
+        "least agreement of the key part over distances: .95 held, .75 partly",
+        ("dummy_distance",),
+        controlled_distance,
+        {"dummy_distance": {"distances": DISTANCES}},
+    ),
+    Claim(
+        "position",
+        4,
+        "Magnitude and phase of trained q and k in RoPE's planes make the split possible; random init lacks them.",
+        "plane scores tell heads apart (r at least .5), and the trained interaction is at most half of random init's; "
+        "partly: the second alone",
+        ("plane_sufficiency", "any_distance"),
+        planes,
+    ),
+    Claim(
+        "position",
+        5,
+        "Swapping up to 5 % of the words hardly matters, more than 10 % does; index and features are alike.",
+        "words: at most .1 nats at 5 % and more at 20 %; index and features within a quarter of each other",
+        ("perturbation",),
+        word_order,
+        {"perturbation": {"n_cloze": 0}},
+    ),
+    Claim(
+        "position",
+        6,
+        "With LM-Infinite the attention output stays in its training distribution beyond the training length.",
+        "heads whose outputs stay within the noise level: 90 % with LM-Infinite and fewer without: held; more: partly",
+        ("length_extrapolation",),
+        length_claim,
+        {"length_extrapolation": {"length": None}},
+    ),
+    Claim(
+        "position",
+        "7a",
+        "Open, as readers say: what the residual holds, and what carries over to other encodings.",
+        "not judged",
+        ("residual", "across_prompts"),
+        left_over,
+    ),
+    Claim(
+        "position",
+        "7b",
+        "Open, as readers say: how the split forms in training.",
+        "not judged",
+        ("emergence",),
+        formation,
+        {"emergence": {"measures": ["three_axis"]}},
+    ),
+]

@@ -1,0 +1,171 @@
+"""Attention examples: a head's true attention beside the attention of its additive fit, token by token."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+import xarray as xr
+
+from tl_posgen.analysis import Job, as_result
+from tl_posgen.measure import Measure, Options, Request, Summary, TokenView, Variable
+from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import provenance_of
+from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.report.circuits import CROP, attention_maps
+from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
+from tl_posgen.result import Result
+
+MAPS = {"pattern": "true", "additive_pattern": "additive", "residual": "true - add."}
+MAP = ("example", "query", "key")
+Pick = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class AttentionExamples(Options):
+    r"""softmax(W) beside softmax(a_{i-j} + b_i + c_j) for chosen heads: first prompt, first 128 tokens.
+
+    The heads are those that follow position + query + key most within rows, and least, as `three_axis` of the same run
+    found. The fit is made over the whole prompt, then cropped. b_i never changes a pattern. It shows the model alone:
+    no random init is run.
+
+    Args:
+        examples: how many heads of either end.
+
+    Raises:
+        InputError: fewer than one example; leave the measure out to have none.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen.position.decomposition import attention_examples
+        >>> result = attention_examples("mini", "Down, down, down.", examples=1, null_seeds=())
+        >>> result.dataset["why"].values.tolist()
+        ['closest to position + key', 'furthest from position + key']
+    """
+
+    examples: int = 2
+
+    def check(self) -> None:
+        check_whole("attention_examples", 1, examples=self.examples)
+
+
+def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
+    """The first prompt once more, for the chosen heads only."""
+    assert isinstance(request.options, AttentionExamples)
+    tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)[:1]
+    picks = pick_heads(job.after["three_axis"].dataset, request.options.examples)
+    found: dict[tuple[int, int], Mapping[str, Any]] = {}
+    if picks:
+        heads = [(layer, head) for layer, head, _ in picks]
+        run_capture(model, tokens[0][None], lambda one: found.update(patterns(one)), heads=heads)
+    dataset = examples_dataset(picks, found, token_strings(model, tokens[0][:CROP]))
+    dataset = dataset.assign_attrs(model=model_label(job.after["three_axis"].dataset))
+    return as_result(request, [dataset], provenance_of(model, tokens, (), job.seed))
+
+
+def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
+    """(layer, head, why) of the n heads that follow position + query + key most within rows, and of the n least."""
+    ranked = three_axis["r_within_rows"].to_series().dropna().sort_values(ascending=False)
+    heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
+    n = max(1, min(n, len(heads) // 2))
+    best = [(*head, "closest to position + key") for head in heads[:n]]
+    return best + [(*head, "furthest from position + key") for head in heads[-n:] if head not in heads[:n]]
+
+
+def patterns(layer: LayerCapture) -> dict[tuple[int, int], dict[str, Any]]:
+    """The three maps and r within rows of every head that was captured, by (layer, head)."""
+    fit, _ = layer.once(fit_capture)
+    n = min(CROP, layer.q.shape[1])
+    scores = scores_from(layer.rotated_q[:, :n], layer.rotated_k[:, :n], layer.geometry, layer.heads)
+    true = scores.double().softmax(-1)
+    additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
+    maps = {"pattern": true, "additive_pattern": additive, "residual": true - additive}
+    return {
+        (layer.layer, head): {
+            **{name: x[index].float().cpu().numpy() for name, x in maps.items()},
+            "r_within_rows": float(fit.r_within_rows[index]),
+        }
+        for index, head in enumerate(layer.heads)
+    }
+
+
+def examples_dataset(
+    picks: Sequence[Pick], found: Mapping[tuple[int, int], Mapping[str, Any]], tokens: Sequence[str]
+) -> xr.Dataset:
+    n, chosen = len(tokens), [found[layer, head] for layer, head, _ in picks]
+    maps = {name: np.array([one[name] for one in chosen]).reshape(-1, n, n) for name in MAPS}
+    data: dict[str, tuple] = {name: (MAP, map_of_all) for name, map_of_all in maps.items()}
+    data["r_within_rows"] = ("example", np.array([one["r_within_rows"] for one in chosen]))
+    places = {name: ("example", [pick[axis] for pick in picks]) for axis, name in enumerate(("layer", "head", "why"))}
+    coords = {**places, "token": ("key", list(tokens)), "example": np.arange(len(chosen))}
+    return xr.Dataset(data, coords, {"rows": "example"})
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    heads = [f"{layer}.{head}" for layer, head in zip(data["layer"].values, data["head"].values, strict=True)]
+    return {"heads": heads, "r_within_rows": [float(r) for r in data["r_within_rows"].values]}
+
+
+def labels(data: xr.Dataset) -> list[str]:
+    """Which head each example is, and why it was picked."""
+    rows = zip(*(data[name].values for name in ("layer", "head", "why", "r_within_rows")), strict=True)
+    return [f"layer {layer}, head {head}: {why} (r within rows {r:.3f})" for layer, head, why, r in rows]
+
+
+def show(data: xr.Dataset, example: int) -> Any:
+    """A circuitsvis page of one example head: the three maps over the prompt's first 128 tokens."""
+    maps = data.isel(example=example)[list(MAPS)].to_array("map").transpose("map", "query", "key").values
+    return attention_maps(maps, [str(token) for token in data["token"].values], list(MAPS.values()))
+
+
+def heat_maps(result: Any) -> go.Figure:
+    """The same maps as heat maps, a row an example head."""
+    data = result.dataset
+    heads = [head.replace(".", " head ") for head in result.summary["heads"]]
+    panels = Panels([f"layer {head} · {name}" for head in heads for name in MAPS.values()], columns=3, row_height=280)
+    for panel, (number, name) in enumerate(product(range(len(heads)), MAPS)):
+        attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
+        colours = difference if name == "residual" else attention
+        panels.add(panel, token_map(data[name].isel(example=number), **colours))
+    panels.figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
+    subtitle = "attention of the scores, of the additive fit, their difference; first prompt; no random init is shown"
+    return panels.axes("key", "query").finish(f"True and additive attention · {model_label(data)}", subtitle)
+
+
+VARIABLES = {
+    "pattern": Variable("true attention", description="softmax of the scores", dims=MAP),
+    "additive_pattern": Variable("additive attention", description="softmax of a(i-j) + b(i) + c(j)", dims=MAP),
+    "residual": Variable("difference", description="true attention less the additive one", dims=MAP),
+    "r_within_rows": Variable("r within rows", description="on this prompt", dims=("example",)),
+}
+
+MEASURE = Measure(
+    name="attention_examples",
+    question="What does the additive fit get right in the attention itself?",
+    explanation=(
+        "Softmax of the true scores, softmax of the additive fit, and their difference, for the heads with the highest "
+        "and lowest correlation within rows. Hover a cell for its value; first 128 tokens of the first prompt."
+    ),
+    source="ours",
+    options=AttentionExamples,
+    procedure=run,
+    after=("three_axis",),
+    variables=VARIABLES,
+    summarise=summarise,
+    figures={"patterns": heat_maps},
+    off_page=frozenset({"patterns"}),
+    drawn=lambda data: ["patterns"] if data.sizes["example"] else [],
+    tokens=TokenView(labels, show),
+    caveats={"absolute": "the additive pattern's key part mixes where a key stands with what it is."},
+)

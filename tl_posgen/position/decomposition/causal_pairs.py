@@ -1,0 +1,154 @@
+"""Which (query, key) pairs a fit is made over, and the normal equations of three additive axes over them."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+
+
+@dataclass(frozen=True)
+class CausalPairs:
+    r"""The causal pairs (i, j) that count: 0 <= i - j < window, less what is left out: token 0, or the diagonal i = j.
+
+    Leaving out the first token (as query and as key) or the diagonal leaves a causal triangle again, one smaller. Its
+    three axes are alike: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
+
+        distance + s + key = n - 1,      all three >= 0,
+
+    so each axis at index t has n - t pairs, and meets the indices 0 .. n - 1 - t of the other two. Every array on
+    `corner coordinates` below is [axis, head, t] with the axes in the order distance, query (from the last), key.
+
+    Attributes:
+        n_tokens: length of the text.
+        window: a query sees the `window` last keys, itself included; None sees all.
+        first_token: whether token 0 counts.
+        diagonal: whether a query paired with its own key counts.
+
+    Raises:
+        InputError: where no pair is left.
+
+    Example:
+        >>> pairs = CausalPairs(1024)
+        >>> pairs.size, pairs.n_pairs, pairs.rank, round(pairs.iid_r, 3)
+        (1024, 524800, 3069, 0.076)
+    """
+
+    n_tokens: int
+    window: int | None = None
+    first_token: bool = True
+    diagonal: bool = True
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
+        if self.size < 1 or self.width < 1:
+            raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
+
+    @property
+    def first_key(self) -> int:
+        return 0 if self.first_token else 1
+
+    @property
+    def first_distance(self) -> int:
+        return 0 if self.diagonal else 1
+
+    @property
+    def first_query(self) -> int:
+        return self.first_key + self.first_distance
+
+    @property
+    def size(self) -> int:
+        """n: as many queries as keys are left, and as many distances where there is no window."""
+        return self.n_tokens - self.first_query
+
+    @property
+    def width(self) -> int:
+        """Number of distances."""
+        return min(self.window or self.n_tokens, self.n_tokens - self.first_key) - self.first_distance
+
+    @property
+    def n_pairs(self) -> int:
+        return self.size * self.width - self.width * (self.width - 1) // 2
+
+    @property
+    def rank(self) -> int:
+        """Independent parameters among distances, queries and keys: all but two constants and one straight line.
+
+        With a single distance every pair has a query and a key of its own, and those fit anything.
+        """
+        return self.size if self.width == 1 else self.width + 2 * self.size - 3
+
+    @property
+    def iid_r(self) -> float:
+        """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): the r that iid Gaussian scores reach by chance."""
+        return _root_share(self.rank - 1, self.n_pairs - 1)
+
+    @property
+    def iid_r_within_rows(self) -> float:
+        """The same within rows: sqrt((rank - n) / (n_pairs - n)), the mean of every row being removed."""
+        return _root_share(self.rank - self.size, self.n_pairs - self.size)
+
+    def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
+        """Number of pairs at every index of every axis, in corner coordinates."""
+        counts = torch.arange(self.size, 0, -1, dtype=torch.float64, device=device).expand(3, 1, -1).clone()
+        counts[0, :, self.width :] = 0
+        counts[1:].clamp_(max=self.width)
+        return counts
+
+    def normal(
+        self, x: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
+    ) -> Float[Tensor, "axis=3 head size"]:
+        r"""X'X x, where X is the design matrix of pairs by (distance, query, key): O(n) by cumulative sums.
+
+        (X'X x)_t = N_t x_t + sum of the other two axes over the indices that t meets. Also the distance, query and
+        key sums of the additive matrix x stands for. In a window x must be 0 at the distances beyond it.
+        """
+        below = x.cumsum(-1)
+        met = below.sum(0) - below
+        if self.width < self.size:
+            met[1, :, self.width :] -= below[2, :, : -self.width]
+            met[2, :, self.width :] -= below[1, :, : -self.width]
+        met = met.flip(-1)
+        met[0, :, self.width :] = 0
+        return met.addcmul_(counts, x)
+
+    def consistent(
+        self, sums: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
+    ) -> Float[Tensor, "axis=3 head size"]:
+        """Sums made those of one matrix: by any axis they have one total, and distance + s + key = n - 1 in the mean.
+
+        What rounding added across the three free directions is taken out, spread in proportion to the counts.
+        """
+        t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
+        one = torch.ones_like(t)
+        free = torch.stack(
+            [torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])]
+        )
+        weighted = free * counts.flatten()
+        excess = sums.transpose(0, 1).flatten(1) @ free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True)
+        return sums - (excess @ weighted).unflatten(1, (3, -1)).transpose(0, 1)
+
+    def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
+        """Whether query i paired with key j counts, for tokens numbered as in the text."""
+        distance = queries[:, None] - keys
+        stop = self.first_distance + self.width
+        return (distance >= self.first_distance) & (distance < stop) & (keys >= self.first_key)
+
+    def spread(
+        self, x: Float[Tensor, "axis=3 head size"], fill: int | float = math.nan
+    ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"]]:
+        """From corner coordinates to arrays as long as the text; `fill` where no pair is."""
+        distance, query, key = x[0, :, : self.width], x[1].flip(-1), x[2]
+
+        def place(part: Tensor, start: int) -> Tensor:
+            return torch.nn.functional.pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
+
+        return place(distance, self.first_distance), place(query, self.first_query), place(key, self.first_key)
+
+
+def _root_share(part: int, whole: int) -> float:
+    return math.sqrt(part / whole) if whole else math.nan

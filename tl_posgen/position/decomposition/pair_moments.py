@@ -1,0 +1,227 @@
+"""The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NoReturn
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.rope.bilinear_sums import sums_along_diagonals, sums_over_band
+
+QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
+SCORES_AT_ONCE = 2**18  # entries of a block of rows
+ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
+
+
+@dataclass(frozen=True)
+class PairMoments:
+    r"""Pair moments of W: its sums over the pairs of each axis, and its sum of squares within rows; float64.
+
+    Attributes:
+        pairs: the pairs that count.
+        sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `CausalPairs`.
+        within_rows: sum_ij (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does not see
+            that mean, and because nothing then cancels when the scores are large and nearly constant.
+        without_first_token: the moments of the same scores with token 0 left out as query and as key; None where
+            nothing would be left, or where it is left out already.
+    """
+
+    pairs: CausalPairs
+    sums: Float[Tensor, "axis=3 head size"]
+    within_rows: Float[Tensor, " head"]
+    without_first_token: "PairMoments | None" = None
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " head"]:
+        return self.sums[2].sum(-1) / self.pairs.n_pairs
+
+    @cached_property
+    def tss(self) -> Float[Tensor, " head"]:
+        """sum_ij (W_ij - mean)^2."""
+        counts = self.pairs.counts(self.sums.device)[1]
+        between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
+        return self.within_rows + between.sum(-1)
+
+    def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
+        """Whether a sum of squares of these scores, `tss` or `within_rows`, is no more than rounding leaves."""
+        return squares <= ROUNDING * (self.tss + self.pairs.n_pairs * self.mean.square())
+
+
+def pair_moments(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    scale: float = 1.0,
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+) -> PairMoments:
+    r"""The moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
+
+        row_i  = <q_i, sum_{j <= i} k_j>                          cumulative sum
+        col_j  = <k_j, sum_{i >= j} q_i>                          cumulative sum
+        diag_d = sum_i <q_i, k_{i-d}>                             cross-correlation by FFT
+        sum W^2 = sum_i q_i' (sum_{j <= i} k_j k_j') q_i          running second moment, in chunks
+
+    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k and
+    summed in float64 from chunk to chunk. The mean query and the mean key are taken out first and put back as the
+    row and column they add, so that large constant parts cost no digits.
+
+    Args:
+        q, k: queries and keys after RoPE.
+        scale: the attention scale.
+        window: a query sees the `window` last keys, itself included.
+        diagonal: whether a query paired with its own key counts.
+
+    Raises:
+        InputError: where a score would not be finite, or no pair is left.
+
+    Source: the four moments suffice because the design matrix of the fit depends on the mask alone [ours].
+
+    Example:
+        >>> q, k = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
+        >>> moments = pair_moments(q, k)
+        >>> distance, query, key = moments.pairs.spread(moments.sums)
+        >>> query.tolist(), moments.tss.tolist()
+        ([[2.0, 4.0, 6.0]], [0.0])
+    """
+    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal)
+    groups = max(1, QUERIES_AT_ONCE // q[0].numel())
+    parts = [
+        _moments_of_heads(q_group, k_group, scale, pairs)
+        for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
+    ]
+    moments = parts[0] if len(parts) == 1 else _join_heads(parts)
+    if not moments.sums.isfinite().all():
+        bad = ~(q.isfinite() & k.isfinite()).all(-1)
+        remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
+        _refuse(bad if bad.any() else _not_finite(moments), "q or k", remedy)
+    return moments
+
+
+def pair_moments_from_scores(
+    scores: Float[Tensor, "head query key"], *, window: int | None = None, diagonal: bool = True
+) -> PairMoments:
+    r"""The same moments from the scores themselves, in one pass over blocks of rows: for scores that are not bilinear
+    in q and k (soft cap, ALiBi, edited by a hook), and for short texts.
+
+    Entries that the mask hides (j > i, or i - j >= window) are not read, whatever they hold.
+
+    Raises:
+        InputError: where an entry that the mask shows is not finite.
+
+    Example:
+        >>> scores = torch.tensor([[[1.0, -torch.inf], [2.0, 4.0]]])
+        >>> pair_moments_from_scores(scores).within_rows.tolist()
+        [2.0]
+    """
+    pairs = CausalPairs(scores.shape[1], window, diagonal=diagonal)
+    if not diagonal:
+        scores = scores[:, 1:, :-1]
+    first_key = scores[:, :, 0].double()
+    rest = _core_from_scores(scores[:, 1:, 1:], _without_first_token(pairs)) if pairs.size > 1 else None
+    moments = _with_first_key(rest, first_key, pairs)
+    if not moments.sums.isfinite().all():
+        _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
+    return moments
+
+
+def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
+    """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
+    windowed = pairs.width < pairs.size  # then the band is the difference of two triangles, and digits are lost
+    dtype = torch.float64 if windowed else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
+    if not pairs.diagonal:
+        q, k = q[:, 1:], k[:, :-1]
+    others = slice(min(1, pairs.size - 1), None)  # the means of the others: token 0 is often far from them
+    mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
+    q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
+    query_part, first_key = (q @ torch.cat([mean_k, k[:, :1]], 1).mT).double().unbind(-1)
+    query_part = query_part + (mean_q @ mean_k.mT)[..., 0].double()
+    key_part = (k @ mean_q.mT)[..., 0].double()
+    first_key = first_key + query_part + key_part[:, :1]
+    rest = None
+    if pairs.size > 1:
+        rest = _core(q[:, 1:], k[:, 1:], query_part[:, 1:], key_part[:, 1:], _without_first_token(pairs))
+    return _with_first_key(rest, first_key, pairs)
+
+
+def _without_first_token(pairs: CausalPairs) -> CausalPairs:
+    return CausalPairs(pairs.n_tokens, pairs.window, first_token=False, diagonal=pairs.diagonal)
+
+
+def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
+    """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
+    counts = pairs.counts(q.device)
+    distance, query, key, squares = sums_over_band(q, k, pairs.width)
+    sums = torch.stack([distance, query.flip(-1), key])
+    none = torch.zeros_like(key_part)
+    sums += pairs.normal(torch.stack([none, none, key_part]), counts)
+    squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
+    within_rows = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
+    return PairMoments(pairs, sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows)
+
+
+def _core_from_scores(scores: Tensor, pairs: CausalPairs) -> PairMoments:
+    n, width = pairs.size, pairs.width
+    sums = torch.zeros(3, len(scores), n, dtype=torch.float64, device=scores.device)
+    within_rows = sums.new_zeros(len(scores))
+    index = torch.arange(n, device=scores.device)
+    step = max(1, SCORES_AT_ONCE // (len(scores) * n))
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        keys = slice(max(0, start - width + 1), rows.stop)
+        distance = index[rows, None] - index[keys]
+        hidden = (distance < 0) | (distance >= width)
+        block = scores[:, rows, keys].double().masked_fill(hidden, 0)
+        row_sums = block.sum(-1)
+        sums[0, :, : rows.stop - keys.start] += sums_along_diagonals(block)[:, : rows.stop - keys.start]
+        sums[1, :, rows] = row_sums
+        sums[2, :, keys] += block.sum(-2)
+        means = row_sums / (~hidden).sum(-1)
+        within_rows += (block - means[..., None]).masked_fill_(hidden, 0).square_().sum((-2, -1))
+    sums[1] = sums[1].flip(-1)
+    return PairMoments(pairs, sums, within_rows)
+
+
+def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:
+    """Add the scores of key 0, [head, query], to the moments of all the other keys."""
+    n, seen = pairs.size, min(pairs.width, pairs.size)
+    first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
+    key_sum = first_key.sum(-1, keepdim=True)
+    if rest is None:
+        return PairMoments(pairs, first_key.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
+    others = rest.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # keys that rows 1 .. seen - 1 have besides
+    others_mean = rest.sums[1].flip(-1)[:, : seen - 1] / others
+    gained = others / (others + 1) * (first_key[:, 1:seen] - others_mean).square()
+    sums = torch.stack(
+        [
+            pad(rest.sums[0], (0, 1)) + first_key,
+            pad(rest.sums[1], (0, 1)) + first_key.flip(-1),
+            torch.cat([key_sum, rest.sums[2]], -1),
+        ]
+    )
+    return PairMoments(pairs, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
+
+
+def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:
+    return ~moments.pairs.spread(moments.sums, fill=0)[1].isfinite()
+
+
+def _refuse(bad: Bool[Tensor, "head pos"], what: str, remedy: str) -> NoReturn:
+    head, pos = bad.nonzero()[0].tolist()
+    raise InputError(f"{what} of head {head} is not finite at token {pos}; {remedy}")
+
+
+def _join_heads(parts: list[PairMoments]) -> PairMoments:
+    rests = [part.without_first_token for part in parts if part.without_first_token is not None]
+    return PairMoments(
+        parts[0].pairs,
+        torch.cat([part.sums for part in parts], 1),
+        torch.cat([part.within_rows for part in parts]),
+        _join_heads(rests) if rests else None,
+    )

@@ -1,0 +1,344 @@
+"""What the three-axis fit leaves: how much, of what shape, at which distances, in which planes and token pairs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.position_shares import row_centred
+from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
+from tl_posgen.position.decomposition.residual_moments import plane_products, residual_energies
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.decomposition.token_pairs import TokenPairTally
+from tl_posgen.position.first_token import VARIANTS, without_first_token
+from tl_posgen.report.circuits import CROP
+from tl_posgen.report.sentences import at_head, beside, extremes, means, null_of
+from tl_posgen.rope.spectra import singular_values, spectrum_of_values
+
+SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
+SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
+ROUNDING = 1e-13  # energy below this share of the scores' mean square is what float32 leaves of an exact fit
+ENTRIES = 2**24  # scores held at once: heads are taken in groups
+TOKEN_IDS = {"holds": "token ids"}  # `analysis.with_token_texts` puts the tokens' texts beside such a variable
+EXAMPLE_MAP = ("example", "query", "key")
+
+
+@dataclass(frozen=True)
+class Residual(Options):
+    r"""e_ij = W_ij - a_{i-j} - b_i - c_j: what the least-squares three-axis fit of every head leaves.
+
+    Every row of e sums to zero, because b is free; so all of e is within what softmax sees. It depends on no gauge.
+    Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them. The planes' shares
+    <W_m, e> / <e, e>, W_m the plane's part of the score, add up to 1 with `rest_share`, what does not rotate; they are
+    there where q and k rotate and nothing caps the score. Kinds of token pair are those that explain most of e: exact
+    while a head meets no more than 1024 kinds, see `TokenPairTally`.
+
+    Args:
+        n_pairs: kinds of token pair to name for each head.
+        components: singular values to keep.
+        examples: heads to show token by token, those with the largest share on the first prompt; 0 for none.
+
+    Raises:
+        InputError: a prompt of fewer than 5 tokens, or an option out of range.
+
+    Source: "what is in the residual" is named as open by readers of Han & Ji 2025 (arXiv 2503.13305); measures ours.
+
+    Example:
+        >>> from tl_posgen.position.decomposition import residual
+        >>> data = residual("mini", "Down, down, down.", examples=0, null_seeds=()).dataset
+        >>> bool((data["plane_share"].sum("plane") + data["rest_share"] - 1).max() < 1e-3)
+        True
+    """
+
+    n_pairs: int = 10
+    components: int = 8
+    examples: int = 2
+
+    def check(self) -> None:
+        check_whole("residual", 1, n_pairs=self.n_pairs, components=self.components)
+        check_whole("residual", 0, examples=self.examples)
+
+
+class ResidualCollector(Collector):
+    options: Residual
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._tallies: dict[tuple[int, str], TokenPairTally] = {}  # (layer, variant)
+        self._heads: dict[int, list[int]] = {}
+        self._wavelengths: dict[int, np.ndarray] = {}  # of the layers whose scores are sums over planes
+        self._examples: list[dict[str, Any]] = []  # heads on the first prompt: layer, head, share, maps, tokens
+
+    def update(self, layer: LayerCapture) -> None:
+        check_length(layer.q.shape[1])
+        fits = layer.once(fit_capture)
+        self._heads[layer.layer] = list(layer.heads)
+        groups = [self._measure(part, [fit.of_heads(of) for fit in fits]) for of, part in head_groups(layer)]
+        sums, tallies = zip(*groups, strict=True)
+        self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
+        for suffix in tallies[0]:
+            key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
+            self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
+
+    def _measure(
+        self, part: LayerCapture, fits: Sequence[ThreeAxisFit]
+    ) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
+        """The sums of some heads on one prompt by name, and their token pairs by variant."""
+        found, tallies = {}, {}
+        for suffix, fit in zip(VARIANTS, fits, strict=True):
+            mask = fit.pairs.mask(part.positions, part.positions)
+            scores = part.scores().double().masked_fill(~mask, 0)
+            left = (scores - fit.fitted(part.positions, part.positions)).masked_fill_(~mask, 0)
+            within = row_centred(scores, mask)
+            values = residual_energies(left, mask) | self._shape(left) | self._planes(part, left, within)
+            values |= {"within": within.square().sum((1, 2)), "squares": scores.square().sum((1, 2))}
+            found |= {f"{name}{suffix}": value for name, value in values.items()}
+            if part.tokens is not None:
+                tallies[suffix] = TokenPairTally.of(left, mask, part.tokens.to(left.device))
+            if suffix and part.prompt == 0:
+                self._keep_examples(part, left, within)
+        return found, tallies
+
+    def _shape(self, left: Tensor) -> dict[str, Tensor]:
+        values = singular_values(left[:, :SPECTRUM_CROP, :SPECTRUM_CROP])
+        n = self.options.components
+        share = (values.square() / values.square().sum(-1, keepdim=True))[:, :n]
+        rank = spectrum_of_values(values).participation_ratio
+        return {"spectrum": pad(share, (0, n - share.shape[1])), "effective_rank": rank}
+
+    def _planes(self, part: LayerCapture, left: Tensor, within: Tensor) -> dict[str, Tensor]:
+        geometry = part.geometry
+        planes = len(geometry.rope.inv_freq)
+        if not (geometry.bilinear and planes):
+            return {}
+        self._wavelengths[part.layer] = (2 * torch.pi / geometry.rope.inv_freq).cpu().numpy()
+        found = {}
+        for name, e in (("plane", left), ("score_plane", within)):
+            sums = plane_products(e, part.rotated_q, part.rotated_k, geometry.rope, geometry.scale)
+            found |= {f"{name}_sum": sums[:, :planes], f"{name}_rest_sum": sums[:, planes:].sum(-1)}
+        return found
+
+    def _keep_examples(self, part: LayerCapture, left: Tensor, within: Tensor) -> None:
+        share = left.square().sum((1, 2)) / within.square().sum((1, 2))
+        tokens = (part.positions if part.tokens is None else part.tokens)[:CROP].cpu().numpy()
+        maps = {"residual": left, "scores": within}
+        maps = {name: x[:, :CROP, :CROP].float().cpu().numpy() for name, x in maps.items()}
+        for index, head in enumerate(part.heads):
+            of_head = {"layer": part.layer, "head": head, "share": float(share[index]), "token": tokens}
+            self._examples.append(of_head | {name: x[index].copy() for name, x in maps.items()})
+        self._examples.sort(key=lambda example: -example["share"])
+        del self._examples[self.options.examples :]
+
+    def dataset(self) -> xr.Dataset:
+        data: dict[str, Any] = {}
+        for suffix in VARIANTS:
+            values = self._shares(suffix) | self._token_pairs(suffix)
+            data |= {f"{name}{suffix}": value for name, value in values.items()}
+        dataset = xr.Dataset(data | self._example_maps())
+        if self._wavelengths:
+            layers = sorted(self._wavelengths)
+            rows = [pd.Series(self._wavelengths[layer]) for layer in layers]
+            lengths = pd.DataFrame(rows, index=pd.Index(layers, name="layer")).rename_axis(columns="plane")
+            dataset["wavelength"] = xr.DataArray(lengths)
+        return dataset
+
+    def _shares(self, suffix: str) -> dict[str, xr.DataArray]:
+        def total(name: str, *dims: str) -> xr.DataArray:
+            return self.rows.array(f"{name}{suffix}", *dims).sum("prompt", min_count=1)
+
+        energy, pairs, squares, within = (total(name) for name in ("energy", "pairs", "squares", "within"))
+        within = within.where(within > ROUNDING * squares)
+        known = energy.where(energy > ROUNDING * squares)
+        shape = self.rows.array(f"spectrum{suffix}", "component").mean("prompt").where(known.notnull())
+        shape = shape.assign_coords(component=shape["component"] + 1)
+        rank = self.rows.array(f"effective_rank{suffix}").mean("prompt").where(known.notnull())
+        energy_at, abs_at, pairs_at = (total(f"{name}_at", "distance") for name in ("energy", "abs", "pairs"))
+        pairs_at = pairs_at.where(pairs_at > 0)
+        found = {
+            **{"share": energy / within, "std": (energy / pairs) ** 0.5, "spectrum": shape, "effective_rank": rank},
+            "top_share": shape.isel(component=0, drop=True),
+            "distance_share": energy_at / known,
+            "distance_ratio": energy_at / pairs_at / (known / pairs),
+            "distance_abs": abs_at / pairs_at,
+        }
+        if self._wavelengths:
+            for name, whole in (("plane", known), ("score_plane", within)):
+                found[f"{name}_share"] = total(f"{name}_sum", "plane") / whole
+                found[f"{name.replace('plane', 'rest')}_share"] = total(f"{name}_rest_sum") / whole
+        return found
+
+    def _token_pairs(self, suffix: str) -> dict[str, xr.DataArray]:
+        tallies = {layer: tally for (layer, kind), tally in sorted(self._tallies.items()) if kind == suffix}
+        if not tallies:
+            return {}
+        heads = sorted(set().union(*self._heads.values()))
+        ranks = min(self.options.n_pairs, max(tally.kind.shape[1] for tally in tallies.values()))
+
+        def stack(name: str, fill: int | float) -> xr.DataArray:
+            values = np.full((len(tallies), len(heads), ranks), fill)
+            for row, (layer, tally) in zip(values, tallies.items(), strict=True):
+                found = getattr(tally, name)[:, :ranks].cpu().numpy()
+                row[[heads.index(head) for head in self._heads[layer]], : found.shape[1]] = found
+            return xr.DataArray(values, {"layer": list(tallies), "head": heads}, ("layer", "head", "rank"))
+
+        ids = {name: stack(name, -1).assign_attrs(TOKEN_IDS) for name in ("query_token", "key_token")}
+        return ids | {f"pair_{name}": stack(name, np.nan) for name in ("share", "mean", "count")}
+
+    def _example_maps(self) -> dict[str, tuple]:
+        if not self._examples:
+            return {}
+        dims = {"residual": EXAMPLE_MAP, "scores": EXAMPLE_MAP} | dict.fromkeys(("layer", "head", "share"), "example")
+        values = {name: (of, np.stack([one[name] for one in self._examples])) for name, of in dims.items()}
+        found: dict[str, tuple] = {f"example_{name}": value for name, value in values.items()}
+        return {"example_token": ("key", self._examples[0]["token"], TOKEN_IDS)} | found
+
+
+def check_length(n: int) -> None:
+    if n < SHORTEST:
+        raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
+
+
+def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
+    """The same capture, some heads at a time, so that their score matrices fit in memory."""
+    step = max(1, ENTRIES // layer.q.shape[1] ** 2)
+    for start in range(0, len(layer.heads), step):
+        of = slice(start, start + step)
+        heads, q, k = list(layer.heads)[of], layer.q[of], layer.k[of]
+        yield of, LayerCapture(layer.geometry, heads=heads, prompt=layer.prompt, tokens=layer.tokens, q=q, k=k)
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    shown = ("share", "std", "top_share", "effective_rank")
+    found = means(data, *(f"{name}{suffix}" for name in shown for suffix in VARIANTS))
+    found |= extremes(data, "share_without_first_token")
+    if "plane_share_without_first_token" in data:
+        found |= plane_numbers(data)
+    if len(pairs := strongest_pairs(data)):
+        first = pairs.iloc[0]
+        found |= {"pair_head": f"{first['layer']}.{first['head']}", "pair_count": int(first["pairs"])}
+        found |= {"pair_query": first["query token"], "pair_key": first["key token"]}
+        found |= {"pair_mean": float(first["mean residual"]), "pair_share": float(first["share"])}
+    return found
+
+
+def plane_numbers(data: xr.Dataset) -> dict[str, Any]:
+    """The plane that holds most of the residual, its share of the scores, and every plane's share of the residual."""
+    names = ("plane_share_without_first_token", "score_plane_share_without_first_token")
+    left, scores = (data[name].mean(("layer", "head")) for name in names)
+    top = int(left.fillna(-np.inf).argmax("plane"))
+    lengths = np.unique(data["wavelength"].isel(plane=top).dropna("layer").values.round(1))
+    found = {"top_plane": top, "top_plane_wavelengths": lengths.tolist(), "top_plane_of_scores": float(scores[top])}
+    return found | {f"plane_{plane}": float(share) for plane, share in enumerate(left.values)}
+
+
+def findings(own: Summary, null: Any) -> list[str]:
+    def share(name: str, form: str = ".0%") -> str:
+        return beside(own, null, f"{name}_without_first_token", form)
+
+    most, least = (
+        at_head(own[f"share_without_first_token_{end}_head"], own[f"share_without_first_token_{end}"])
+        for end in ("highest", "lowest")
+    )
+    found = [
+        f"Position + query + key leave {beside(own, null, 'share', '.0%')} of the score variance within rows, without "
+        f"the first token {share('share')}. Most: {most}; least: {least}.",
+        f"One singular direction holds {share('top_share')} of what is left; its effective rank is "
+        f"{share('effective_rank', '.1f')}.",
+    ]
+    if "top_plane" in own:
+        plane = own["top_plane"]
+        lengths = ", ".join(f"{length:g}" for length in own["top_plane_wavelengths"])
+        found.append(
+            f"Of the residual, {own[f'plane_{plane}']:.0%} ({null_of(null, f'plane_{plane}', '.0%')}) is in plane "
+            f"{plane} (wavelength {lengths} tokens), which holds {own['top_plane_of_scores']:.0%} of the scores within "
+            "rows."
+        )
+    if "pair_head" in own:
+        layer, head = own["pair_head"].split(".")
+        found.append(
+            f"Kind of token pair that explains most in layer {layer} head {head}: query {own['pair_query']} on key "
+            f"{own['pair_key']}, {own['pair_mean']:+.2f} logits over {own['pair_count']} pairs, "
+            f"{own['pair_share']:.1%} of the head's residual."
+        )
+    return found
+
+
+HEAD = ("layer", "head")
+OVER_DISTANCE, OVER_PLANE, OVER_RANK = ((*HEAD, dim) for dim in ("distance", "plane", "rank"))
+IN_LOGITS = "within rows, first prompt, first token left out"
+OF_FIT = {
+    "share": Variable("share left", "", "sum e^2 over that of the scores within rows", headline="residual_share"),
+    "std": Variable("residual", "logits", "root mean square of e", headline="residual_std"),
+    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e"),
+    "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens"),
+    "spectrum": Variable("spectrum", description="s_r^2 / sum s^2", dims=(*HEAD, "component")),
+    "distance_share": Variable("share by distance", description="of sum e^2", dims=OVER_DISTANCE),
+    "distance_ratio": Variable("energy ratio", "", "mean e^2 at the distance over that of all pairs", OVER_DISTANCE),
+    "distance_abs": Variable("mean |e|", "logits", "at the distance", dims=OVER_DISTANCE),
+    "plane_share": Variable("of the residual", description="<W_m, e> / <e, e>", dims=OVER_PLANE),
+    "rest_share": Variable("of the residual, not rotated", description="<W_rest, e> / <e, e>"),
+    "score_plane_share": Variable("of the scores within rows", description="<W_m, W> / <W, W>", dims=OVER_PLANE),
+    "score_rest_share": Variable("of the scores within rows, not rotated", description="<W_rest, W> / <W, W>"),
+    "query_token": Variable("query token", description="id; -1 where there are fewer kinds", dims=OVER_RANK),
+    "key_token": Variable("key token", description="id; -1 where there are fewer kinds", dims=OVER_RANK),
+    "pair_share": Variable("explained by the kind of pair", description="n mean(e)^2 / sum e^2", dims=OVER_RANK),
+    "pair_mean": Variable("mean residual of the kind of pair", "logits", dims=OVER_RANK),
+    "pair_count": Variable("pairs of the kind", "pairs", dims=OVER_RANK),
+    "query_token_text": Variable("query token, in words", dims=OVER_RANK),
+    "key_token_text": Variable("key token, in words", dims=OVER_RANK),
+}
+VARIABLES = {
+    **OF_FIT,
+    **without_first_token(OF_FIT),
+    "wavelength": Variable("wavelength of the plane", "tokens", "2 pi / theta_m", dims=("layer", "plane")),
+    "example_residual": Variable("left over", "logits", f"e, {IN_LOGITS}", dims=EXAMPLE_MAP),
+    "example_scores": Variable("scores", "logits", IN_LOGITS, dims=EXAMPLE_MAP),
+    "example_layer": Variable("layer of an example", dims=("example",)),
+    "example_head": Variable("head of an example", dims=("example",)),
+    "example_share": Variable("share left of an example", description="on the first prompt", dims=("example",)),
+    "example_token": Variable("token ids of the first prompt", dims=("key",)),
+    "example_token_text": Variable("tokens of the first prompt", dims=("key",)),
+}
+
+MEASURE = Measure(
+    name="residual",
+    question="What do position + query + key leave?",
+    explanation=(
+        "The residual of the least-squares three-axis fit. Its rows sum to zero and no gauge enters, so softmax sees "
+        "it all. How much it is, how few directions hold it, and at which distances, RoPE planes and token pairs it "
+        "sits."
+    ),
+    source="ours; named as open by readers of Han & Ji 2025 (arXiv 2503.13305)",
+    options=Residual,
+    collector=ResidualCollector,
+    check_prompts=lambda options, tokens: check_length(min(map(len, tokens))),
+    variables=VARIABLES,
+    summarise=summarise,
+    findings=findings,
+    figures=FIGURES,
+    drawn=drawn,
+    table=table,
+    tokens=TokenView(labels, show),
+    caveats={
+        "absolute": "the residual holds what query and key position do together beyond their distance, as well as what "
+        "query and key tokens do together; there are no planes to share it among.",
+        "alibi": "the slope is fitted exactly and is not in the residual: that is content, or position that earlier "
+        "layers wrote into the tokens. The variance that the share is of has the slope in it, at random init most of "
+        "all: compare std, in logits. There are no planes.",
+        "none": "the residual is content, or position that earlier layers wrote into the tokens. There are no planes.",
+    },
+)

@@ -1,0 +1,102 @@
+"""Residuals gathered by which tokens meet, for all heads at once and over any number of prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+ID_BITS = 32  # a kind of pair is query id * 2^32 + key id
+
+
+@dataclass(frozen=True)
+class TokenPairTally:
+    r"""Sum and number of the residuals e of each kind of pair (query token, key token); float64, all heads.
+
+    `of` one prompt, then add prompts: `a + b`. Kinds stand in the order of n mean(e)^2, the energy that knowing the two
+    tokens takes out of the residual: a frequent pair whose residuals cancel comes last. Each head keeps the first
+    `keep`, so the tally is exact while it has met no more kinds than that; beyond, a kind that was dropped on the way
+    counts from its return on.
+
+    Attributes:
+        kind: query id * 2^32 + key id; -1 where there is none.
+        total: sum of e. count: how many pairs.
+        energy: sum of e^2 over all kinds, kept or not.
+    """
+
+    kind: Int[Tensor, "head kind"]
+    total: Float[Tensor, "head kind"]
+    count: Float[Tensor, "head kind"]
+    energy: Float[Tensor, " head"]
+    keep: int
+
+    @classmethod
+    def of(
+        cls,
+        residual: Float[Tensor, "head query key"],
+        mask: Bool[Tensor, "query key"],
+        tokens: Int[Tensor, " pos"],
+        keep: int = 1024,
+    ) -> "TokenPairTally":
+        """Of one prompt, whose queries and keys are `tokens`.
+
+        Example:
+            >>> left, tokens = torch.tensor([[[1.0, 0.0], [-3.0, 5.0]]]), torch.tensor([7, 7])
+            >>> tally = TokenPairTally.of(left, torch.ones(2, 2, dtype=torch.bool).tril(), tokens)
+            >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
+            ([[7]], [[1.0]], [[3.0]])
+        """
+        query, key = mask.nonzero(as_tuple=True)
+        values = residual[:, query, key].double()
+        kinds, kind = ((tokens[query].long() << ID_BITS) + tokens[key]).unique(return_inverse=True)
+        total = values.new_zeros(len(values), len(kinds)).index_add(1, kind, values)
+        count = kind.bincount(minlength=len(kinds)).to(total).expand_as(total)
+        return cls(kinds.expand(len(values), -1), total, count, values.square().sum(-1), keep)._first()
+
+    @classmethod
+    def of_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
+        """Tallies of the same prompt for some heads each, made one for all of them."""
+        names = ("kind", "total", "count", "energy")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names), keep=parts[0].keep)
+
+    def __add__(self, other: "TokenPairTally") -> "TokenPairTally":
+        kind, order = torch.cat([self.kind, other.kind], 1).sort(dim=1)
+        again = kind[:, 1:] == kind[:, :-1]  # a kind stands once on each side, so twice at most
+
+        def merged(name: str) -> Tensor:
+            x = torch.cat([getattr(self, name), getattr(other, name)], 1).gather(1, order)
+            x[:, :-1] += x[:, 1:].masked_fill(~again, 0)
+            x[:, 1:].masked_fill_(again, 0)
+            return x
+
+        kind[:, 1:].masked_fill_(again, -1)
+        total, count = merged("total"), merged("count")
+        return TokenPairTally(kind, total, count, self.energy + other.energy, max(self.keep, other.keep))._first()
+
+    @property
+    def query_token(self) -> Int[Tensor, "head kind"]:
+        return self.kind >> ID_BITS
+
+    @property
+    def key_token(self) -> Int[Tensor, "head kind"]:
+        return torch.where(self.kind < 0, -1, self.kind & (2**ID_BITS - 1))
+
+    @property
+    def mean(self) -> Float[Tensor, "head kind"]:
+        """NaN where there is no kind."""
+        return self.total / self.count
+
+    @property
+    def share(self) -> Float[Tensor, "head kind"]:
+        """n mean(e)^2 as a share of the residual's energy."""
+        return self._explained() / self.energy[:, None]
+
+    def _explained(self) -> Float[Tensor, "head kind"]:
+        return self.total.square() / self.count.clamp(min=1)
+
+    def _first(self) -> "TokenPairTally":
+        ranking = self._explained().masked_fill(self.count == 0, -1)
+        at = ranking.topk(min(self.keep, ranking.shape[1]), dim=1).indices
+        kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))
+        return TokenPairTally(kind, total, count, self.energy, self.keep)

@@ -1,0 +1,202 @@
+"""Variance of a head's score over every triple (query, key, distance), split among query, key and distance."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes
+
+COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
+
+DistanceWeights = Literal["uniform", "causal"]
+
+NOTHING = 1e-24  # variance below this share of the squared mean is rounding, and has no shares
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and second moments about it of complex vectors, float64. `a + b` is the spread of both samples together."""
+
+    n: int
+    mean: Complex[Tensor, "head plane"]
+    about_mean: SecondMoments
+
+    @classmethod
+    def of(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
+        mean = z.mean(1)
+        return cls(z.shape[1], mean, SecondMoments.of(z - mean[:, None]))
+
+    def __add__(self, other: "Spread") -> "Spread":
+        step, share = other.mean - self.mean, other.n / (self.n + other.n)
+        parts = (self.about_mean, other.about_mean, SecondMoments.of(step[:, None]))
+        mine, theirs, gap = (torch.stack([part.plain, part.conjugate]) for part in parts)
+        moments = SecondMoments(*((1 - share) * mine + share * theirs + share * (1 - share) * gap))
+        return Spread(self.n + other.n, self.mean + share * step, moments)
+
+
+@dataclass(frozen=True)
+class TripleMoments:
+    """All that the decomposition needs of q and k BEFORE RoPE. `of` one prompt, then add prompts: `a + b`.
+
+    Attributes:
+        q, k: over all tokens taken in, in the complex planes of `rope.complex_planes`.
+    """
+
+    q: Spread
+    k: Spread
+
+    @classmethod
+    def of(
+        cls,
+        q: Float[Tensor, "head pos d_head"],
+        k: Float[Tensor, "head pos d_head"],
+        rope: Rope,
+        *,
+        first_token: bool = True,
+    ) -> "TripleMoments":
+        """Of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
+        first = 0 if first_token else 1
+        if q.shape[1] <= first:
+            raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
+        zq, zk = (complex_planes(x[:, first:].double(), rope) for x in (q, k))
+        return cls(Spread.of(zq), Spread.of(zk))
+
+    def __add__(self, other: "TripleMoments") -> "TripleMoments":
+        return TripleMoments(self.q + other.q, self.k + other.k)
+
+
+@dataclass(frozen=True)
+class VarianceShares:
+    """Shares of Var w(q_i, k_j, d), d an independent distance; they add up to 1. NaN for a head that never varies.
+
+    Attributes:
+        shares: in the order of `COMPONENTS`: what the query alone moves, the key alone, the distance alone, then what
+            only two together move, and all three.
+        total: the variance, in squared score units.
+        mean: of the score over all triples.
+    """
+
+    shares: Float[Tensor, "head component=7"]
+    total: Float[Tensor, " head"]
+    mean: Float[Tensor, " head"]
+
+    def share(self, *components: str) -> Float[Tensor, " head"]:
+        """The sum of the shares named."""
+        return self.shares[:, [COMPONENTS.index(name) for name in components]].sum(-1)
+
+    @property
+    def interaction(self) -> Float[Tensor, " head"]:
+        """kd + qkd: zero exactly where w = f(q, d) + g(q, k)."""
+        return self.share("kd", "qkd")
+
+    @property
+    def additive_r(self) -> Float[Tensor, " head"]:
+        """sqrt(1 - interaction): correlation of w with the best f(q, d) + g(q, k) over all triples."""
+        return (1 - self.interaction).clamp(min=0).sqrt()
+
+    @property
+    def three_axis_share(self) -> Float[Tensor, " head"]:
+        """q + k + d: what a(d) + b(q) + c(k) can explain over all triples."""
+        return self.share("q", "k", "d")
+
+    @property
+    def within_rows(self) -> "VarianceShares":
+        """The same with the query's own share left out of numerator and denominator: softmax does not see it."""
+        keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])
+        rest = 1 - self.share("q")
+        shares = self.shares * keep / rest[:, None]
+        return VarianceShares(shares.masked_fill((rest <= 0)[:, None], torch.nan), self.total * rest, self.mean)
+
+
+def variance_shares(
+    moments: TripleMoments,
+    rope: Rope,
+    scale: float,
+    n_distances: int,
+    *,
+    weights: DistanceWeights | str | Float[Tensor, " distance"] = "uniform",
+    bias: Float[Tensor, "head distance"] | None = None,
+) -> VarianceShares:
+    r"""Var of w(q_i, k_j, d) = scale Re sum_m z^q_im conj(z^k_jm) u_m(d) over ALL triples (i, j, d), split by factor.
+
+    w is linear in each of its three factors, so putting every factor as its mean plus its deviation multiplies out
+    into eight terms, and those are the Hoeffding components: the one of a set S of {q, k, d} has deviations at the
+    members of S and means elsewhere. Its variance, with P = E[x_l x_m] and H = E[x_l conj(x_m)] of each factor's
+    deviation (of its mean, outside S), is
+
+        1/2 Re sum_lm (P^q conj(P^k) P^d + H^q conj(H^k) H^d)_lm.
+
+    No subtraction, so nothing cancels. O(L d_head^2) for the moments, O(n_distances d_head^2) after.
+
+    Args:
+        moments: of q and k before RoPE, over any number of prompts.
+        n_distances: distances 0 .. n_distances - 1 count.
+        weights: "uniform"; "causal": as often as a text of n_distances tokens has them, n_distances - d; or a weight
+            per distance, not negative.
+        bias: added to w at each distance (ALiBi); it joins d.
+
+    Raises:
+        InputError: for weights that are none.
+
+    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
+    is the split of Han & Ji 2025 (arXiv 2503.13305).
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> ones = torch.ones(1, 5, 2)
+        >>> found = variance_shares(TripleMoments.of(ones, ones, rope), rope, 1.0, n_distances=4)
+        >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
+        ([1.0], [4.0])
+    """
+    d_head = 2 * moments.q.mean.shape[-1]
+    turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
+    p = _distance_weights(weights, n_distances).to(turn.device)
+    distance = _weighted_spread(turn, p)
+    factors = {"q": moments.q, "k": moments.k, "d": distance}
+    at_mean = {name: SecondMoments.of(factor.mean[:, None]) for name, factor in factors.items()}
+    parts = [
+        _mean_square(*(factors[name].about_mean if name in component else at_mean[name] for name in factors))
+        for component in COMPONENTS
+    ]
+    variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
+    mean = scale * (moments.q.mean * moments.k.mean.conj() * distance.mean).sum(-1).real
+    if bias is not None:
+        of_distance = scale * ((moments.q.mean * moments.k.mean.conj()) @ turn.mT).real + bias
+        mean = of_distance @ p
+        variances[:, COMPONENTS.index("d")] = (of_distance - mean[:, None]).square() @ p
+    total = variances.sum(-1)
+    shares = (variances / total[:, None]).masked_fill((total <= NOTHING * mean.square())[:, None], torch.nan)
+    return VarianceShares(shares, total, mean)
+
+
+def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
+    """E (Re sum_m q_m conj(k_m) d_m)^2 for independent q, k, d."""
+    plain = q.plain * k.plain.conj() * d.plain
+    conjugate = q.conjugate * k.conjugate.conj() * d.conjugate
+    return (plain + conjugate).sum((-2, -1)).real / 2
+
+
+def _weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
+    mean = weights.to(x) @ x
+    x = x - mean
+    weighted = (weights[:, None] * x).mT
+    return Spread(len(x), mean[None], SecondMoments((weighted @ x)[None], (weighted @ x.conj())[None]))
+
+
+def _distance_weights(weights: str | Tensor, n_distances: int) -> Float[Tensor, " distance"]:
+    if n_distances < 1:
+        raise InputError(f"{n_distances} distances asked for; give at least 1")
+    if isinstance(weights, str):
+        if weights not in get_args(DistanceWeights):
+            raise InputError(f"weights {weights!r}: choose one of {', '.join(get_args(DistanceWeights))}, or a tensor")
+        ones = torch.ones(n_distances, dtype=torch.float64)
+        weights = ones if weights == "uniform" else ones.cumsum(0).flip(0)
+    weights = weights.double()
+    if weights.shape != (n_distances,) or not bool((weights >= 0).all()) or not 0 < weights.sum() < float("inf"):
+        raise InputError(f"weights: give {n_distances} of them, none negative, not all zero")
+    return weights / weights.sum()

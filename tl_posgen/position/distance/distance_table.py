@@ -1,0 +1,156 @@
+"""What a head's scores would be if a pair stood at another distance than it does, and how additive that table is."""
+
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes, rotate
+from tl_posgen.rope.scores_at import unturned
+
+
+@dataclass(frozen=True)
+class AdditiveFit:
+    """table_dj ~ mean + rows_d + columns_j, the least-squares fit of a full table: row and column means.
+
+    r is the correlation of the table with its fit and interaction_share = 1 - r^2 what the fit leaves of the variance;
+    both are NaN where the table is constant.
+    """
+
+    mean: Float[Tensor, "*batch"]
+    rows: Float[Tensor, "*batch row"]
+    columns: Float[Tensor, "*batch column"]
+    r: Float[Tensor, "*batch"]
+    interaction_share: Float[Tensor, "*batch"]
+
+
+@dataclass(frozen=True)
+class TableEnergies:
+    """Variance of the table M_dj of each query: var(M) = distance + key + interaction, without the table.
+
+    distance is the variance of the row means, key that of the column means, interaction what neither explains.
+    `interaction_share` and `additive_r` (the correlation of M with its best additive fit) are per query; take the mean
+    over queries of either, or `pooled()` for the ratio of the summed energies.
+    """
+
+    distance: Float[Tensor, "head query"]
+    key: Float[Tensor, "head query"]
+    interaction: Float[Tensor, "head query"]
+
+    @property
+    def total(self) -> Float[Tensor, "head query"]:
+        return self.distance + self.key + self.interaction
+
+    @property
+    def interaction_share(self) -> Float[Tensor, "head query"]:
+        return self.interaction / self.total
+
+    @property
+    def additive_r(self) -> Float[Tensor, "head query"]:
+        return (1 - self.interaction_share).clamp(min=0).sqrt()
+
+    def pooled(self) -> "TableEnergies":
+        """The same, averaged over queries (the query axis keeps length one): queries with larger scores count more."""
+        parts = (self.distance, self.key, self.interaction)
+        return TableEnergies(*(part.mean(dim=1, keepdim=True) for part in parts))
+
+
+def distance_table(
+    q: Float[Tensor, "head d_head"],
+    k: Float[Tensor, "head key d_head"],
+    rope: Rope,
+    scale: float,
+    distances: Real[Tensor, " distance"],
+) -> Float[Tensor, "head distance key"]:
+    """M_dj = scale <R_d q, R_0 k_j>: one query per head against every key, each put at every distance in turn.
+
+    q and k are before RoPE. For all queries at once do not build tables: `table_energies` has their closed form.
+
+    Source: the controlled-distance claim of Han & Ji 2025, "Computation Mechanism Behind LLM Position Generalization";
+    the table and its additive fit are our reconstruction.
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
+        >>> distance_table(q, k, rope, 1.0, torch.arange(2)).tolist()
+        [[[1.0, 3.0], [-1.0, -3.0]]]
+    """
+    turned = rotate(q[:, None].expand(-1, len(distances), -1), distances, rope)
+    return scale * turned @ unturned(k, rope).mT
+
+
+def additive_fit(table: Float[Tensor, "*batch row column"]) -> AdditiveFit:
+    """table ~ row mean + column mean - grand mean, taken in float64: the best additive fit of a full table.
+
+    Example:
+        >>> additive_fit(torch.tensor([[0.0, 1.0], [5.0, 6.0]])).interaction_share.item()
+        0.0
+    """
+    table = table.double()
+    mean = table.mean((-2, -1))
+    rows, columns = table.mean(-1) - mean[..., None], table.mean(-2) - mean[..., None]
+    centred = table - mean[..., None, None]
+    left = centred - rows[..., :, None] - columns[..., None, :]
+    share = left.square().mean((-2, -1)) / centred.square().mean((-2, -1))
+    return AdditiveFit(mean, rows, columns, (1 - share).clamp(min=0).sqrt(), share)
+
+
+def table_energies(
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
+    rope: Rope,
+    scale: float,
+    distances: Real[Tensor, " distance"],
+) -> TableEnergies:
+    r"""var of M_dj = scale Re sum_m z^q_m u_m(d) conj(z^k_jm) over d and j, split by its two axes, for every query.
+
+    M is bilinear in u(d) and k_j, so centring an axis of M centres that factor: with cov over distances and over keys
+
+    distance = Q(cov u, kbar kbar'), key = Q(ubar ubar', cov k), interaction = Q(cov u, cov k),
+    Q(A, B) = scale^2 / 2 Re sum_lm (z_l z_m A_lm conj(B_lm) + z_l conj(z_m) A*_lm conj(B*_lm)),
+
+    where A, A* are the plain and the conjugate second moments. Cost (query + key + distance) x plane^2 instead of
+    query x key x distance x plane. Ours; equal to `additive_fit` of `distance_table` for each query.
+
+    Example:
+        >>> k = torch.ones(1, 5, 4)  # every key the same: the table depends on the distance only
+        >>> rope = Rope(torch.tensor([1.0, 0.1], dtype=torch.float64))
+        >>> table_energies(torch.ones(1, 3, 4), k, rope, 1.0, torch.arange(9)).interaction.tolist()
+        [[0.0, 0.0, 0.0]]
+    """
+    turn = turning_factors(distances.to(q.device), rope, q.shape[-1])
+    z, key = complex_planes(q.double(), rope), complex_planes(k.double(), rope)
+    mean_turn, turn_spread = SecondMoments.of_mean_and_spread(turn)
+    mean_key, key_spread = SecondMoments.of_mean_and_spread(key)
+    parts = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
+    return TableEnergies(*(scale**2 * a.times(b).mean_square(z) for a, b in parts))
+
+
+def key_agreement(
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
+    rope: Rope,
+    distances: Real[Tensor, " distance"],
+    reference: int | float = 1000.0,
+) -> Float[Tensor, "head query distance"]:
+    """corr over keys of g_d(j) = <R_d q, R_0 (k_j - kbar)> with the same at d = reference: 1 if the key axis stays.
+
+    From the keys' covariance C: corr = x'Cy / sqrt(x'Cx y'Cy) with x = R_d q, y = R_reference q. Ours.
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> q, k = torch.ones(1, 1, 2), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
+        >>> key_agreement(q, k, rope, torch.arange(3), reference=0.0).tolist()
+        [[[1.0, -1.0, 1.0]]]
+    """
+    spread = unturned(k.double(), rope)
+    spread = spread - spread.mean(dim=1, keepdim=True)
+    cov = spread.mT @ spread / spread.shape[1]
+    every = torch.cat([torch.tensor([reference], device=q.device).double(), distances.to(q.device).double()])
+    turned = rotate(q.double()[:, :, None].expand(-1, -1, len(every), -1), every, rope)
+    energy = einsum(turned, cov, turned, "h q d x, h x y, h q d y -> h q d")
+    against = einsum(turned[:, :, 0], cov, turned, "h q x, h x y, h q d y -> h q d")
+    return (against / (energy * energy[..., :1]).sqrt())[..., 1:]

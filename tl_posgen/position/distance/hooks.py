@@ -1,0 +1,95 @@
+"""Dummy distance: chosen heads see pairs at another distance than theirs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.position.decomposition.option_checks import is_number
+from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
+
+Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
+
+
+def at_dummy_distance(
+    model: Model,
+    distance: Distance | None = None,
+    *,
+    beyond: int | float | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+) -> HookList:
+    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads sees d, not i - j.
+
+    Args:
+        distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j.
+        beyond: change only pairs further apart than this. With `distance` left out they then see this very distance:
+            "frozen beyond", the rule of LM-Infinite.
+        layers, heads: which; all if left out. Heads as in `replace_scores`.
+
+    Returns:
+        Hooks, see `replace_scores`. At the true distances (`distance=lambda d: d`) they change nothing.
+
+    Raises:
+        InputError: a negative or infinite distance, one for which the model has no fixed frequencies (dynamic NTK,
+            longrope), or neither distance nor beyond.
+        UnsupportedModelError: scores that cannot be edited, or that know no distance (learned absolute positions).
+
+    Source: the controlled-distance experiment of Han & Ji 2025 (arXiv 2503.13305) as we understand it from summaries;
+    LM-Infinite: Han et al. 2023 (arXiv 2308.16137).
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> frozen = model.run_with_hooks(tokens, fwd_hooks=at_dummy_distance(model, beyond=11))
+        >>> torch.allclose(frozen, model(tokens), atol=1e-4)
+        True
+    """
+    if distance is None and beyond is None:
+        raise InputError("at_dummy_distance: give distance=, beyond=, or both")
+    for name, value in (("distance", distance), ("beyond", beyond)):
+        if isinstance(value, Tensor) and value.numel():
+            for end in (value.tril().min(), value.tril().max()):  # above the diagonal no pair is seen
+                check_distance(model, name, end.item())
+        elif not isinstance(value, Tensor) and value is not None and not (name == "distance" and callable(value)):
+            check_distance(model, name, value)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return seen_at(capture, distance, beyond)
+
+    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+
+
+def seen_at(
+    capture: LayerCapture, distance: Distance | None, beyond: int | float | None
+) -> Float[Tensor, "head query key"]:
+    """The layer's scores with pairs (those further apart than `beyond`) at `distance`."""
+    geometry = capture.geometry
+    true = capture.positions[:, None] - capture.positions
+    if distance is None and beyond is not None:
+        products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, beyond)
+        return finished(products, capture, true.clamp(max=beyond))
+    wanted = distance(true.clamp(min=0)) if callable(distance) else distance
+    if isinstance(wanted, Tensor):
+        wanted = wanted.to(true.device)
+    assert wanted is not None
+    products = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, wanted)
+    scores = finished(products, capture, wanted)
+    return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
+
+
+def check_distance(model: Model, name: str, value: Any) -> None:
+    """Refuse what is no distance, and one outside what the model's frequencies are fixed for."""
+    if not is_number(value):
+        raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
+    limit, why, _ = wrap(model).limit
+    if limit is not None and value >= limit and "frequencies" in why:
+        raise InputError(f"{name} {value}: this model's frequencies are fixed below distance {limit} only, as {why}")

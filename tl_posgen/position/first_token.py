@@ -1,0 +1,19 @@
+"""With the first token and without: the two variants of a variable, by one suffix."""
+
+from collections.abc import Mapping
+
+from tl_posgen.measure import Variable
+
+WITHOUT_FIRST_TOKEN = "_without_first_token"
+VARIANTS = ("", WITHOUT_FIRST_TOKEN)
+
+
+def without_first_token(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The same variables, first token left out as query and as key; `_text`, of token ids, stays last in a name."""
+    found = {}
+    for name, one in variables.items():
+        text = "_text" if name.endswith("_text") else ""
+        label = f"{one.label}, first token out"
+        new = f"{name.removesuffix(text)}{WITHOUT_FIRST_TOKEN}{text}"
+        found[new] = Variable(label, one.unit, one.description, one.dims)
+    return found

@@ -1,0 +1,7 @@
+"""Beyond the training length: whether outputs stay in their distribution, and what is done to keep them there."""
+
+from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
+from tl_posgen.position.length.length_extrapolation import MEASURE as length_extrapolation
+from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
+
+__all__ = ["LengthExtrapolation", "interpolate_positions", "length_extrapolation", "lm_infinite", "retrieve_blocks"]

@@ -1,0 +1,150 @@
+"""Interventions for prompts beyond the training length: distances, windows and blocks kept to what a model has seen."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, at_positions, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.position.decomposition.option_checks import check_whole, is_number
+from tl_posgen.position.distance.hooks import check_distance, seen_at
+from tl_posgen.rope.scores_at import scores_at
+
+
+def interpolate_positions(model: Model, factor: int | float, *, layers: Layers = None, heads: Heads = None) -> HookList:
+    """score_ij <- the score with token p at position factor * p: factor = training length / length of the prompt.
+
+    Raises:
+        InputError: a factor outside (0, 1].
+        UnsupportedModelError: see `replace_scores`; also learned absolute positions.
+
+    Source: Chen et al. 2023 (arXiv 2306.15595), who also fine-tune afterwards; here nothing is trained.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=interpolate_positions(model, 1.0))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    if not is_number(factor) or not 0 < factor <= 1:
+        raise InputError(f"interpolation factor {factor!r} is outside (0, 1]; it is training length / prompt length")
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        positions = factor * capture.positions.double()
+        return at_positions(capture, positions, positions)
+
+    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+
+
+def lm_infinite(
+    model: Model,
+    n_local: int,
+    n_global: int = 10,
+    *,
+    limit: int | float | None = None,
+    layers: Layers = None,
+    heads: Heads = None,
+) -> HookList:
+    """Query i attends key j iff j < n_global or i - j < n_local, and distances above `limit` see `limit`.
+
+    Beyond the limit the query is rotated to it and the key not at all. For prompts of up to n_local tokens (and
+    limit >= n_local - 1) nothing changes.
+
+    Args:
+        n_local: usually the training length.
+        n_global: first tokens that every query sees.
+        limit: n_local if left out.
+
+    Raises:
+        InputError: n_local below 1, a negative n_global or limit.
+        UnsupportedModelError: see `replace_scores`; also learned absolute positions.
+
+    Source: Han et al. 2023, "LM-Infinite" (arXiv 2308.16137).
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> same = model.run_with_hooks(tokens, fwd_hooks=lm_infinite(model, n_local=12))
+        >>> torch.allclose(same, model(tokens), atol=1e-4)
+        True
+    """
+    return _windowed("lm_infinite", model, n_local, n_global, limit, layers, heads)
+
+
+def retrieve_blocks(
+    model: Model,
+    n_local: int,
+    n_global: int = 10,
+    *,
+    block: int = 16,
+    n_blocks: int = 4,
+    limit: int | float | None = None,
+    layers: Layers = None,
+    heads: Heads = None,
+) -> HookList:
+    """`lm_infinite`, and each query also attends the n_blocks hidden blocks of keys that score highest for it.
+
+    A block is `block` consecutive tokens that lie wholly before the query's local window; its score is
+    max_j scale <R_limit q_i, k_j> over its keys, everything at one fixed distance. Keys of retrieved blocks are seen
+    at that distance too.
+
+    Args:
+        n_local, n_global, limit: as in `lm_infinite`.
+        block: tokens per block. n_blocks: how many are retrieved by each query of each head.
+
+    Raises:
+        InputError: block or n_blocks below 1, and as `lm_infinite`.
+
+    Source: after Xiao et al. 2024, "InfLLM" (arXiv 2402.04617), which keeps a few representative tokens a block and
+    retrieves for a chunk of queries at a time; the maximum over all keys, per query, is ours.
+    """
+    check_whole("retrieve_blocks", 1, block=block, n_blocks=n_blocks)
+    return _windowed("retrieve_blocks", model, n_local, n_global, limit, layers, heads, block, n_blocks)
+
+
+def _windowed(
+    name: str,
+    model: Model,
+    n_local: int,
+    n_global: int,
+    limit: int | float | None,
+    layers: Layers,
+    heads: Heads,
+    block: int = 1,
+    n_blocks: int = 0,
+) -> HookList:
+    """The two windows of `lm_infinite`, the shape of a Lambda, and what is retrieved from behind them."""
+    check_whole(name, 1, n_local=n_local)
+    check_whole(name, 0, n_global=n_global)
+    furthest = n_local if limit is None else limit
+    check_distance(model, "limit", furthest)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        position = capture.positions
+        attended = (position < n_global) | (position[:, None] - position < n_local)
+        if n_blocks:
+            attended = attended | _retrieved(capture, n_local, block, n_blocks, furthest)
+        return seen_at(capture, None, furthest).masked_fill(~attended, -torch.inf)
+
+    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+
+
+def _retrieved(
+    capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: int | float
+) -> Bool[Tensor, "head query key"]:
+    """Which keys each query gets back."""
+    n, geometry = capture.q.shape[1], capture.geometry
+    n_whole = n // block
+    scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, limit)[..., : n_whole * block]
+    best = scores.unflatten(-1, (n_whole, block)).amax(-1)
+    last_key = block * torch.arange(1, n_whole + 1, device=best.device) - 1
+    hidden = capture.positions[:, None] - last_key >= n_local
+    top = best.masked_fill(~hidden, -torch.inf).topk(min(n_blocks, n_whole), dim=-1)
+    chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
+    return torch.nn.functional.pad(chosen.repeat_interleave(block, dim=-1), (0, n - n_whole * block))

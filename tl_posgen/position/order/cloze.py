@@ -1,0 +1,177 @@
+"""A cloze made from a text: passages to be finished with their own last word, each choice scored by its probability."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.models.loss import logits_of
+from tl_posgen.models.model import Model
+from tl_posgen.models.tokens import bos_of
+from tl_posgen.position.order.disturbance import disturb, draw
+from tl_posgen.report.intervals import mean_and_ends
+
+N_CHOICES = 4
+LEAST_LETTERS = 4
+TRIED = 4  # times as many passages as are asked for, where some are too long for the model
+
+
+@dataclass(frozen=True)
+class ClozeItem:
+    """A context and its possible continuations; `gold` is the right one."""
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+
+
+@dataclass(frozen=True)
+class EncodedItem:
+    """Token ids of the context, BOS included where the model has one, and of every choice."""
+
+    context: Int[Tensor, " pos"]
+    choices: tuple[Int[Tensor, " _"], ...]
+    gold: int
+
+    @property
+    def longest(self) -> Int[Tensor, " pos"]:
+        return torch.cat([self.context, max(self.choices, key=len)])
+
+
+def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeItem]:
+    """Passages of `words` words, each to be finished with its own last word among three others, in a seeded order.
+
+    A passage ends before a word of four letters at least that occurs earlier in it, so that it can be found by
+    reading; the wrong words also occur in the passage.
+
+    Args:
+        text: any text that the model was not trained on; `bundled_text()` is held out for the bundled model.
+
+    Example:
+        >>> from tl_posgen.models.tokens import bundled_text
+        >>> item = next(cloze_items(bundled_text()))
+        >>> len(item.choices), item.choices[item.gold] in item.context.lower()
+        (4, True)
+    """
+    tokens = text.split()
+    rng = np.random.default_rng(seed)
+    for end in rng.permutation(np.arange(words, len(tokens))):
+        *before, answer = (re.sub(r"[^a-z]", "", token.lower()) for token in tokens[end - words : end + 1])
+        others = sorted({word for word in before if len(word) >= LEAST_LETTERS and word != answer})
+        if len(answer) < LEAST_LETTERS or answer not in before or len(others) < N_CHOICES - 1:
+            continue
+        choices = [answer, *rng.choice(others, N_CHOICES - 1, replace=False).tolist()]
+        order = rng.permutation(N_CHOICES).tolist()
+        context = " ".join(tokens[end - words : end])
+        yield ClozeItem(context, tuple(str(choices[at]) for at in order), order.index(0))
+
+
+def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
+    """The first n items of the prompts' text that the model's context holds; fewer where the text has fewer."""
+    items: list[EncodedItem] = []
+    text = text_of(model, prompts) if n else ""
+    for item in islice(cloze_items(text, seed=seed), TRIED * n):
+        one = encode(model, item)
+        if len(one.longest) <= model.cfg.n_ctx:
+            items.append(one)
+        if len(items) == n:
+            break
+    return items
+
+
+def text_of(model: Model, prompts: Any) -> str:
+    """The text of texts, or of token ids; empty for ids of a model without a tokenizer."""
+    if isinstance(prompts, str):
+        return prompts
+    if isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts):
+        return "\n".join(prompts)
+    if model.tokenizer is None:
+        return ""
+    return "\n".join(model.tokenizer.batch_decode(torch.atleast_2d(torch.as_tensor(prompts)), skip_special_tokens=True))
+
+
+def encode(model: Model, item: ClozeItem) -> EncodedItem:
+    """Context and choices are tokenised apart, with a space between them."""
+
+    def ids(text: str) -> list[int]:
+        return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+    choices = tuple(torch.tensor(ids(f" {choice}")) for choice in item.choices)
+    return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
+
+
+def measure_cloze(
+    model: Model,
+    items: Sequence[EncodedItem],
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    reach: str,
+    window: int,
+    seed: int,
+    where: Mapping[str, Any],
+    label: str,
+    progress: bool,
+) -> xr.Dataset:
+    """Accuracy, the right choice being the likeliest, and its log-likelihood in nats per token, context disturbed.
+
+    The draw is the same for all choices of an item; choices are never disturbed.
+    """
+    conditions, ratios = axes["condition"], axes["ratio"]
+    values = np.full((len(items), len(conditions), len(ratios), 2), np.nan)
+    places = list(np.ndindex(values.shape[:3]))
+    for at, a, r in tqdm(places, desc=f"cloze, {label}", unit="item", disable=not progress):
+        own: dict[str, Any] = {"seed": seed * len(items) + at, "window": window, "reach": reach, "where": where}
+        log_p = score_choices(model, items[at].context, items[at].choices, conditions[a], ratios[r], **own)
+        likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
+        values[at, a, r] = likeliest == items[at].gold, float(log_p[items[at].gold].mean())
+    data: dict[str, Any] = {"cloze_chance": 1 / N_CHOICES}
+    for number, name in enumerate(("cloze_accuracy", "cloze_log_likelihood")):
+        data |= mean_and_ends(name, values[..., number], ("condition", "ratio"))
+    return xr.Dataset(data, {"condition": list(conditions), "ratio": list(ratios)})
+
+
+def score_choices(
+    model: Model,
+    context: Int[Tensor, " pos"],
+    choices: Sequence[Int[Tensor, " _"]],
+    condition: str,
+    ratio: int | float,
+    *,
+    reach: str,
+    window: int,
+    seed: int,
+    where: Mapping[str, Any],
+) -> list[Float[Tensor, " _"]]:
+    """ln p of every token of each choice after the disturbed context; choices of one length share a forward pass."""
+    longest = torch.cat([context, max(choices, key=len)])
+    n, total = len(context), len(longest)
+    if condition != "jitter":  # a jitter moves a share of the pairs, swaps a share of all tokens
+        ratio = ratio * n / total
+    protected = [0, *range(n, total)]
+    disturbance = draw(model, longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
+    scores: dict[int, Tensor] = {}
+    for length in {len(choice) for choice in choices}:
+        same = [number for number, choice in enumerate(choices) if len(choice) == length]
+        rows = torch.stack([torch.cat([context, choices[number]]) for number in same])
+        rows, hooks = disturb(model, rows, condition, disturbance, **where)
+        scores |= dict(zip(same, choice_log_p(model, rows, hooks, length), strict=True))
+    return [scores[number] for number in range(len(choices))]
+
+
+def choice_log_p(
+    model: Model, rows: Int[Tensor, "row pos"], hooks: Sequence[Any], n_choice: int
+) -> Float[Tensor, "row choice"]:
+    """ln p of the last n_choice tokens of each row."""
+    rows = rows.to(next(model.parameters()).device)
+    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+        logits = logits_of(model, rows)[:, -n_choice - 1 : -1]
+    log_p = logits.double().log_softmax(-1)
+    return log_p.gather(-1, rows[:, -n_choice:, None])[..., 0].cpu()

@@ -1,0 +1,150 @@
+"""Order disturbed under a condition: in the text, in the position index, or in the features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.models.tokens import token_strings
+from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
+from tl_posgen.position.order.swaps import Reach, jittered_distances, swap_tokens, swap_words
+
+Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
+
+CONDITIONS: tuple[str, ...] = get_args(Condition)
+OF_TEXT = ("tokens", "words")
+REACHES: tuple[str, ...] = get_args(Reach)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What is out of order in a prompt; see `disturb` for where: in its text, its index or its features.
+
+    Attributes:
+        permutation: new order of the places. distances: what each pair sees, for a jitter; else None.
+        moved: places whose token, or whose position, is swapped (none for a jitter, which moves pairs).
+        ratio: share of tokens (of pairs, for a jitter) that is really moved.
+    """
+
+    permutation: Int[Tensor, " pos"]
+    distances: Int[Tensor, "query key"] | None
+    moved: Bool[Tensor, " pos"]
+    ratio: float
+
+
+def conditions_for(
+    model: Model, conditions: Sequence[str] | None, layers: Layers = None, heads: Heads = None
+) -> list[str]:
+    """The conditions asked for, or all that the model can have; what it cannot have is refused before work.
+
+    Args:
+        layers, heads: which are disturbed; swapped text reaches all of them, so it is left out, or refused, for some.
+    """
+
+    def require_distances() -> None:
+        permute_positions(model, torch.arange(2), layers=layers, heads=heads)
+
+    everywhere = layers is None and heads is None
+    if conditions is not None:
+        for condition in conditions:
+            if condition in OF_TEXT and not everywhere:
+                raise InputError(
+                    f"condition {condition!r}: swapped text reaches every layer and head; leave layers and heads out, "
+                    f"or choose from {', '.join(one for one in CONDITIONS if one not in OF_TEXT)}"
+                )
+        if "words" in conditions:
+            require_tokenizer(model)
+        if not set(OF_TEXT).issuperset(conditions):
+            require_distances()
+        return list(conditions)
+    of_text = [*(OF_TEXT if model.tokenizer is not None else OF_TEXT[:1])] if everywhere else []
+    try:
+        require_distances()
+    except UnsupportedModelError:
+        if not of_text:
+            raise
+        return of_text
+    return [*of_text, *(condition for condition in CONDITIONS if condition not in OF_TEXT)]
+
+
+def draw(
+    model: Model,
+    tokens: Int[Tensor, " pos"],
+    condition: str,
+    reach: Reach | str,
+    ratio: int | float,
+    *,
+    seed: int,
+    window: int,
+    protected: Sequence[int],
+) -> Disturbance:
+    """What one seed puts out of order; protected places are in order among themselves, always."""
+    n = len(tokens)
+    if condition == "jitter":
+        width = {"adjacent": 1, "window": window, "uniform": n}[reach]
+        distances = jittered_distances(n, ratio, width, seed=seed)
+        kept = torch.zeros(n, dtype=torch.bool)
+        kept[list(protected)] = True
+        true = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+        distances = torch.where(kept[:, None] & kept, true, distances)
+        share = float((distances != true).sum() / (n * (n + 1) / 2))
+        return Disturbance(torch.arange(n), distances, torch.zeros(n, dtype=torch.bool), share)
+    options: dict[str, Any] = {"seed": seed, "window": window, "protected": protected}
+    if condition == "words":
+        swaps = swap_words(n, words_of(model, tokens), ratio, reach, **options)
+    else:
+        swaps = swap_tokens(n, ratio, reach, **options)
+    return Disturbance(swaps.permutation, None, swaps.moved, swaps.ratio)
+
+
+def disturb(
+    model: Model,
+    tokens: Int[Tensor, "*row pos"],
+    condition: str,
+    disturbance: Disturbance,
+    layers: Layers = None,
+    heads: Heads = None,
+) -> tuple[Int[Tensor, "*row pos"], HookList]:
+    """What the model reads, and what is done to its attention meanwhile.
+
+    The disturbance may be of a longer prompt, if what is cut off was in order.
+    """
+    n = tokens.shape[-1]
+    permutation = disturbance.permutation[:n]
+    where: dict[str, Any] = {"layers": layers, "heads": heads}
+    if condition in OF_TEXT:
+        return tokens[..., permutation], []
+    if condition == "jitter":
+        assert disturbance.distances is not None
+        return tokens, jitter_distances(model, disturbance.distances[:n, :n], **where)
+    if condition == "position_part":
+        return tokens, permute_position_part(model, permutation, **where)
+    return tokens, permute_positions(model, permutation, keys_only=condition == "key_positions", **where)
+
+
+def require_tokenizer(model: Model) -> None:
+    if model.tokenizer is None:
+        raise InputError("condition 'words': no tokenizer here, so words are not known; choose other conditions")
+
+
+def words_of(model: Model, tokens: Int[Tensor, " pos"]) -> list[tuple[int, int]]:
+    """Token ranges of the words: a word begins at a token that begins with white space; tokens without a letter or
+    digit belong to none, and end one."""
+    require_tokenizer(model)
+    words: list[tuple[int, int]] = []
+    after_word = False
+    for place, text in enumerate(token_strings(model, tokens)):
+        is_word = any(letter.isalnum() for letter in text)
+        if is_word and after_word and not text[0].isspace():
+            words[-1] = (words[-1][0], place + 1)
+        elif is_word:
+            words.append((place, place + 1))
+        after_word = is_word
+    return words

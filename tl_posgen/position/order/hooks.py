@@ -1,0 +1,112 @@
+"""Perturbed positions: of queries and keys, of keys alone, of single pairs, and of the position part alone."""
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.rope.rotation import rotate
+from tl_posgen.rope.scores_at import scores_at, scores_at_positions
+
+
+def permute_positions(
+    model: Model,
+    positions: Real[Tensor, " pos"],
+    *,
+    keys_only: bool = False,
+    layers: Layers = None,
+    heads: Heads = None,
+) -> HookList:
+    """P: score_ij <- scale <R_{p_i} q_i, R_{p_j} k_j>, the tokens, the causal mask and the targets as they were.
+
+    Args:
+        positions: p, one a token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
+        keys_only: queries keep their own positions.
+
+    Only prompts of exactly as many tokens can be run. Ours: the paper's definition of the perturbation is not known.
+
+    Raises:
+        InputError: in the forward pass, for prompts of another length.
+        UnsupportedModelError: see `replace_scores`; also learned absolute positions, which are not in the scores.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> shifted = permute_positions(model, torch.arange(12) + 100)  # only distances count
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=shifted), model(tokens), atol=1e-4)
+        True
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return at_positions(capture, capture.positions if keys_only else positions, positions)
+
+    return _of_one_length(model, positions, scores_of, layers, heads)
+
+
+def rotate_keys(
+    model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """F: the rotated key of token j is turned on by R_{p_j - j}, as if its feature came from position p_j.
+
+    On rotary models this is `permute_positions(..., keys_only=True)` reached from the other side. ALiBi, which is no
+    feature of a key, stays with the true distances.
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        rope = capture.geometry.rope
+        turned = rotate(capture.rotated_k, positions.to(capture.k.device) - capture.positions, rope)
+        if rope.rotary_dim and rope.scaling != 1:
+            # YaRN's factor on rotated keys was in there already
+            turned = torch.cat([turned[..., : rope.rotary_dim] / rope.scaling, turned[..., rope.rotary_dim :]], -1)
+        return scores_from(capture.rotated_q, turned, capture.geometry, capture.heads)
+
+    return _of_one_length(model, positions, scores_of, layers, heads)
+
+
+def jitter_distances(
+    model: Model, distances: Int[Tensor, "query key"], *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """F, per pair: score_ij <- the score at distances_ij = i - j + u_ij, see `jittered_distances`."""
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        matrix, geometry = distances.to(capture.q.device), capture.geometry
+        return finished(scores_at(capture.q, capture.k, geometry.rope, geometry.scale, matrix), capture, matrix)
+
+    return _of_one_length(model, distances, scores_of, layers, heads)
+
+
+def permute_position_part(
+    model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
+) -> HookList:
+    """F': W_ij <- W_ij + f(q_i, i - p_j) - f(q_i, i - j), with f(q_i, d) = scale <R_d q_i, R_0 kbar>.
+
+    The position part alone sees key j at p_j; the content part and the residual are untouched. kbar is the mean key of
+    the prompt, so no distance distribution enters. Soft caps and ALiBi are applied afterwards, at the true distances.
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        q, k, geometry, here = capture.q, capture.k, capture.geometry, capture.positions
+        mean, there = k.mean(1, keepdim=True).expand_as(k), positions.to(q.device)
+        # <q_i, k_j> at the true distance, and kbar moved from j to p_j
+        moved = scores_at_positions(q, mean, geometry.rope, geometry.scale, here, there)
+        stayed = scores_at_positions(q, k - mean, geometry.rope, geometry.scale, here, here)
+        return finished(moved + stayed, capture)
+
+    return _of_one_length(model, positions, scores_of, layers, heads)
+
+
+def _of_one_length(model: Model, given: Tensor, scores_of: ScoresOf, layers: Layers, heads: Heads) -> HookList:
+    """`replace_scores` for prompts of the length that the positions or distances were made for."""
+
+    def checked(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        n = capture.q.shape[1]
+        if any(size != n for size in given.shape):
+            raise InputError(f"positions or distances {list(given.shape)} were given, and this prompt has {n} tokens")
+        return scores_of(capture)
+
+    return replace_scores(model, checked, layers, heads, needs_positions=True)

@@ -1,0 +1,110 @@
+"""RoPE can realise any function of distance: a head built from a Fourier transform, and the best fit of real planes."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float, Real
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.rotation import Rope, from_planes
+
+
+@dataclass(frozen=True)
+class TableHead:
+    """A head with <R_d q_a, k_b> = table[a, b, d] for every query token a, key token b and distance d < N."""
+
+    rope: Rope
+    q: Float[Tensor, "query_token d_head"]
+    k: Float[Tensor, "key_token d_head"]
+
+
+@dataclass(frozen=True)
+class FrequencyFit:
+    """values_d ~ Re sum_m coefficients_m e^{i theta_m d}, by least squares.
+
+    Attributes:
+        coefficients: z^q_m conj(z^k_m) times the attention scale; of the smallest norm where several fit equally well.
+        fitted: the values that the planes reach.
+        error: root mean square error over the values' standard deviation: 0 is exact, 1 no better than a constant.
+            NaN for constant values.
+        largest_logit: sum_m |coefficients_m|, what the planes would add up to in phase. Far above the values it means
+            that planes cancel, which no trained head is likely to do.
+    """
+
+    coefficients: Complex[Tensor, "*batch plane"]
+    fitted: Float[Tensor, "*batch distance"]
+    error: Float[Tensor, "*batch"]
+    largest_logit: Float[Tensor, "*batch"]
+
+
+def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> TableHead:
+    """A head whose score is any given function of query token, key token and distance: as entangled as one likes.
+
+    With theta_m = 2 pi m / N, m = 0 .. floor(N / 2), and z^q_m conj(z^k_m) the Fourier coefficients of a function F of
+    distance, <R_d q, k> = F(d) for d = 0 .. N - 1: a plane per frequency, so RoPE forbids no profile of distance.
+    For several tokens the coefficient at theta_m is a complex matrix C_m over token pairs. Its singular value
+    decomposition C_m = sum_r s_r u_r v_r^H gives planes that all turn at theta_m, with z^q_a = sqrt(s_r) u_ar and
+    z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
+
+    Raises:
+        InputError: the table has no distances, or a value that is not finite.
+
+    Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
+
+    Example:
+        >>> from tl_posgen.position.distance.distance_table import distance_table
+        >>> head = head_for_table(torch.tensor([[[3.0, 1.0, 4.0, 1.0, 5.0]]]))
+        >>> table = distance_table(head.q, head.k[None], head.rope, 1.0, torch.arange(5))
+        >>> table.flatten().round(decimals=6).tolist()
+        [3.0, 1.0, 4.0, 1.0, 5.0]
+    """
+    _refuse_unusable(table)
+    n = table.shape[-1]
+    spectrum = torch.fft.rfft(table.double()) / n
+    # a real cosine is two conjugate exponentials, of which a plane has one; the ends of the spectrum have no partner
+    spectrum[..., 1 : (n + 1) // 2] *= 2
+    u, s, vh = torch.linalg.svd(spectrum.permute(2, 0, 1), full_matrices=False)
+    root = s.sqrt()[:, None]
+    z_query, z_key = u * root, vh.mH * root
+    theta = 2 * torch.pi * torch.arange(len(s), dtype=torch.float64) / n
+    rope = Rope(theta.repeat_interleave(s.shape[1]).to(table.device))
+    return TableHead(rope, _vectors(z_query, rope), _vectors(z_key, rope))
+
+
+def fit_frequencies(
+    values: Real[Tensor, "*batch distance"], inv_freq: Float[Tensor, " plane"], rcond: float = 1e-12
+) -> FrequencyFit:
+    """The closest that planes of given frequencies (a model's own) come to F on d = 0 .. N - 1.
+
+    Least squares on cos(theta_m d), -sin(theta_m d), by a pseudo-inverse: slow planes look alike within N tokens, so
+    directions below rcond times the largest singular value are left out. A larger rcond gives smaller logits.
+
+    Raises:
+        InputError: no distances, no plane, or a value that is not finite.
+    """
+    _refuse_unusable(values)
+    if not len(inv_freq):
+        raise InputError("no frequencies to fit with: this head has no rotary plane")
+    distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
+    angles = distance[:, None] * inv_freq.double().to(values.device)
+    design = torch.cat([angles.cos(), -angles.sin()], dim=1)
+    target = values.double()
+    weights = target @ torch.linalg.pinv(design, rtol=rcond).mT
+    fitted = weights @ design.mT
+    real, imag = weights.chunk(2, dim=-1)
+    coefficients = torch.complex(real.contiguous(), imag.contiguous())
+    error = (fitted - target).square().mean(-1).sqrt() / target.std(-1, correction=0)
+    return FrequencyFit(coefficients, fitted, error, coefficients.abs().sum(-1))
+
+
+def _vectors(z: Complex[Tensor, "frequency token rank"], rope: Rope) -> Float[Tensor, "token d_head"]:
+    planes = z.permute(1, 0, 2).flatten(1)
+    return from_planes(planes, planes.real[:, :0], rope)
+
+
+def _refuse_unusable(values: Tensor) -> None:
+    if not values.shape[-1]:
+        raise InputError("a function on no distances; give at least one value")
+    if not bool(values.isfinite().all()):
+        raise InputError("the function of distance has a value that is not finite; mask or replace it first")

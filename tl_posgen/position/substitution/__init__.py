@@ -1,0 +1,39 @@
+"""A model's scores replaced by position + content."""
+
+from tl_posgen.position.substitution.hooks import (
+    FreeSplit,
+    by_constant,
+    by_free_split,
+    by_split,
+    by_three_axis,
+    own_profile,
+    query_profile,
+    substitute,
+)
+from tl_posgen.position.substitution.splits import (
+    DistanceDistribution,
+    attention_profile,
+    point_mass,
+    triangle,
+    uniform,
+)
+from tl_posgen.position.substitution.substitution import MEASURE as substitution
+from tl_posgen.position.substitution.substitution import Substitution
+
+__all__ = [
+    "DistanceDistribution",
+    "FreeSplit",
+    "Substitution",
+    "attention_profile",
+    "by_constant",
+    "by_free_split",
+    "by_split",
+    "by_three_axis",
+    "own_profile",
+    "point_mass",
+    "query_profile",
+    "substitute",
+    "substitution",
+    "triangle",
+    "uniform",
+]

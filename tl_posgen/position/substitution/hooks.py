@@ -1,0 +1,209 @@
+"""Scores replaced by position + content, or by less: what the model still does then says what it runs on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+from tl_posgen.position.substitution.splits import (
+    DistanceDistribution,
+    Split,
+    Turn,
+    add_residual,
+    attention_profile,
+    below_quantile,
+    check_share,
+    constant_scores,
+    positional_profile,
+    running_mean_key,
+    split_scores,
+    three_axis_scores,
+)
+
+Part = Literal["both", "position", "content"]
+MeanKey = Literal["prompt", "seen"]
+Distances = DistanceDistribution | Mapping[int, DistanceDistribution] | Callable[[LayerCapture], DistanceDistribution]
+
+
+def substitute(
+    model: Model,
+    by: ScoresOf,
+    *,
+    gamma: int | float = 1.0,
+    residual: int | float = 0.0,
+    from_layer: int = 0,
+    layers: Layers = None,
+    heads: Heads = None,
+) -> HookList:
+    """W_ij <- S_ij + residual (W_ij - S_ij) where W_ij lies at or below its head's gamma quantile; S = by(capture).
+
+    Args:
+        by: what stands in: `by_split`, `by_three_axis`, `by_constant`, or any function of a `LayerCapture`.
+        gamma: quantile over the visible scores of one head and prompt; 1 replaces all of them.
+        residual: share of what `by` leaves out that is added back; 0 drops it, 1 changes nothing.
+        from_layer: the first layer to change, of those chosen.
+        layers, heads: which, as in `replace_scores`; all if left out.
+
+    Raises:
+        InputError: gamma or residual outside [0, 1], a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: scores below the gamma = .97 quantile of their head, in layers >= 4, by the mean-key split at d0 = 1000, is
+    in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); all else here is ours.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> hooks = substitute(model, by_constant, residual=1.0)
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
+        True
+    """
+    check_share("gamma", gamma)
+    check_share("residual", residual)
+    chosen = heads_from(model, from_layer, layers, heads)
+    return replace_scores(model, lambda capture: stand_in(capture, by, gamma, residual), heads=chosen)
+
+
+def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
+    """(layer, head) of the chosen heads, from this layer on."""
+    selected = select_heads(model, layers, heads)
+    pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]
+    if from_layer < 0 or not pairs:
+        raise InputError(
+            f"from_layer {from_layer} leaves no layer: this model has layers 0 to {model.cfg.n_layers - 1}, "
+            f"and {', '.join(map(str, selected))} were chosen"
+        )
+    return pairs
+
+
+def stand_in(
+    capture: LayerCapture, by: ScoresOf, gamma: int | float = 1.0, residual: int | float = 0.0
+) -> Float[Tensor, "head query key"]:
+    """What `substitute` puts in the place of a layer's scores."""
+    if gamma == 1 and residual == 0:
+        return by(capture)
+    exact = capture.scores()
+    scores = add_residual(by(capture), exact, residual)
+    if gamma == 1:
+        return scores
+    visible = capture.geometry.visible(exact.shape[1], exact.device)
+    return torch.where(below_quantile(exact, visible, gamma), scores, exact)
+
+
+def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey | str = "prompt") -> ScoresOf:
+    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <E_p[R_d] q_i, k_j - kbar>.
+
+    A soft cap is applied to the sum; an ALiBi bias counts as position.
+
+    Args:
+        distances: p(d) of the content part, for all layers (weights for all heads together, or a row per head of the
+            model), by layer, or made from a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy
+            distance d0.
+        part: "both", or one alone.
+        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query.
+
+    Raises:
+        InputError: an unknown part or mean_key; in the forward pass, a distribution with rows for another number of
+            heads, or none for a layer.
+    """
+    for name, given, known in (("part", part, get_args(Part)), ("mean_key", mean_key, get_args(MeanKey))):
+        if given not in known:
+            raise InputError(f"{name} {given!r}: choose one of {', '.join(known)}")
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        geometry = capture.geometry
+        kbar = running_mean_key(capture.k, geometry.window) if mean_key == "seen" else None
+        distribution = distribution_of(distances, capture)
+        split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
+        return part_of(split, part, capture)
+
+    return scores_of
+
+
+def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """Both parts or one, finished with what the layer adds to its products."""
+    if part == "content":
+        return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
+    return finished(split.scores if part == "both" else split.position, capture)
+
+
+@dataclass(frozen=True)
+class FreeSplit:
+    """The two things a split of one layer is made of, free of any distribution and any average.
+
+    Attributes:
+        turn: Rbar, real and imaginary part of one factor per plane.
+        shift: added to the mean key of the prompt; their sum is the reference key kbar.
+    """
+
+    turn: Float[Tensor, "head plane_and_rest 2"]
+    shift: Float[Tensor, "head d_head"]
+
+
+def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") -> ScoresOf:
+    """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
+
+    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers a head.
+    """
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
+        reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
+        turn = Turn(own.turn[rows].to(capture.q))
+        split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, turn, reference)
+        return part_of(split, part, capture)
+
+    return scores_of
+
+
+def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
+    """p(d) of this layer, with rows for the captured heads where it has a row per head."""
+    if callable(distances):
+        return distances(capture)
+    layer, n_heads = capture.layer, capture.geometry.n_heads
+    if isinstance(distances, Mapping):
+        if layer not in distances:
+            raise InputError(f"no distance distribution for layer {layer}; give one for each changed layer")
+        distances = distances[layer]
+    weights = distances.weights
+    if weights.ndim == 1:
+        return distances
+    if len(weights) != n_heads:
+        raise InputError(f"layer {layer}: the distance distribution has {len(weights)} rows for {n_heads} heads")
+    return DistanceDistribution(distances.distances, weights[list(capture.heads)])
+
+
+def own_profile(capture: LayerCapture) -> DistanceDistribution:
+    """p_h(d) = the share of head h's attention, on this very prompt, that falls d tokens back: for `by_split`."""
+    return attention_profile(capture.scores().softmax(-1))
+
+
+def query_profile(capture: LayerCapture) -> DistanceDistribution:
+    """p(d | q_i) = softmax_d f(q_i, d), each query by its own position part, unfitted: for `by_split`."""
+    return positional_profile(capture.q, capture.k, capture.geometry.rope, capture.geometry.scale)
+
+
+def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
+    exact = capture.scores()
+    fit = three_axis_from_scores(exact, window=capture.geometry.window)
+    # where a window hides all pairs of a distance its a is NaN: those entries are never used
+    scores = three_axis_scores(fit.a.nan_to_num(), fit.b.nan_to_num(), fit.c.nan_to_num())
+    return scores.to(exact.dtype)
+
+
+def by_constant(capture: LayerCapture, gamma: int | float = 1.0) -> Float[Tensor, "head query key"]:
+    """S_ij = the mean of the head's scores up to its gamma quantile: with gamma 1 uniform attention. The control."""
+    exact = capture.scores()
+    visible = capture.geometry.visible(exact.shape[1], exact.device)
+    return constant_scores(exact, below_quantile(exact, visible, gamma))

@@ -1,0 +1,191 @@
+"""Which split carries the model best? Chosen by loss on some prompts, reported on others, beside controls."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf
+from tl_posgen.models.loss import logits_of, losses_of, token_losses
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Layers
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, substitute
+from tl_posgen.position.substitution.splits import DistanceDistribution, triangle
+
+FAMILIES = ("triangle", "distribution", "free", "imitating", "position", "content")
+CONTROLS = ("position", "content")
+WIDTHS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0)
+N_DISTANCES = 24
+RATE = 0.04
+AT_ONCE = 4  # prompts per step
+
+
+@dataclass(frozen=True)
+class OptimisedSplit:
+    """The best split of one family.
+
+    Attributes:
+        family: see `optimise_split`.
+        parameters: how many numbers were chosen.
+        losses: of the prompts that were not searched on.
+        chosen_on: mean loss of those that were.
+        prediction_kl: KL(unchanged || substituted) of the next token's distribution, on prompts not searched on.
+        distribution: p(d) per head, where one was searched. turn: |Rbar| per plane, where that was.
+    """
+
+    family: str
+    parameters: int
+    losses: Float[Tensor, " prompt"]
+    chosen_on: float
+    prediction_kl: float
+    distribution: Float[Tensor, "layer head distance"] | None = None
+    turn: Float[Tensor, "layer head plane"] | None = None
+
+
+def optimise_split(
+    model: Model,
+    chosen_on: Int[Tensor, "prompt pos"],
+    reported_on: Int[Tensor, "prompt_left_out pos"],
+    where: Mapping[str, Any],
+    *,
+    steps: int,
+    seed: int,
+    progress: bool,
+) -> tuple[list[OptimisedSplit], float]:
+    """The best split of every family, and the best width of a triangle.
+
+    - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
+    - distribution: a p(d) on 0 .. 23 per head, by gradient descent from that triangle.
+    - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from that triangle.
+    - imitating: as free, chosen by KL of the predictions from the unchanged model's instead of by loss.
+    - position, content: the controls. As free, with the other part missing: what so many numbers do by themselves.
+
+    Args:
+        where: gamma, and heads as (layer, head) pairs, as `substitute` takes them.
+        steps, seed: of the descent.
+    """
+    device = next(model.parameters()).device
+    chosen_on, reported_on = chosen_on.to(device), reported_on.to(device)
+
+    def found(family: str, parameters: int, by: ScoresOf, **more: Tensor) -> OptimisedSplit:
+        hooks = substitute(model, by, **where)
+        losses = token_losses(model, reported_on, hooks).mean(1)
+        chosen = float(token_losses(model, chosen_on, hooks).mean())
+        return OptimisedSplit(family, parameters, losses, chosen, prediction_kl(model, reported_on, hooks), **more)
+
+    def optimise(family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
+        def hooks() -> HookList:
+            return substitute(model, by(), **where)
+
+        target = log_predictions if family == "imitating" else None
+        descend(model, chosen_on, parameters, hooks, target, steps=steps, seed=seed, label=family, progress=progress)
+
+    n_heads, layers = len(where["heads"]), sorted({layer for layer, _ in where["heads"]})
+    width = best_width(model, chosen_on, where, progress)
+    result = [found("triangle", 1, by_split(triangle(width)))]
+    logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
+    logits = logits.repeat(model.cfg.n_layers, model.cfg.n_heads, 1).requires_grad_(True)
+    optimise("distribution", [logits], lambda: by_split(distributions(logits)))
+    by, weights = by_split(distributions(logits.detach())), logits.detach().softmax(-1)
+    result.append(found("distribution", n_heads * N_DISTANCES, by, distribution=weights))
+    for family in FAMILIES[2:]:
+        part = family if family in CONTROLS else "both"
+        splits = free_splits(model, width, layers)
+        turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
+        parameters = (turns if part != "position" else []) + (shifts if part != "content" else [])
+        parameters = [parameter.requires_grad_(True) for parameter in parameters]
+        optimise(family, parameters, lambda s=splits, p=part: by_free_split(s, p))
+        each = sum(x[0].numel() for x in parameters) // len(splits)
+        more = {} if part == "position" else {"turn": sizes_of(turns, layers, model.cfg.n_layers)}
+        result.append(found(family, n_heads * each, by_free_split(splits, part), **more))
+    return result, width
+
+
+def sizes_of(
+    turns: Sequence[Float[Tensor, "head plane 2"]], layers: Sequence[int], n_layers: int
+) -> Float[Tensor, "layer head plane"]:
+    """|Rbar| of every layer; NaN in those that are not replaced."""
+    sizes = torch.full((n_layers, *turns[0].shape[:-1]), torch.nan)
+    sizes[list(layers)] = torch.stack([torch.view_as_complex(turn.detach()).abs().cpu() for turn in turns])
+    return sizes
+
+
+def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], where: Mapping[str, Any], progress: bool) -> float:
+    """The width of the triangle with the least loss."""
+    losses = {}
+    for width in tqdm(WIDTHS, desc="search, triangle", unit="width", disable=not progress):
+        hooks = substitute(model, by_split(triangle(width)), **where)
+        losses[width] = float(token_losses(model, tokens, hooks).mean())
+    return min(losses, key=losses.__getitem__)
+
+
+def distributions(logits: Float[Tensor, "layer head distance"]) -> dict[int, DistanceDistribution]:
+    distances = torch.arange(logits.shape[-1])
+    return {layer: DistanceDistribution(distances, row.softmax(-1)) for layer, row in enumerate(logits)}
+
+
+def free_splits(model: Model, width: float, layers: Layers = None) -> dict[int, FreeSplit]:
+    """Where descent starts: the Rbar of a triangle, and the mean key as it is."""
+    splits = {}
+    for geometry in wrap(model).geometry(layers):
+        turn = torch.view_as_real(triangle(width).mean_turn(geometry.rope, geometry.d_head)).float()
+        shift = torch.zeros(geometry.n_heads, geometry.d_head, device=turn.device)
+        splits[geometry.layer] = FreeSplit(turn.repeat(geometry.n_heads, 1, 1), shift)
+    return splits
+
+
+def descend(
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    parameters: Sequence[Tensor],
+    hooks: Callable[[], HookList],
+    target: Callable[[Model, Tensor], Tensor] | None,
+    *,
+    steps: int,
+    seed: int,
+    label: str,
+    progress: bool,
+) -> None:
+    """Adam with a cosine schedule on `parameters`, in place, a few prompts at a time: on the loss, or on the KL from
+    the predictions that `target` gives."""
+    optimiser = torch.optim.Adam(parameters, lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in tqdm(range(steps), desc=f"search, {label}", unit="step", disable=not progress):
+        some = tokens[torch.randperm(len(tokens), generator=generator)[:AT_ONCE]]
+        wanted = None if target is None else target(model, some)
+        with torch.enable_grad(), model.hooks(fwd_hooks=hooks()):
+            logits = logits_of(model, some)
+            loss = losses_of(logits, some).mean() if wanted is None else divergence(wanted, logits).mean()
+        # only the split learns: gradients are taken for it alone, the model's weights collect none
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient  # None for a layer that is not replaced
+        optimiser.step()
+        schedule.step()
+
+
+def prediction_kl(model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Sequence[Any]) -> float:
+    """KL(unchanged || hooked) of the next token's distribution in nats, mean over all tokens."""
+    rows = []
+    for some in tokens.split(AT_ONCE):
+        wanted = log_predictions(model, some)
+        with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+            rows.append(divergence(wanted, logits_of(model, some)).cpu())
+    return float(torch.cat(rows).mean())
+
+
+def log_predictions(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+    with torch.no_grad():
+        return logits_of(model, tokens).double().log_softmax(-1)
+
+
+def divergence(
+    wanted: Float[Tensor, "prompt pos vocabulary"], logits: Float[Tensor, "prompt pos vocabulary"]
+) -> Float[Tensor, "prompt pos"]:
+    return (wanted.exp() * (wanted - logits.double().log_softmax(-1))).sum(-1)

@@ -1,0 +1,230 @@
+"""Scores as position plus content, f(q_i, i - j) + g(q_i, k_j), and what may be put in their place instead."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Complex, Float, Real
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes
+
+
+@dataclass(frozen=True)
+class DistanceDistribution:
+    """p(d): how much each distance counts when the content part is averaged over distances.
+
+    Attributes:
+        distances: in tokens, whole or fractional.
+        weights: not negative, adding up to 1; one row for all heads, a row per head, or per head and query.
+    """
+
+    distances: Real[Tensor, " distance"]
+    weights: Float[Tensor, "*rows distance"]
+
+    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*rows plane_and_rest"]:
+        """Rbar = E_p[R_d], one complex factor per plane: fast planes average away, slow ones stay."""
+        turn = turning_factors(self.distances, rope, d_head)
+        return self.weights.to(turn) @ turn
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rbar itself, any complex factor per plane: p(d) enters a split through these numbers and no others.
+
+    Attributes:
+        factors: real and imaginary part, one row per head. No distribution need exist that has them.
+    """
+
+    factors: Float[Tensor, "head plane_and_rest 2"]
+
+    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "head plane_and_rest"]:
+        return torch.view_as_complex(self.factors)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts of `split_scores`, never masked. Position alone and content alone are the fields themselves."""
+
+    position: Float[Tensor, "head query key"]
+    content: Float[Tensor, "head query key"]
+
+    @property
+    def scores(self) -> Float[Tensor, "head query key"]:
+        return self.position + self.content
+
+
+def point_mass(distance: int | float) -> DistanceDistribution:
+    """All weight on one dummy distance d0: the mean-key estimator."""
+    if not distance >= 0:
+        raise InputError(f"dummy distance {distance}: distances must be 0 or more")
+    return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
+
+
+def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution:
+    """p(d) proportional to max(width - d, 0) on the whole distances; width 1 is the point mass at 0. One per head too.
+
+    Example:
+        >>> triangle(2).weights.mul(3).round().tolist()
+        [2.0, 1.0]
+    """
+    widths = torch.as_tensor(width, dtype=torch.float64)
+    if not bool((widths > 0).all()):
+        raise InputError(f"triangle width {width}: widths must be above 0")
+    distances = torch.arange(math.ceil(widths.max()), device=widths.device)
+    weights = (widths[..., None] - distances).clamp(min=0)
+    return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))
+
+
+def uniform(n: int) -> DistanceDistribution:
+    """Equal weight on the distances 0 .. n - 1."""
+    if n < 1:
+        raise InputError(f"uniform distribution over {n} distances: give at least 1")
+    return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=torch.float64))
+
+
+def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistribution:
+    """p_h(d) = share of head h's attention that falls d tokens back, over all queries: a row per head."""
+    n = pattern.shape[-1]
+    query, key = torch.tril_indices(n, n, device=pattern.device)
+    profile = pattern.new_zeros(len(pattern), n, dtype=torch.float64)
+    profile = profile.index_add(1, query - key, pattern[:, query, key].double())
+    return DistanceDistribution(torch.arange(n, device=pattern.device), profile / profile.sum(-1, keepdim=True))
+
+
+def positional_profile(
+    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
+) -> DistanceDistribution:
+    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: where query i would attend by position alone. A row per query.
+
+    With a distribution that depends on the query alone, f + g is still a function of (q, d) plus one of (q, k), and
+    still the best in mean square for each query. Nothing is fitted. Ours.
+    """
+    n = q.shape[1]
+    zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
+    turn = turning_factors(torch.arange(n, device=q.device), rope, q.shape[-1]).to(zq)
+    f = scale * _flat(zq * zm.conj()) @ _flat(turn.conj()).mT
+    return DistanceDistribution(torch.arange(n, device=q.device), f.softmax(-1))
+
+
+def running_mean_key(
+    k: Float[Tensor, "head pos d_head"], window: int | None = None
+) -> Float[Tensor, "head pos d_head"]:
+    """kbar_i = mean of the keys that query i sees: those up to i, or the last `window` of them."""
+    total = k.double().cumsum(dim=1)
+    seen = torch.arange(1, k.shape[1] + 1, device=k.device)
+    if window is not None and window < k.shape[1]:
+        total = torch.cat([total[:, :window], total[:, window:] - total[:, :-window]], dim=1)
+        seen = seen.clamp(max=window)
+    return (total / seen[:, None]).to(k.dtype)
+
+
+def split_scores(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    distribution: DistanceDistribution | Turn,
+    mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head pos d_head"] | None = None,
+) -> Split:
+    """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
+
+    Among all f(q, d) + g(q, k) this is the best in mean square over queries, keys and independent distances from p.
+
+    Args:
+        q, k: before RoPE.
+        distribution: p, or Rbar as it is. `point_mass(d0)` is the mean-key estimator.
+        mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
+
+    Source: the mean-key estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025; the
+    optimal split for a distribution of distances, and the running mean, are ours.
+
+    Example:
+        >>> rope, q, k = Rope(torch.tensor([0.0], dtype=torch.float64)), torch.ones(1, 3, 2), torch.rand(1, 3, 2)
+        >>> split = split_scores(q, k, rope, 1.0, point_mass(1000))  # a plane that never turns splits exactly
+        >>> torch.allclose(split.scores, q @ k.mT)
+        True
+    """
+    mean_key = k.mean(dim=1) if mean_key is None else mean_key
+    mean_key = mean_key[:, None] if mean_key.ndim == 2 else mean_key
+    zq, zk, zm = complex_planes(q, rope), complex_planes(k, rope), complex_planes(mean_key.to(k), rope)
+    turn = turning_factors(torch.arange(q.shape[1], device=q.device), rope, q.shape[-1])
+    # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
+    position = _flat(zq * zm.conj() * turn.to(zq)) @ _flat(turn.sgn().to(zq)).mT
+    mean_turn = distribution.mean_turn(rope, q.shape[-1]).to(zq)
+    turned = _flat(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
+    content = turned @ _flat(zk).mT - (turned * _flat(zm)).sum(-1, keepdim=True)
+    return Split(scale * position, scale * content)
+
+
+def three_axis_scores(
+    a: Float[Tensor, "head distance"], b: Float[Tensor, "head query"], c: Float[Tensor, "head key"]
+) -> Float[Tensor, "head query key"]:
+    """a_{i-j} + b_i + c_j for j <= i; above the diagonal, where no distance is fitted, a_0 stands in."""
+    distance = torch.arange(b.shape[1], device=a.device)[:, None] - torch.arange(c.shape[1], device=a.device)
+    return a[:, distance.clamp(min=0)] + b[:, :, None] + c[:, None, :]
+
+
+def add_residual(
+    approximate: Float[Tensor, "head query key"], exact: Float[Tensor, "head query key"], share: int | float
+) -> Float[Tensor, "head query key"]:
+    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate.
+
+    Raises:
+        InputError: a share outside [0, 1].
+    """
+    check_share("residual share", share)
+    return torch.where(exact.isfinite(), approximate + share * (exact - approximate), approximate)
+
+
+def below_quantile(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], gamma: int | float = 0.97
+) -> Bool[Tensor, "head query key"]:
+    """Which visible scores lie at or below their head's gamma quantile: those to replace. gamma 1: all, 0: none.
+
+    The threshold is the floor(gamma n)-th smallest of the head's n visible scores. A quantile per head is the rule of
+    the first author's public code (gamma = .97, layers from 4 on); how it treats ties is ours.
+
+    Raises:
+        InputError: gamma outside [0, 1].
+    """
+    check_share("gamma", gamma)
+    seen = scores[:, visible]
+    rank = int(gamma * seen.shape[1] + 1e-9)
+    if rank == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = seen.kthvalue(rank, dim=1).values
+    return (scores <= threshold[:, None, None]) & visible
+
+
+def constant_scores(
+    scores: Float[Tensor, "head query key"], replaced: Bool[Tensor, "head query key"]
+) -> Float[Tensor, "head query key"]:
+    """The control: one constant per head, the mean of the scores that it replaces (that choice of constant is ours)."""
+    total = scores.double().masked_fill(~replaced, 0).sum((1, 2))
+    mean = total / replaced.sum((1, 2)).clamp(min=1)
+    return mean.to(scores.dtype)[:, None, None].expand_as(scores)
+
+
+def attention_kl(
+    exact: Float[Tensor, "head query key"],
+    approximate: Float[Tensor, "head query key"],
+    visible: Bool[Tensor, "query key"],
+) -> Float[Tensor, "head query"]:
+    """KL(softmax(exact_i) || softmax(approximate_i)) in nats over the visible keys of each query, in float64."""
+    log_p = exact.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
+    log_q = approximate.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
+    gap = torch.where(visible, log_p - log_q, 0.0)
+    return (log_p.exp() * gap).sum(-1)
+
+
+def _flat(z: Tensor) -> Tensor:
+    """Complex planes as real coordinates: flat(a) . flat(b) = Re sum_m a_m conj(b_m)."""
+    return torch.view_as_real(z.resolve_conj()).flatten(-2)
+
+
+def check_share(name: str, value: int | float) -> None:
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} {value} is outside [0, 1]; give a number from 0 to 1")

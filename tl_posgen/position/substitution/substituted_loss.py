@@ -1,0 +1,157 @@
+"""What is left of the loss with scores replaced: the share recovered, by condition, by searched split, head by head."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf
+from tl_posgen.measure import HeadRows
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.model import Model
+from tl_posgen.position.substitution.hooks import by_constant, by_split, stand_in, substitute
+from tl_posgen.position.substitution.optimise_split import OptimisedSplit
+from tl_posgen.position.substitution.splits import attention_kl, triangle
+from tl_posgen.report.intervals import ENDS
+from tl_posgen.stats.agreement import pearson, spearman
+from tl_posgen.stats.bootstrap import bootstrap_interval
+
+SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
+NO_STAND_IN = ("unchanged", "uniform_attention")
+
+
+def measure(
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    conditions: Mapping[str, ScoresOf | None],
+    where: Mapping[str, Any],
+    label: str,
+    seed: int,
+    progress: bool,
+) -> xr.Dataset:
+    """Loss of every condition and dose, and how far its scores are from the model's, head by head."""
+    n = len(conditions) + 2 * len(SHARES)
+    bar = tqdm(total=n, desc=f"substitution, {label}", unit="condition", disable=not progress)
+
+    def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[np.ndarray, " prompt"]:
+        hooks: HookList = [] if by is None else substitute(model, by, residual=residual, **where)
+        bar.update()
+        return token_losses(model, tokens, hooks).mean(1).numpy()
+
+    data = xr.Dataset(
+        {"loss": (("condition", "prompt"), np.stack([losses(by) for by in conditions.values()]))},
+        {"condition": list(conditions), "prompt": range(len(tokens))},
+        {"rows": "condition", "model": label},
+    )
+    data["loss_mean"] = data["loss"].mean("prompt")
+    dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
+    some = [[losses(conditions[name], share).mean() for share in SHARES] for name in dosed]
+    bar.close()
+    none, everything = (data["loss_mean"].sel(condition=names).values for names in (dosed, ["unchanged"] * 2))
+    data["dose_loss"] = xr.DataArray(
+        np.column_stack([none, some, everything]), {"stand_in": dosed, "residual_share": [0.0, *SHARES, 1.0]}
+    )
+    data = data.assign(shares_of(data["loss"].values, data, ("condition",), "recovered", seed))
+    return with_ranks(data.merge(score_errors(model, tokens, conditions, where)))
+
+
+def shares_of(
+    losses: Float[np.ndarray, "row prompt"], data: xr.Dataset, dims: tuple[str], name: str, seed: int
+) -> dict[str, Any]:
+    """`recovered` of each row, as variables `<name>`, `<name>_low`, `<name>_high`."""
+    unchanged, uniform = (data["loss"].sel(condition=one).values for one in NO_STAND_IN)
+    columns = np.array([recovered(row, unchanged, uniform, seed) for row in losses]).T
+    return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
+
+
+def recovered(
+    losses: Float[np.ndarray, " prompt"],
+    unchanged: Float[np.ndarray, " prompt"],
+    uniform: Float[np.ndarray, " prompt"],
+    seed: int,
+) -> tuple[float, float, float]:
+    """(U - L) / (U - B) of the means, B unchanged, and its 95 % bootstrap interval over prompts; NaN where U = B.
+
+    The denominator is held at its mean: the prompts' own spread of L - B is what the interval tells.
+    """
+    gap = float(uniform.mean() - unchanged.mean()) or np.nan
+    low, high = bootstrap_interval(1 - (losses - unchanged) / gap, seed=seed)
+    return float(uniform.mean() - losses.mean()) / gap, float(low), float(high)
+
+
+def with_ranks(data: xr.Dataset) -> xr.Dataset:
+    """Spearman over stand-ins: does the better correlation, or the smaller attention KL, recover more?"""
+    stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
+    r, kl = (stand_ins[name].mean(("layer", "head")) for name in ("r", "attention_kl"))
+
+    def rank(values: xr.DataArray) -> float:
+        both = xr.Dataset({"x": values, "y": stand_ins["recovered"]}).dropna("condition")
+        return float(spearman(*(torch.from_numpy(both[name].values) for name in ("x", "y"))))
+
+    return data.assign(r_rank=rank(r), kl_rank=rank(kl))
+
+
+def score_errors(
+    model: Model, tokens: Int[Tensor, "prompt pos"], conditions: Mapping[str, ScoresOf | None], where: Mapping[str, Any]
+) -> xr.Dataset:
+    """Attention KL and Pearson's r between the stand-in and the model's scores, on the unchanged q and k.
+
+    r is over visible scores; NaN where one of the two is constant.
+    """
+    rows = HeadRows()
+
+    def compare(capture: LayerCapture, prompt: int) -> None:
+        capture.prompt = prompt
+        exact = capture.scores()
+        visible = capture.geometry.visible(exact.shape[1], exact.device)
+        every = [exact if by is None else stand_in(capture, by, where["gamma"]) for by in conditions.values()]
+        kl = [attention_kl(exact, scores, visible).mean(1) for scores in every]
+        r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
+        rows.add(capture, attention_kl=torch.stack(kl, 1), r=torch.stack(r, 1))
+
+    for number, prompt in enumerate(tokens):
+        run_capture(model, prompt[None], partial(compare, prompt=number), heads=where["heads"])
+    means = {name: rows.array(name, "condition").mean("prompt", skipna=False) for name in rows.names}
+    coords = {"layer": range(model.cfg.n_layers), "head": range(model.cfg.n_heads)}
+    data = xr.Dataset(means).assign_coords(condition=list(conditions)).reindex(coords)
+    return data.transpose("condition", "layer", "head")
+
+
+def search_dataset(
+    found: Sequence[OptimisedSplit], held_out: xr.Dataset, replaced: xr.DataArray, seed: int
+) -> xr.Dataset:
+    """The searches as arrays over family, on the prompts that were not searched on."""
+    losses = np.stack([one.losses.numpy() for one in found])
+    columns = {"search_loss": losses.mean(1), "search_loss_chosen_on": [one.chosen_on for one in found]}
+    columns |= {f"search_{name}": [getattr(one, name) for one in found] for name in ("prediction_kl", "parameters")}
+    data = xr.Dataset({name: ("family", x) for name, x in columns.items()}, {"family": [one.family for one in found]})
+    data = data.assign(shares_of(losses, held_out, ("family",), "search_recovered", seed))
+    (weights,) = (one.distribution for one in found if one.distribution is not None)
+    turns = {one.family: one.turn for one in found if one.turn is not None}
+    turn = xr.DataArray(torch.stack(list(turns.values())).numpy(), dims=("free_family", "layer", "head", "plane"))
+    weights = xr.DataArray(weights.numpy(), dims=("layer", "head", "distance"))
+    turn = turn.assign_coords(free_family=list(turns))
+    return data.assign(distribution=weights.where(replaced), turn=turn.where(replaced))
+
+
+def costs(
+    model: Model, tokens: Int[Tensor, "prompt pos"], width: float, replaced: xr.DataArray, progress: bool
+) -> xr.Dataset:
+    """How much the loss rises when one head alone loses its residual, or all its attention."""
+    unchanged = float(token_losses(model, tokens).mean())
+    places = np.argwhere(replaced.values).tolist()
+    names = {"residual_cost": by_split(triangle(width)), "uniform_cost": by_constant}
+    values = {name: np.full(replaced.shape, np.nan) for name in names}
+    for layer, head in tqdm(places, desc="substitution, head by head", unit="head", disable=not progress):
+        for name, by in names.items():
+            hooks = substitute(model, by, layers=[layer], heads=[head])
+            values[name][layer, head] = float(token_losses(model, tokens, hooks).mean()) - unchanged
+    return xr.Dataset({name: (("layer", "head"), x) for name, x in values.items()})

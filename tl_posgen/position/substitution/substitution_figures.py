@@ -1,0 +1,121 @@
+"""The loss with all scores replaced: which parts of them the model runs on."""
+
+from typing import Any
+
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.position.substitution.optimise_split import CONTROLS
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_maps, line, model_label, sides
+from tl_posgen.report.intervals import error_bars
+
+NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "residual_cost"}
+
+
+def drawn(data: xr.Dataset) -> list[str]:
+    """The kinds that there is data for: splits only where they were searched, heads only where they were costed."""
+    return ["loss", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
+
+
+def loss(result: Any) -> go.Figure:
+    """The loss of every condition."""
+    figure = go.Figure()
+    for side, data, colour in sides(result):
+        shares = [f"{value:.0%}" for value in data["recovered"].values] if data is result.dataset else None
+        bar = go.Bar(x=data["condition"].values, y=data["loss_mean"].values, name=side, text=shares)
+        figure.add_trace(bar.update(marker_color=colour, textposition="outside", textangle=0, cliponaxis=False))
+    figure.update_layout(barmode="group", yaxis_title="loss, nats per token")
+    subtitle = "every score replaced; on the bars the share of the loss recovered against uniform attention"
+    return finish(figure, f"Loss with substituted scores · {model_label(result.dataset)}", subtitle)
+
+
+def dose(result: Any) -> go.Figure:
+    """A share of the residual added back."""
+    figure = go.Figure()
+    for side, data, colour in sides(result):
+        own = data is result.dataset
+        for number, name in enumerate(data["stand_in"].values):
+            curve, dash = data["dose_loss"].sel(stand_in=name), "solid" if own or not number else "dot"
+            x, shade = curve["residual_share"].values, COLOURS[number] if own else colour
+            figure.add_trace(line(x, curve.values, f"{name}<br>{side}", shade, dash=dash, mode="lines+markers"))
+    figure.add_hline(y=result.summary["loss_uniform_attention"], line_dash="dot", annotation_text="uniform attention")
+    figure.update_layout(xaxis_title="share of the residual added back", yaxis_title="loss, nats per token")
+    subtitle = "scores = stand-in + share × what it leaves out; 0 drops the residual, 1 is the unchanged model"
+    return finish(figure, f"How much residual does it take? · {model_label(result.dataset)}", subtitle)
+
+
+def correlation(result: Any) -> go.Figure:
+    """What a correlation alone would have made one believe."""
+    figure = go.Figure()
+    for side, data, colour in reversed(sides(result)):
+        stand_ins = data.drop_sel(condition=["unchanged", "uniform_attention"])
+        x = stand_ins["r"].mean(("layer", "head")).values
+        y = (stand_ins["loss_mean"] - data["loss_mean"].sel(condition="unchanged")).values
+        names = [str(name) for name in stand_ins["condition"].values]
+        if data is not result.dataset:
+            marker = {"size": 9, "color": colour}
+            figure.add_trace(go.Scatter(x=x, y=y, text=names, mode="markers", name=side, marker=marker))
+            continue
+        for number, name in enumerate(names):
+            symbol = ("circle", "diamond")[number // len(COLOURS) % 2]
+            marker = {"size": 11, "color": COLOURS[number % len(COLOURS)], "symbol": symbol}
+            figure.add_trace(go.Scatter(x=x[[number]], y=y[[number]], mode="markers", name=name, marker=marker))
+    summary, label = result.summary, "uniform attention"
+    figure.add_hline(y=summary["worth"], line_dash="dot", annotation_text=label, annotation_position="bottom left")
+    figure.update_layout(xaxis_title="r of stand-in and scores, mean over heads", yaxis_title="rise of the loss, nats")
+    subtitle = (
+        "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
+        f"and share recovered {summary['r_rank']:.2f}, of attention KL {summary['kl_rank']:.2f}"
+    )
+    return finish(figure, f"Correlation is not mechanism · {model_label(result.dataset)}", subtitle, height=520)
+
+
+def search(result: Any) -> go.Figure:
+    """The share that each searched split recovers."""
+    data = result.dataset
+    share, families = data["search_recovered"].values, [str(family) for family in data["family"].values]
+    counted = zip(families, data["search_parameters"].values, strict=True)
+    names = [f"{family}<br>{int(n)} number{'s' if n > 1 else ''}" for family, n in counted]
+    colours = [NULL_COLOUR if family in CONTROLS else COLOURS[0] for family in families]
+    bars = go.Bar(x=names, y=share, text=[f"{x:.1%}" for x in share], textposition="inside", insidetextanchor="start")
+    figure = go.Figure(bars.update(marker_color=colours, error_y=error_bars(data, "search_recovered")))
+    figure.update_layout(xaxis_title="what was searched, and over how many numbers", yaxis_title="share recovered")
+    figure.update_yaxes(tickformat=".0%")
+    chosen, reported = (result.summary[name] for name in ("search_prompts", "held_out_prompts"))
+    subtitle = (
+        f"chosen on {chosen} prompts, reported on {reported} others with a 95 % interval; "
+        "grey: controls, one part missing, searched as hard"
+    )
+    return finish(figure, f"Searched splits · {model_label(data)}", subtitle)
+
+
+def splits(result: Any) -> go.Figure:
+    """The distributions of distances and the mean turns that were searched, mean over the heads of a layer."""
+    data = result.dataset
+    families = [str(name) for name in data["free_family"].values if name != "content"]
+    titles = ["p(d) of the searched distribution", *(f"|mean turn| by plane, {name}" for name in families)]
+    panels = Panels(titles)
+    for number, layer in enumerate(data["layer"].values):
+        colour, of_layer = COLOURS[number % len(COLOURS)], data.sel(layer=layer)
+        weights = of_layer["distribution"].mean("head")
+        panels.add(0, line(weights["distance"].values, weights.values, f"layer {layer}", colour))
+        for panel, family in enumerate(families, start=1):
+            turn = of_layer["turn"].sel(free_family=family).mean("head").values
+            panels.add(panel, line(list(range(len(turn))), turn, f"layer {layer}", colour, mode="lines+markers"))
+    panels.axes("plane, fast to slow").figure.update_xaxes(title_text="distance", row=1, col=1)
+    panels.figure.update_yaxes(rangemode="tozero")
+    subtitle = "mean over the heads of a layer; a turn of 1: this plane carries content, 0: position averages it away"
+    return panels.finish(f"The splits found · {model_label(data)}", subtitle)
+
+
+def heads(result: Any) -> go.Figure:
+    """What each head alone loses."""
+    data, names = result.dataset, ("residual_cost", "uniform_cost")
+    labels = {name: result.measure.variables[name].label for name in names}
+    width = result.summary["cost_width"]
+    subtitle = f"rise of the loss (nats) with this head alone replaced: by the split of triangle {width:g}; by nothing"
+    title = f"What each head's residual is worth · {model_label(data)}"
+    return head_maps(data, None, labels, title=title, subtitle=subtitle, limits=None)
+
+
+FIGURES = {one.__name__: one for one in (loss, dose, correlation, search, splits, heads)}

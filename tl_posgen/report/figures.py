@@ -1,0 +1,225 @@
+"""Figure primitives: what every picture shares, head maps, small multiples, curves by layer; trained beside null."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.subplots import make_subplots
+
+COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
+NULL_COLOUR = "#9ca3af"
+SCALE = "Viridis"
+DIVERGING = "RdBu"
+N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
+
+
+def model_label(dataset: xr.Dataset) -> str:
+    """The model's name, or which random init it is."""
+    return str(dataset.attrs.get("model", "model"))
+
+
+def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
+    """(label, dataset, colour) of the model and, where there is one, of its first random init."""
+    own = (model_label(result.dataset), result.dataset, COLOURS[0])
+    return [own] if result.null is None else [own, (model_label(result.null), result.null, NULL_COLOUR)]
+
+
+def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
+    """Title, below it what is shown, and the look that all figures share."""
+    heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
+    figure.update_layout(
+        title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
+        template="plotly_white",
+        font={"family": "Inter, Segoe UI, Helvetica, Arial, sans-serif", "size": 12},
+        height=height,
+        margin={"t": 90, "l": 60, "r": 30, "b": 50},
+        colorway=COLOURS,
+    )
+    return figure
+
+
+class Panels:
+    """Small multiples: a trace goes to a panel by its number, and every name stands once in the legend.
+
+    Example:
+        >>> panels = Panels(["layer 0", "layer 1"], columns=2)
+        >>> for number in range(2):
+        ...     panels.add(number, go.Scatter(x=[0, 1], y=[0, number], name="r"))
+        >>> [trace.showlegend for trace in panels.finish("r by layer").data]
+        [True, False]
+    """
+
+    def __init__(self, titles: Sequence[str], *, columns: int = 4, row_height: int = 230, **subplots: Any):
+        self.n_columns = max(1, min(columns, len(titles)))
+        self.n_rows = max(1, -(-len(titles) // self.n_columns))
+        self.row_height = row_height
+        spacing: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
+        self.figure = make_subplots(
+            rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **(spacing | subplots)
+        )
+        self.figure.update_annotations(font_size=12)
+        self._named: set[str] = set()
+
+    def add(self, panel: int, *traces: Any) -> None:
+        """Put traces into a panel, counted row by row."""
+        for trace in traces:
+            if trace.name is not None and trace.type != "heatmap":
+                shown = trace.name not in self._named and trace.showlegend is not False
+                trace.update(legendgroup=trace.name, showlegend=shown)
+                self._named |= {trace.name} if shown else set()
+            self.figure.add_trace(trace, row=panel // self.n_columns + 1, col=panel % self.n_columns + 1)
+
+    def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
+        """Titles: of x below the last row, of y left of the first column."""
+        if log_x:
+            self.figure.update_xaxes(type="log", dtick=1)
+        self.figure.update_xaxes(title_text=x, row=self.n_rows)
+        self.figure.update_yaxes(title_text=y, col=1)
+        return self
+
+    def finish(self, title: str, subtitle: str = "") -> go.Figure:
+        """The figure, with what all figures share."""
+        return finish(self.figure, title, subtitle, height=140 + self.row_height * self.n_rows)
+
+
+def line(
+    x: Any, y: Any, name: str, colour: str = COLOURS[0], *, dash: str = "solid", width: int | float = 1.6, **more: Any
+) -> go.Scatter:
+    """One curve."""
+    style = {"color": colour, "dash": dash, "width": width}
+    return go.Scatter(x=x, y=y, name=name, line=style, **({"mode": "lines"} | more))
+
+
+def equality(top: float, name: str = "equal") -> go.Scatter:
+    """The dotted diagonal of a scatter whose axes are alike."""
+    return line([0, top], [0, top], name, "black", dash="dot", width=1, hoverinfo="skip")
+
+
+def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
+    """A choice of places along a dimension: all the short ones, ever fewer of the long, up to a share of its length."""
+    n = max(1, int(dataset.sizes[dim] * share))
+    places = np.unique(np.geomspace(1, n, N_POINTS).round().astype(int)) - 1
+    return dataset.isel({dim: places})
+
+
+def head_names(index: Iterable[Any]) -> list[str]:
+    """'layer 1 head 3' of (layer, head) pairs, for hovering."""
+    return [f"layer {layer} head {head}" for layer, head in index]
+
+
+def head_map(*names: str, title: str, subtitle: str = "", limits: tuple[float, float] | None = (0.0, 1.0)) -> Callable:
+    """A figure for `Measure.figures`: layer x head maps of these variables, under the labels that they declare."""
+
+    def figure(result: Any) -> go.Figure:
+        labels = {name: result.measure.variables[name].label for name in names}
+        heading = f"{title} · {model_label(result.dataset)}"
+        return head_maps(result.dataset, result.null, labels, title=heading, subtitle=subtitle, limits=limits)
+
+    return figure
+
+
+def head_maps(
+    dataset: xr.Dataset,
+    null: xr.Dataset | None,
+    measures: Mapping[str, str],
+    *,
+    title: str,
+    subtitle: str = "",
+    limits: tuple[float, float] | None = None,
+) -> go.Figure:
+    """Layer x head maps on one colour scale: a column per measure (variable -> label), a row per side."""
+    both = [dataset] if null is None else [dataset, null]
+    shown = {name: label for name, label in measures.items() if name in dataset}
+    titles = [f"{label} · {model_label(data)}" for data in both for label in shown.values()]
+    height = max(170, min(28 * dataset.sizes["layer"], 700))
+    panels = Panels(titles, columns=len(shown), row_height=height, horizontal_spacing=0.06)
+    arrays = [data[name].transpose("layer", "head") for data in both for name in shown]
+    if limits is None:
+        limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
+    for panel, array in enumerate(arrays):
+        panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
+    panels.figure.update_xaxes(title_text="head", type="category").update_yaxes(title_text="layer", type="category")
+    panels.figure.update_annotations(font_size=11)
+    panels.figure.update_layout(coloraxis=colour_axis(*limits))
+    return panels.finish(title, subtitle)
+
+
+def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
+    """A two-dimensional array as a heat map on the figure's colour scale; dims name the axes when hovering."""
+    down, across = array.dims
+    hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
+    x, y = (array[dim].values.astype(str) for dim in (across, down))
+    return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
+
+
+def colour_axis(low: float, high: float, scale: str = SCALE) -> dict[str, Any]:
+    return {"colorscale": scale, "cmin": low, "cmax": high, "colorbar": {"thickness": 12}}
+
+
+def layer_curves(
+    result: Any,
+    measure: str,
+    along: str,
+    *,
+    title: str,
+    subtitle: str,
+    y_title: str,
+    log_x: bool = False,
+    share: float = 0.5,
+    beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
+) -> go.Figure:
+    """One panel a layer, one line a head; the null's heads in grey behind them.
+
+    Args:
+        log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
+        share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
+        beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
+    """
+    layers = result.dataset["layer"].values
+    panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
+    for number, layer in enumerate(layers):
+        for side, whole, colour in reversed(sides(result)):
+            is_null = whole is result.null
+            data = thinned(whole[[measure]], along, share) if log_x else whole
+            for place, head in enumerate(data["head"].values):
+                curve = data[measure].sel(layer=layer, head=head)
+                name = side if is_null else f"head {head}"
+                panels.add(
+                    number,
+                    line(
+                        curve[along].values + (1 if log_x else 0),
+                        curve.values,
+                        name,
+                        colour if is_null else COLOURS[place % len(COLOURS)],
+                        width=1 if is_null else 1.6,
+                        opacity=0.5 if is_null else 1.0,
+                        hovertemplate=f"layer {layer}, {name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
+                    ),
+                )
+        panels.add(number, *beside(thinned(result.dataset, along, share) if log_x else result.dataset, layer))
+    panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
+    return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
+
+
+def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
+    """A map [query, key], its tokens numbered, on a colour scale of its own."""
+    n_queries, n_keys = array.transpose("query", "key").shape
+    numbered = array.transpose("query", "key").drop_vars(("query", "key", "token"), errors="ignore")
+    picture = heat(numbered.assign_coords(query=np.arange(n_queries), key=np.arange(n_keys)))
+    return picture.update(coloraxis=None, showscale=False, **colours)
+
+
+def head_rows(array: xr.DataArray, along: str) -> xr.DataArray:
+    """A per-head array [layer, head, along] for `heat`: a row a head, called "L3H6"."""
+    rows = array.stack(unit=("layer", "head")).transpose("unit", along)
+    names = [f"L{layer}H{head}" for layer, head in rows["unit"].values]
+    return xr.DataArray(rows.values, {"head": names, along: array[along].values}, ("head", along))
+
+
+def band(x: np.ndarray, low: np.ndarray, high: np.ndarray, name: str, *, grey: bool = False) -> go.Scatter:
+    """The area between two curves."""
+    y, fill = np.concatenate([high, low[::-1]]), "rgba(156,163,175,.35)" if grey else "rgba(59,111,182,.2)"
+    area = go.Scatter(x=[*x, *x[::-1]], y=y, fill="toself", fillcolor=fill, mode="lines", hoverinfo="skip")
+    return area.update(line={"width": 0}, name=name)

@@ -1,0 +1,94 @@
+"""Numbers in sentences: a value with its null's beside it, heads by name, and what an encoding makes of a measure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xarray as xr
+
+from tl_posgen.measure import NullSummary, Summary
+
+ENCODINGS = {
+    "absolute": "Positions are added to the embeddings here",
+    "alibi": "Positions enter as a fixed slope per head here (ALiBi)",
+    "none": "Nothing in the attention knows positions here (NoPE)",
+}
+
+
+def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") -> str:
+    """A number of the summary with the random init's beside it; over several seeds, their mean and spread.
+
+    Example:
+        >>> beside({"r": 0.917}, NullSummary([{"r": 0.323}]), "r")
+        '0.917 (random init 0.323)'
+        >>> beside({"r": 0.917}, NullSummary([{"r": 0.3}, {"r": 0.4}]), "r", ".2f")
+        '0.92 (random init 0.35 ± 0.07)'
+        >>> beside({"r": 0.917}, None, "r", ".0%")
+        '92% (no null measured)'
+    """
+    return f"{said(own[key], form)} ({null_of(null, key, form)})"
+
+
+def null_of(null: NullSummary | None, key: str, form: str = ".3f") -> str:
+    """The part of `beside` in brackets."""
+    if null is None:
+        return "no null measured"
+    spread = null.spread(key)
+    return f"random init {said(null[key], form)}" + ("" if spread is None else f" ± {said(spread, form)}")
+
+
+def said(value: Any, form: str) -> str:
+    """A number in this format; a number that could not be had in words."""
+    return "not defined" if value is None or value != value else format(value, form)
+
+
+def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:
+    """ "3.6": layer and head where a per-head variable is largest, or smallest; None where it has no value.
+
+    Example:
+        >>> r = xr.Dataset({"r": (("layer", "head"), [[0.1, 0.9]])}, {"layer": [3], "head": [5, 6]})
+        >>> head_reference(r, "r"), head_reference(r, "r", largest=False)
+        ('3.6', '3.5')
+    """
+    series = dataset[variable].transpose("layer", "head").to_series().dropna()
+    if series.empty:
+        return None
+    layer, head = series.index[int(series.to_numpy().argmax() if largest else series.to_numpy().argmin())]
+    return f"{layer}.{head}"
+
+
+def extremes(dataset: xr.Dataset, variable: str) -> dict[str, Any]:
+    """Where a per-head variable is largest and smallest and how large there: `<variable>_highest_head` and so on."""
+    values = dataset[variable]
+    return {
+        f"{variable}_highest_head": head_reference(dataset, variable),
+        f"{variable}_highest": float(values.max()),
+        f"{variable}_lowest_head": head_reference(dataset, variable, largest=False),
+        f"{variable}_lowest": float(values.min()),
+    }
+
+
+def means(dataset: xr.Dataset, *names: str) -> dict[str, float]:
+    """The mean over everything of each variable, heads without a value left out."""
+    return {name: float(dataset[name].mean()) for name in names}
+
+
+def at_head(reference: str | None, value: float, form: str = ".3f") -> str:
+    """'layer 3 head 6 (0.642)' for "3.6"."""
+    if reference is None:
+        return "none"
+    layer, head = reference.split(".")
+    return f"layer {layer} head {head} ({value:{form}})"
+
+
+def caveat(name: str, caveats: Mapping[str, str], encodings: Sequence[str]) -> str | None:
+    """What to keep in mind of a measure for a model of these encodings, or None where it means what it says.
+
+    Example:
+        >>> caveat("residual", {"none": "there are no planes."}, ["none"])
+        'residual: Nothing in the attention knows positions here (NoPE): there are no planes.'
+        >>> caveat("residual", {"none": "there are no planes."}, ["rotary"]) is None
+        True
+    """
+    where = " in some layers" if len(encodings) > 1 else ""
+    words = [f"{ENCODINGS.get(one, one)}{where}: {caveats[one]}" for one in encodings if one in caveats]
+    return f"{name}: {' '.join(words)}" if words else None

@@ -1,0 +1,305 @@
+"""Result and Report: labelled numbers, their null, where they came from; saved, loaded, drawn and written."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import xarray as xr
+
+from tl_posgen import registry
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.measure import Measure, NullSummary, Summary, rows_of
+from tl_posgen.report.sentences import caveat
+from tl_posgen.report.unknown import unknown_measure
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one measure found of one model.
+
+    Attributes:
+        name: of the measure, see `tl_posgen.registry`.
+        dataset: labelled arrays, each variable with its label, unit and description. `dataset.attrs["rows"]` names the
+            dimensions of one row of `frame()`, (layer, head) unless it says otherwise.
+        nulls: the same dataset for randomly initialised models of the same shape, one a seed; empty for none.
+        provenance: model, versions, dtype, seeds, options, prompt hash.
+        declared: the measure, where it is not registered (one of your own, in a notebook).
+    """
+
+    name: str
+    dataset: xr.Dataset
+    nulls: tuple[xr.Dataset, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    declared: Measure | None = None
+
+    @property
+    def null(self) -> xr.Dataset | None:
+        """The dataset of the first random init: the one that figures draw."""
+        return self.nulls[0] if self.nulls else None
+
+    @cached_property
+    def measure(self) -> Measure:
+        """Its declaration; one that only maps heads, where the package that declared it is not installed."""
+        try:
+            return self.declared or registry.find(self.name) or unknown_measure(self.name)
+        except InputError:  # its package is there and cannot be imported
+            return unknown_measure(self.name)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The numbers that sentences, tables, figure titles and claims show."""
+        return self.measure.summarise(self.dataset)
+
+    @cached_property
+    def null_summary(self) -> NullSummary | None:
+        """The same of the random inits."""
+        return NullSummary([self.measure.summarise(null) for null in self.nulls]) if self.nulls else None
+
+    @property
+    def encodings(self) -> list[str]:
+        """How the model's layers know positions; empty where that is not known."""
+        return [name for name in str(self.provenance.get("encoding", "")).split(", ") if name]
+
+    def findings(self) -> list[str]:
+        """What was found, in sentences, and what the model's encoding makes of it."""
+        meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
+        sentences = list(self.measure.findings(self.summary, self.null_summary)) if meaningful else []
+        return [*sentences, *([self.caveat] if self.caveat else [])]
+
+    @cached_property
+    def caveat(self) -> str | None:
+        """What to keep in mind for the model's encoding; None where the measure means what it says."""
+        return caveat(self.name, self.measure.caveats, self.encodings)
+
+    def frame(self, *, null: bool = False) -> pd.DataFrame:
+        """One row per head (or per `rows`), one column per scalar measure. `null=True`: of the first random init."""
+        dataset = self._side(null)
+        rows = rows_of(dataset)
+        labels = [name for name, array in dataset.coords.items() if array.dims == rows and name not in rows]
+        scalars = [name for name, array in dataset.data_vars.items() if set(array.dims) == set(rows)]
+        return dataset[scalars].to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *labels, *scalars]]
+
+    def table(self, *, null: bool = False) -> pd.DataFrame | None:
+        """The short table of the measure, or None where it has none."""
+        return None if self.measure.table is None else self.measure.table(self._side(null))
+
+    def _side(self, null: bool) -> xr.Dataset:
+        if not null:
+            return self.dataset
+        if self.null is None:
+            raise InputError(f"{self.name}: no null was measured; run again with null_seeds=(0,)")
+        return self.null
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of figures that `plot` can draw of this result."""
+        return self.measure.kinds(self.dataset)
+
+    def plot(self, kind: str | None = None):
+        """A plotly Figure of this result beside its null: of this kind, the first of `kinds` if left out."""
+        if not self.kinds:
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame()")
+        kind = self.kinds[0] if kind is None else kind
+        if kind not in self.kinds:
+            raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
+        return self.measure.figures[kind](self)
+
+    def show(self, example: int = 0):
+        """A circuitsvis page of this result, token by token."""
+        view = self.measure.tokens
+        if view is None:
+            raise InputError(f"{self.name} has no token-level view; use .plot()")
+        labels = view.labels(self.dataset)
+        if not 0 <= example < len(labels):
+            raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
+        return view.show(self.dataset, example)
+
+    def heads(self, top: int = 5, by: str | None = None) -> pd.DataFrame:
+        """The `top` heads by a variable: layer, head and the variable, largest first.
+
+        Args:
+            by: a per-head variable; the measure's first headline if left out.
+        """
+        columns = [str(name) for name, array in self.dataset.data_vars.items() if array.dims == ("layer", "head")]
+        headlines = [name for name, one in self.measure.variables.items() if one.headline and name in columns]
+        by = by or next(iter(headlines or columns), "")
+        if by not in columns:
+            raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(columns) or 'nothing'}")
+        series = self.dataset[by].to_series().dropna().astype(float)
+        return series.nlargest(top).reset_index()[["layer", "head", by]]
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
+        return save_results({self.name: self}, path, self.provenance)
+
+    def __repr__(self) -> str:
+        return f"Result({self.name}; {self.dataset.attrs.get('model', 'model')})"
+
+
+class Report(Mapping[str, Result]):
+    """What an analysis found: a mapping of measure name to `Result`.
+
+    Attributes:
+        results: the results by name, in the order they are reported.
+        provenance: model, backend, versions, prompts, seeds: what is needed to run the same analysis again.
+
+    Example:
+        >>> import tl_posgen
+        >>> report = tl_posgen.analyze("mini", "Alice was beginning to get very tired of sitting by her sister.")
+        >>> list(report)[:3]
+        ['three_axis', 'variance', 'mean_key']
+        >>> report.heads("three_axis", top=2).columns.tolist()
+        ['layer', 'head', 'r']
+    """
+
+    def __init__(self, results: Mapping[str, Result], provenance: Mapping[str, Any]):
+        self.results = dict(results)
+        self.provenance = dict(provenance)
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self.results:
+            raise InputError(f"no result {name!r} in this report; it has {', '.join(self.results)}")
+        return self.results[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.results
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')})"
+
+    def findings(self) -> list[str]:
+        """What was found, in sentences."""
+        return [sentence for result in self.results.values() for sentence in result.findings()]
+
+    def frame(self, *, null: bool = False) -> pd.DataFrame:
+        """One row per head with the headlines of every per-head result. `null=True`: of the first random init."""
+        from tl_posgen.report.tables import head_table
+
+        return head_table(self.results, null=null)
+
+    def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
+        """The `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""
+        return self[name].heads(top, by)
+
+    def summary(self) -> dict[str, Any]:
+        """The report in one JSON-ready dictionary: model, prompts, versions, heads, means, and the null's means."""
+        from tl_posgen.report.tables import summary_of
+
+        return summary_of(self.results, self.provenance)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write all results to one NetCDF4 file, which `tl_posgen.load` reads back."""
+        return save_results(self.results, path, self.provenance)
+
+    def html(self) -> str:
+        """The report as one page that opens with no network."""
+        from tl_posgen.report.page import render_page
+
+        return render_page(self.results, self.provenance)
+
+    def write(self, directory: str | os.PathLike) -> Path:
+        """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html."""
+        directory = prepare_directory(directory)
+        partial = Path(tempfile.mkdtemp(dir=directory, prefix=".partial-"))
+        try:
+            (partial / "index.html").write_text(self.html(), encoding="utf-8")
+            summary = json.dumps(self.summary(), indent=1, allow_nan=False)
+            (partial / "summary.json").write_text(summary + "\n", encoding="utf-8")
+            self.save(partial / "results.nc")
+            for finished in partial.iterdir():
+                finished.replace(directory / finished.name)
+        except OSError as error:
+            raise OutputError(f"{directory}: cannot write the report there ({error.strerror})") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return directory / "index.html"
+
+
+def prepare_directory(directory: str | os.PathLike) -> Path:
+    """The directory, made if need be and proved writable; called before long work, so that its result is not lost."""
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{directory}: cannot write there ({reason}); choose another --out") from error
+    return directory
+
+
+def save_results(results: Mapping[str, Result], path: str | os.PathLike, provenance: Mapping[str, Any]) -> Path:
+    """Write results to one NetCDF4 file, a group each (and null/<seed number>/<name>), whole or not at all."""
+    path = Path(path)
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot write there ({error.strerror}); choose another path") from error
+    try:
+        order = json.dumps(list(results))
+        groups = {"/": xr.Dataset(attrs={"provenance": json.dumps(dict(provenance)), "order": order})}
+        for name, result in results.items():
+            groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
+            groups |= {f"null/{number}/{name}": null for number, null in enumerate(result.nulls)}
+        for index, (group, dataset) in enumerate(groups.items()):
+            dataset.to_netcdf(partial, mode="a" if index else "w", group=group, engine="h5netcdf")
+        Path(partial).chmod(0o644)
+        try:
+            Path(partial).replace(path)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot write there ({error.strerror}); choose another path") from error
+    finally:
+        Path(partial).unlink(missing_ok=True)
+    return path
+
+
+def load(path: str | os.PathLike) -> Report:
+    """The Report of a file that `Report.save`, `Report.write` or `Result.save` wrote; it writes the same page again.
+
+    Args:
+        path: the .nc file, or the directory that `write` made.
+
+    Raises:
+        InputError: no such file, or not a results file.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r}: give the path of a .nc file that .save() wrote, or of its directory")
+    path = Path(path)
+    path = path / "results.nc" if path.is_dir() else path
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
+    try:
+        tree = xr.open_datatree(path, engine="h5netcdf").load()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(f"{path}: not a results file ({error}); give a .nc file that .save() wrote") from error
+    with tree:
+        if not {"order", "provenance"} <= set(tree.attrs):
+            raise InputError(f"{path}: not a results file of this version; give a .nc file that .save() wrote")
+        results = {}
+        for name in json.loads(tree.attrs["order"]):
+            if name not in tree.children:
+                raise InputError(f"{path}: the result {name!r} is missing from the file; it is damaged")
+            dataset = tree[name].to_dataset()
+            provenance = json.loads(dataset.attrs.pop("provenance", "{}"))
+            results[name] = Result(name, dataset, tuple(nulls_of(tree, name)), provenance)
+        return Report(results, json.loads(tree.attrs["provenance"]))
+
+
+def nulls_of(tree: Any, name: str) -> Sequence[xr.Dataset]:
+    """The random inits of one result, in the order of their seeds."""
+    seeds = sorted(tree["null"].children.items(), key=lambda one: int(one[0])) if "null" in tree.children else []
+    return [node[name].to_dataset() for _, node in seeds if name in node.children]

@@ -1,0 +1,1 @@
+"""RoPE as geometry: rotations, planes, spectra, scores at any positions, sums over a causal band."""

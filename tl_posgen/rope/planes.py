@@ -1,0 +1,56 @@
+"""Sums over RoPE planes: how each plane turns a score with distance, and mean squares from second moments."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float, Real
+from torch import Tensor
+
+from tl_posgen.rope.rotation import Rope, complex_frequencies
+
+
+def turning_factors(
+    distances: Real[Tensor, " distance"], rope: Rope, d_head: int
+) -> Complex[Tensor, "distance plane_and_rest"]:
+    """u_m(d) = scaling^2 e^{i theta_m d} for the rotary planes, 1 for the remainder, so that for any d
+
+    <R_d q, R_0 k> = Re sum_m u_m(d) z^q_m conj(z^k_m), with the z of `rope.complex_planes`. complex128.
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> turning_factors(torch.arange(3), rope, d_head=4).real.tolist()
+        [[1.0, 1.0], [-1.0, 1.0], [1.0, 1.0]]
+    """
+    theta = complex_frequencies(rope, d_head).to(distances.device)
+    gain = torch.ones_like(theta)
+    gain[: len(rope.inv_freq)] = rope.scaling**2
+    angles = distances.double()[:, None] * theta
+    return torch.polar(gain.expand_as(angles).contiguous(), angles)
+
+
+@dataclass(frozen=True)
+class SecondMoments:
+    """plain_lm = E[x_l x_m] and conjugate_lm = E[x_l conj(x_m)]: all that a mean square of Re sum_m x_m y_m needs."""
+
+    plain: Complex[Tensor, "*batch plane plane"]
+    conjugate: Complex[Tensor, "*batch plane plane"]
+
+    @classmethod
+    def of(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
+        return cls(x.mT @ x / x.shape[-2], x.mT @ x.conj() / x.shape[-2])
+
+    def times(self, other: "SecondMoments") -> "SecondMoments":
+        """Moments of x_m conj(y_m) for independent x (self) and y (other)."""
+        return SecondMoments(self.plain * other.plain.conj(), self.conjugate * other.conjugate.conj())
+
+    @classmethod
+    def of_mean_and_spread(cls, x: Complex[Tensor, "*batch sample plane"]) -> "tuple[SecondMoments, SecondMoments]":
+        """Of the mean of x over its samples, and of x about that mean: together, those of x."""
+        mean = x.mean(dim=-2, keepdim=True)
+        return cls.of(mean), cls.of(x - mean)
+
+    def mean_square(self, z: Complex[Tensor, "*batch query plane"]) -> Float[Tensor, "*batch query"]:
+        """E (Re sum_m z_m x_m)^2 for each fixed z: 1/2 Re sum_lm (z_l z_m E[x_l x_m] + z_l z_m* E[x_l x_m*])."""
+        plain = ((z @ self.plain) * z).sum(-1)
+        conjugate = ((z @ self.conjugate) * z.conj()).sum(-1)
+        return ((plain + conjugate).real / 2).clamp(min=0)

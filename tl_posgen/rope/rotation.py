@@ -1,0 +1,108 @@
+"""RoPE as geometry: which planes a head has, and how far each turns per token."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Real
+from torch import Tensor
+
+Pairing = Literal["half", "adjacent"]
+
+
+def no_frequencies() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Rope:
+    r"""z_m -> scaling * z_m * exp(i theta_m p): plane m of a query or key at position p turns by theta_m p.
+
+    Attributes:
+        inv_freq: theta_m in radians per token, after any rope scaling (Llama-3, YaRN, linear, NTK). float64.
+        pairing: which two coordinates make plane m. "half": (m, m + rotary_dim / 2), as in Llama, GPT-NeoX and Qwen.
+            "adjacent": (2m, 2m + 1), as in GPT-J.
+        scaling: factor on the rotated q and on the rotated k (transformers' `attention_scaling`; YaRN uses it).
+
+    The coordinates from rotary_dim on are left as they are (partial rotary). A head without RoPE is `Rope()`: no plane.
+
+    Source: Su et al. 2021, "RoFormer", section 3.2; the pairing is that of the implementations named.
+
+    Example:
+        >>> rope = Rope(inverse_frequencies(rotary_dim=4, base=100.0))
+        >>> rope.inv_freq.tolist(), rope.rotary_dim
+        ([1.0, 0.1], 4)
+    """
+
+    inv_freq: Float[Tensor, " plane"] = field(default_factory=no_frequencies)
+    pairing: Pairing = "half"
+    scaling: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
+
+
+def inverse_frequencies(rotary_dim: int, base: float = 10_000.0) -> Float[Tensor, " plane"]:
+    r"""theta_m = base^(-2m / rotary_dim), m = 0 .. rotary_dim / 2 - 1, in radians per token."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+    return base**-exponents
+
+
+def to_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane"]:
+    """The rotary coordinates of x as one complex number per plane; the unrotated remainder is left out."""
+    x = at_least_float32(x[..., : rope.rotary_dim])
+    if rope.pairing == "half":
+        real, imag = x.chunk(2, dim=-1)
+    else:
+        real, imag = x[..., 0::2], x[..., 1::2]
+    return torch.complex(real.contiguous(), imag.contiguous())
+
+
+def from_planes(
+    z: Complex[Tensor, "*batch plane"], remainder: Float[Tensor, "*batch rest"], rope: Rope
+) -> Float[Tensor, "*batch d_head"]:
+    """The inverse of `to_planes`, with the unrotated remainder put back."""
+    real = torch.cat([z.real, z.imag], -1) if rope.pairing == "half" else torch.view_as_real(z).flatten(-2)
+    return torch.cat([real, remainder.to(real.dtype)], dim=-1)
+
+
+def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane_and_rest"]:
+    """All of x as complex numbers: the rotary planes, then the unrotated remainder paired up as planes that never turn.
+
+    <x, y> = Re sum_m z^x_m conj(z^y_m) over all of them (an odd last coordinate is padded with zero), so every formula
+    written for planes holds for partial rotary heads. The matching frequencies are `complex_frequencies`.
+    """
+    rest = at_least_float32(x[..., rope.rotary_dim :])
+    if rest.shape[-1] % 2:
+        rest = torch.nn.functional.pad(rest, (0, 1))
+    real, imag = rest.chunk(2, dim=-1)
+    return torch.cat([to_planes(x, rope), torch.complex(real.contiguous(), imag.contiguous())], dim=-1)
+
+
+def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_rest"]:
+    """theta of every plane of `complex_planes`: the rotary ones, then zeros for the remainder."""
+    zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, dtype=torch.float64, device=rope.inv_freq.device)
+    return torch.cat([rope.inv_freq.double(), zeros])
+
+
+def rotate(
+    x: Float[Tensor, "*batch pos d_head"], positions: Real[Tensor, " pos"], rope: Rope
+) -> Float[Tensor, "*batch pos d_head"]:
+    """R_p x: every plane turned by theta_m p and scaled. Positions may be fractional; angles are taken in float64.
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi / 2], dtype=torch.float64))
+        >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([1.0]), rope).round(decimals=6).tolist()
+        [[0.0, 1.0]]
+    """
+    if not rope.rotary_dim:
+        return at_least_float32(x)
+    z = to_planes(x, rope)
+    angles = positions.double()[:, None] * rope.inv_freq.double().to(positions.device)
+    turn = torch.polar(torch.full_like(angles, rope.scaling), angles)
+    return from_planes(z * turn.to(z.dtype), x[..., rope.rotary_dim :], rope)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

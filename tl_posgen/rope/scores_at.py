@@ -1,0 +1,131 @@
+"""The scores that pairs would have at other positions or distances than their own."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes, rotate
+
+QUERY_BLOCK = 128
+
+
+def scores_at_positions(
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
+    rope: Rope,
+    scale: float,
+    query_positions: Real[Tensor, " query"],
+    key_positions: Real[Tensor, " key"],
+) -> Float[Tensor, "head query key"]:
+    """scale <R_{p_i} q_i, R_{p'_j} k_j>: the scores with position indices of your choosing, in any order."""
+    return scale * rotate(q, query_positions, rope) @ rotate(k, key_positions, rope).mT
+
+
+def scores_frozen_beyond(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    limit: int | float,
+) -> Float[Tensor, "head query key"]:
+    """score_ij as it is where i - j <= limit and as at distance `limit` beyond (LM-Infinite's rule): two products."""
+    _refuse_negative_number(limit)
+    position = torch.arange(q.shape[1], device=q.device)
+    true = scores_at_positions(q, k, rope, scale, position, position)
+    near = position[:, None] - position <= limit
+    return torch.where(near, true, _scores_at_constant(q, k, rope, scale, limit))
+
+
+def scores_at(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    distance: int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]],
+) -> Float[Tensor, "head query key"]:
+    """score_ij = scale <R_{d_ij} q_i, R_0 k_j>: every pair seen at the distance d_ij instead of i - j.
+
+    Args:
+        q, k: before RoPE.
+        distance: one number for all pairs (a single product), a matrix, or a function of the matrix i - j (clamped at
+            0 above the diagonal). Whole or fractional tokens.
+
+    Entries above the diagonal are finite and mean nothing: mask them with the layer's visible pairs. A matrix that
+    differs from i - j by few offsets (a jitter) costs one product per offset; any other goes plane by plane in blocks
+    of queries, never with a [query, key, plane] tensor.
+
+    Raises:
+        InputError: a distance is negative at some j <= i, or a matrix does not have the shape [pos, pos].
+
+    Example:
+        >>> rope, x = Rope(torch.tensor([1.0], dtype=torch.float64)), torch.ones(1, 3, 2)
+        >>> twice = scores_at(x, x, rope, 1.0, lambda d: 2 * d)
+        >>> torch.allclose(twice[0, 2, 1], scores_at(x, x, rope, 1.0, 2.0)[0, 0, 0])
+        True
+    """
+    if not isinstance(distance, Tensor) and not callable(distance):
+        _refuse_negative_number(distance)
+        return _scores_at_constant(q, k, rope, scale, distance)
+    n = q.shape[1]
+    position = torch.arange(n, device=q.device)
+    matrix = distance if isinstance(distance, Tensor) else distance((position[:, None] - position).clamp(min=0))
+    if tuple(matrix.shape) != (n, n):
+        raise InputError(f"distance of shape {tuple(matrix.shape)} for {n} queries and {n} keys; give [{n}, {n}]")
+    _refuse_negative(matrix.tril())
+    matrix = matrix.to(q.device).tril()
+    offset = (matrix - (position[:, None] - position)).tril()
+    offsets = offset.unique()
+    if len(offsets) <= len(rope.inv_freq):
+        return _scores_at_offsets(q, k, rope, scale, offset, offsets.tolist())
+    rows = [slice(start, start + QUERY_BLOCK) for start in range(0, n, QUERY_BLOCK)]
+    return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in rows], dim=1)
+
+
+def _scores_at_constant(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: int | float) -> Tensor:
+    every = torch.full((q.shape[1],), float(distance), dtype=torch.float64, device=q.device)
+    return scale * rotate(q, every, rope) @ unturned(k, rope).mT
+
+
+def _scores_at_offsets(q: Tensor, k: Tensor, rope: Rope, scale: float, offset: Tensor, offsets: list) -> Tensor:
+    position = torch.arange(q.shape[1], device=q.device)
+    total = scores_at_positions(q, k, rope, scale, position + offsets[0], position)
+    for value in offsets[1:]:
+        total = torch.where(offset == value, scores_at_positions(q, k, rope, scale, position + value, position), total)
+    return total
+
+
+def _scores_at_matrix(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: Tensor) -> Tensor:
+    """One block of queries; each distance's factors are computed once, and the remainder never turns."""
+    zq, zk = complex_planes(q, rope), complex_planes(k, rope)
+    turning = len(rope.inv_freq)
+    rest_q, rest_k = (torch.view_as_real(z[..., turning:]).flatten(-2) for z in (zq, zk))
+    total = rest_q @ rest_k.mT
+    distances, which = distance.unique(return_inverse=True)
+    turn = turning_factors(distances, rope, q.shape[-1]).to(zq.dtype)
+    for m in range(turning):
+        product = zq[:, :, None, m] * zk[:, None, :, m].conj()
+        total += product.real * turn.real[which, m]
+        total -= product.imag * turn.imag[which, m]
+    return scale * total
+
+
+def unturned(k: Tensor, rope: Rope) -> Tensor:
+    """R_0 k: at position zero nothing turns, but YaRN's factor on rotated keys applies."""
+    return rotate(k, torch.zeros(k.shape[-2], device=k.device), rope)
+
+
+def _refuse_negative_number(distance: int | float) -> None:
+    if not distance >= 0:
+        raise InputError(f"distance {distance}: distances must be 0 or more")
+
+
+def _refuse_negative(distance: Tensor) -> None:
+    wrong = (~(distance >= 0)).nonzero()
+    if len(wrong):
+        query, key = wrong[0].tolist()
+        value = distance[query, key].item()
+        raise InputError(f"distance {value} at query {query}, key {key}: distances must be 0 or more")

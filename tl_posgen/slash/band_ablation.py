@@ -1,0 +1,329 @@
+"""Which frequencies does the running model need? Bands of RoPE dropped, frozen or kept alone in every layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.analysis import Job
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.measure import Measure, Options, Request, Summary, Variable
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capturing import capturing
+from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
+from tl_posgen.result import Result
+from tl_posgen.slash.ablation_hooks import ablate_bands
+from tl_posgen.slash.dominance import check_all_reached, check_dominance
+from tl_posgen.slash.entries import entry
+from tl_posgen.slash.layer_means import LayerMeans, at_distance, statistics_of
+from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, conditions
+from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+
+SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
+COLUMNS = {
+    "loss_mean": "loss",
+    "slash_heads": "slash heads",
+    "slash_heads_kept": "kept",
+    "slash_score": "score",
+    "slash_score_alone": "score, one layer alone",
+}
+COSTS = ("loss_change", "slash_heads_kept")
+N_HEADS = 12  # the strongest, drawn one by one
+
+
+@dataclass(frozen=True)
+class BandAblation(Options):
+    r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
+
+    The conditions are those of `SlashAblation`: each frequency band dropped, frozen or kept alone, Q and K of rank one
+    or their means, RoPE removed. There one layer is changed by itself; here the model runs on what is left. What the
+    model does untouched comes from the measures "slash", "slash_ablation" and "loss" of the same run.
+    Layers and heads that are chosen are those whose slash scores are taken; all are ablated.
+
+    Args:
+        schemes: how to make bands, any of "thirds" and "wavelength".
+        kappa, distances: what makes a head slash-dominant.
+
+    Raises:
+        InputError: unusable prompts, an unknown scheme, kappa outside (0, 1], a distance that no prompt reaches.
+        UnsupportedModelError: a model without rotary planes, or whose scores cannot be replaced.
+
+    Source: that medium and high frequencies carry the slash is claimed by Cheng et al. 2026 (arXiv 2601.08297); bands
+    and ablations are ours.
+
+    Example:
+        >>> from tl_posgen.slash import band_ablation
+        >>> options = {"length": 12, "n_prompts": 1, "schemes": ["thirds"], "null_seeds": (), "progress": False}
+        >>> result = band_ablation("mini", "Down, down, down. Would the fall never end?", **options)
+        >>> result.frame()["condition"].tolist()[:3]
+        ['unchanged', 'drop high, thirds', 'drop medium, thirds']
+    """
+
+    schemes: Sequence[Scheme] = get_args(Scheme)
+    kappa: float = SHORT_KAPPA
+    distances: Sequence[int] = tuple(SHORT_DISTANCES)
+
+    def check(self) -> None:
+        check_dominance(self.kappa, self.distances)
+
+
+def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
+    """Every condition but the unchanged one in the running model."""
+    options = request.options
+    assert isinstance(options, BandAblation)
+    tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
+    planned = conditions(options.schemes, tokens.shape[1])
+
+    def of_model(model: Any, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
+        untouched = after["slash"]
+        running, losses = [untouched["score"]], [after["loss"]["loss"].values]
+        for condition in tqdm(planned[1:], desc=f"band ablation, {label}", disable=not job.progress):
+            score, loss = in_running_model(model, tokens, condition, job)
+            running.append(score)
+            losses.append(loss)
+        return measured(model, running, losses, after, planned, options).assign_attrs(model=label)
+
+    return job.result(request, model, list(tokens), of_model)
+
+
+def in_running_model(
+    model: Any, tokens: Int[Tensor, "prompt pos"], condition: Condition, job: Job
+) -> tuple[xr.DataArray, np.ndarray]:
+    """Slash scores [layer head distance] and loss [prompt] with one condition in all layers."""
+    means = LayerMeans()
+
+    def take(layer: LayerCapture) -> None:
+        means.add(layer, statistics_of(layer))
+
+    hooks = ablate_bands(model, condition.kind, condition.planes if condition.band else None)
+    with capturing(model, take, needs=frozenset({"pattern"}), layers=job.layers, heads=job.heads):
+        losses = token_losses(model, tokens, hooks).mean(-1).numpy()
+    return means.dataset()["score"], losses
+
+
+def measured(
+    model: Any,
+    running: Sequence[xr.DataArray],
+    losses: Sequence[np.ndarray],
+    after: Mapping[str, xr.Dataset],
+    planned: Sequence[Condition],
+    options: BandAblation,
+) -> xr.Dataset:
+    """Scores at each head's best distance of the untouched model, and one number per condition."""
+    names = [condition.label for condition in planned]
+    untouched, place = after["slash"], after["slash"]["best_distance"]
+    profiles = xr.concat(running, "condition").assign_coords(condition=names)
+    score = at_distance(profiles, place)
+    alone = at_distance(after["slash_ablation"]["score"].reindex(condition=names), place)
+    dominant = profiles.sel(distance=sorted(set(options.distances))) >= options.kappa
+    before = dominant.isel(condition=0, drop=True)
+    chosen = before.any("distance")
+    chosen = chosen if chosen.any() else xr.ones_like(chosen)
+    loss = xr.DataArray(np.stack(losses), dims=("condition", "prompt"))
+    ropes = [geometry.rope for geometry in geometry_of(model)]
+    planes = [[int(one.planes(rope).sum()) if one.band else len(rope.inv_freq) for rope in ropes] for one in planned]
+    data = {
+        "loss_mean": loss.mean("prompt"),
+        "slash_heads": dominant.any("distance").sum(("layer", "head")),
+        "slash_heads_kept": (dominant & before).any("distance").sum(("layer", "head")),
+        "slash_score": score.where(chosen).mean(("layer", "head")),
+        "slash_score_alone": alone.where(chosen).mean(("layer", "head")),
+        "loss": loss,
+        "score": score,
+        "score_alone": alone,
+        "best_distance": place,
+        "uniform_score": at_distance(untouched["uniform"], place),
+        "n_planes": (("condition", "model_layer"), np.array(planes)),
+    }
+    labels = {name: ("condition", [getattr(one, name) for one in planned]) for name in ("kind", "scheme", "band")}
+    attrs = {"rows": ["condition"], "kappa": options.kappa, "distances": sorted(set(options.distances))}
+    return xr.Dataset(data).assign_coords(labels).assign_attrs(attrs)
+
+
+def requires(model: Any) -> None:
+    """Refuse a model that rotates nothing: there is no band to ablate."""
+    if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
+        raise UnsupportedModelError(
+            "no layer of this model has rotary planes, so there is no band to drop; "
+            "slash_ablation measures its slash scores with Q and K ablated"
+        )
+
+
+def check_prompts(options: BandAblation, tokens: Sequence[Int[Tensor, " _"]]) -> None:
+    """Refuse distances that no prompt reaches, and prompts of different lengths."""
+    check_all_reached(options, tokens)
+    lengths = sorted({len(prompt) for prompt in tokens})
+    if len(lengths) > 1:
+        raise InputError(
+            f"band_ablation: prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length"
+        )
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    change = data["loss_mean"] - data["loss_mean"].isel(condition=0)
+    names = [str(name) for name in data["condition"].values]
+    return {
+        "conditions": names,
+        "loss": [float(value) for value in data["loss_mean"].values],
+        "loss_change": [float(value) for value in change.values],
+        "slash_score": [float(value) for value in data["slash_score"].values],
+        "slash_heads": [int(value) for value in data["slash_heads"].values],
+        "slash_heads_kept": [int(value) for value in data["slash_heads_kept"].values],
+        "slash_heads_unchanged": int(data["slash_heads"][0]),
+        "slash_score_unchanged": float(data["slash_score"][0]),
+        "loss_unchanged": float(data["loss_mean"][0]),
+        "largest_loss_change": float(abs(change).max()),
+    }
+
+
+def of_condition(summary: Summary, key: str, condition: str) -> float:
+    """A list of the summary at one condition."""
+    return entry(summary, key, "conditions", condition)
+
+
+def findings(own: Summary, null: Any) -> list[str]:
+    random = "no null measured" if null is None else f"random init {null['slash_heads_unchanged']:g}"
+    lines = []
+    for scheme, words in SCHEMES.items():
+        dropped = {band: f"drop {band}, {scheme}" for band in ("high", "medium", "low")}
+        if not set(dropped.values()) <= set(own["conditions"]):
+            continue
+        costs, kept = ({name: of_condition(own, key, name) for name in dropped.values()} for key in COSTS)
+        parts = [f"{band} {costs[name]:+.3f} ({kept[name]:g} kept)" for band, name in dropped.items()]
+        lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
+    whole = [
+        f"{words} {of_condition(own, 'slash_score', kind):.3f} (loss {of_condition(own, 'loss', kind):.3f})"
+        for kind, words in WHOLE_KINDS.items()
+        if kind != "means_no_rope"
+    ]
+    lines.append(
+        f"{own['slash_heads_unchanged']} heads are slash-dominant ({random}), mean score "
+        f"{own['slash_score_unchanged']:.3f} (loss {own['loss_unchanged']:.3f}); in the running model this becomes: "
+        f"{', '.join(whole)}."
+    )
+    if null is not None:
+        lines.append(f"The random-init model's loss changes by {null['largest_loss_change']:.4f} at most.")
+    return lines
+
+
+def table(data: xr.Dataset) -> pd.DataFrame:
+    """A row per condition, by one scheme where bands were made in two ways: the pictures show the others."""
+    frame = data[list(COLUMNS)].to_dataframe().reset_index()
+    schemes = [scheme for scheme in frame["scheme"].unique() if scheme]
+    frame = frame[frame["scheme"].isin(["", *schemes[:1]])]
+    return frame[["condition", *COLUMNS]].rename(columns=COLUMNS).reset_index(drop=True)
+
+
+def loss_bars(result: Any) -> go.Figure:
+    """The loss under every condition."""
+    both = sides(result)
+    height = 60 + 24 * result.dataset.sizes["condition"]
+    panels = Panels([side for side, _, _ in both], columns=2, row_height=height, shared_yaxes=True)
+    for number, (_, data, colour) in enumerate(both):
+        values = data["loss_mean"].values
+        text = [f"{value:.3f}" for value in values]
+        bar = go.Bar(x=values, y=data["condition"].values, orientation="h", marker_color=colour, text=text)
+        panels.add(number, bar)
+        panels.figure.add_vline(x=float(values[0]), line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
+    panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
+    panels.figure.update_layout(showlegend=False)
+    title = f"Loss without a band of RoPE · {model_label(result.dataset)}"
+    return panels.finish(title, "all layers ablated at once; dotted: unchanged")
+
+
+def slash_bars(result: Any) -> go.Figure:
+    """Mean slash score and number of the slash heads under every condition."""
+    data, null, height = result.dataset, result.null, 90 + 30 * result.dataset.sizes["condition"]
+    titles = ["mean slash score of the slash heads", "slash heads"]
+    panels = Panels(titles, columns=2, row_height=height, shared_yaxes=True, horizontal_spacing=0.04)
+    series = [
+        (0, data, "slash_score", "in the running model", COLOURS[0]),
+        (0, data, "slash_score_alone", "one layer alone", COLOURS[5]),
+        (1, data, "slash_heads", "slash-dominant", COLOURS[1]),
+        (1, data, "slash_heads_kept", "of those before", COLOURS[4]),
+    ]
+    if null is not None:
+        series.insert(2, (0, null, "slash_score", model_label(null), NULL_COLOUR))
+        series.append((1, null, "slash_heads", model_label(null), NULL_COLOUR))
+    for panel, of_side, name, label, colour in series:
+        y = of_side["condition"].values
+        panels.add(panel, go.Bar(x=of_side[name].values, y=y, orientation="h", name=label, marker_color=colour))
+    panels.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
+    subtitle = (
+        f"each head at its own distance; dominant: a score of {data.attrs['kappa']} at one of the distances "
+        f"{', '.join(str(one) for one in np.atleast_1d(data.attrs['distances']))}"
+    )
+    return panels.finish(f"Slash heads without a band of RoPE · {model_label(data)}", subtitle)
+
+
+def strongest_heads(result: Any) -> go.Figure:
+    """The strongest heads, condition by condition."""
+    data = result.dataset
+    scores = data["score"].stack(place=("layer", "head")).dropna("place")
+    strongest = scores.isel(place=scores.isel(condition=0).argsort().values[::-1][:N_HEADS])
+    places = [data["best_distance"].sel(layer=layer, head=head) for layer, head in strongest["place"].values]
+    heads = zip(strongest["place"].values, places, strict=True)
+    names = [f"L{layer} H{head} D{int(at)}" for (layer, head), at in heads]
+    grid = xr.DataArray(strongest.values, {"condition": data["condition"].values, "head": names}, ("condition", "head"))
+    figure = go.Figure(heat(grid, texttemplate="%{z:.2f}"))
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(coloraxis=colour_axis(0.0, float(grid.max())))
+    subtitle = "slash score in the running model, each head at its best distance D of the unchanged one"
+    title = f"The strongest slash heads, ablated · {model_label(data)}"
+    return finish(figure, title, subtitle, height=160 + 24 * data.sizes["condition"])
+
+
+PER_HEAD = ("condition", "layer", "head")
+VARIABLES = {
+    "loss_mean": Variable("loss", "nats per token", "mean over prompts", dims=("condition",)),
+    "slash_heads": Variable("slash heads", description="dominant at one of the distances", dims=("condition",)),
+    "slash_heads_kept": Variable(
+        "slash heads kept", description="of those before, at a distance where they were", dims=("condition",)
+    ),
+    "slash_score": Variable(
+        "slash score", description="mean over the heads dominant before (all where none was)", dims=("condition",)
+    ),
+    "slash_score_alone": Variable(
+        "slash score, one layer alone", description="the same with each layer ablated by itself", dims=("condition",)
+    ),
+    "loss": Variable("loss", "nats per token", dims=("condition", "prompt")),
+    "score": Variable("slash score in the running model", description="at the best distance", dims=PER_HEAD),
+    "score_alone": Variable("slash score, one layer alone", description="at the best distance", dims=PER_HEAD),
+    "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
+    "uniform_score": Variable("slash score of uniform attention", description="at the best distance"),
+    "n_planes": Variable("planes in the band", dims=("condition", "model_layer")),
+}
+
+MEASURE = Measure(
+    name="band_ablation",
+    question="Which frequencies does the running model need?",
+    explanation=(
+        "RoPE planes dropped, frozen (theta = 0) or kept alone in all layers at once, Q and K cut to rank one or to "
+        "their means, RoPE removed: the loss, and the slash scores that are left. Thirds: of the planes, fastest "
+        "first. Wavelength: high < 32 tokens, medium up to the prompt's length, low above. Alone: each layer ablated "
+        "by itself."
+    ),
+    source="the claim: Cheng et al. 2026 (arXiv 2601.08297); bands and ablations: ours",
+    options=BandAblation,
+    procedure=run,
+    after=("slash", "slash_ablation", "loss"),
+    requires=requires,
+    check_prompts=check_prompts,
+    variables=VARIABLES,
+    summarise=summarise,
+    findings=findings,
+    figures={"loss": loss_bars, "slash": slash_bars, "heads": strongest_heads},
+    table=table,
+)

@@ -1,0 +1,48 @@
+"""Slash-dominant heads: the thresholds and distances that make one, and which heads a dataset finds so."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+
+
+def check_dominance(kappa: float, distances: Sequence[int]) -> None:
+    """Refuse what can make no head dominant, before anything runs."""
+    if not 0 < kappa <= 1:
+        raise InputError(f"kappa = {kappa}: choose a slash score in (0, 1]")
+    if not len(distances) or min(distances) < 0:
+        raise InputError(f"distances {list(distances)}: give one at least, 0 (itself), 1 (previous token) or more")
+
+
+def check_any_reached(options: Any, tokens: Sequence[Tensor]) -> None:
+    """Refuse prompts that reach none of the distances."""
+    longest = max(len(prompt) for prompt in tokens)
+    if min(options.distances) >= longest:
+        raise InputError(
+            f"distance {min(options.distances)}: the longest prompt has {longest} tokens; "
+            "give longer prompts, or smaller distances"
+        )
+
+
+def check_all_reached(options: Any, tokens: Sequence[Tensor]) -> None:
+    """Refuse distances that no prompt reaches, its first token left out."""
+    longest = max(len(prompt) for prompt in tokens)
+    if max(options.distances) >= longest - 1:
+        raise InputError(
+            f"distance {max(options.distances)}: without its first token the longest prompt has {longest - 1} tokens; "
+            "give longer prompts, or smaller distances"
+        )
+
+
+def dominant_at(score: xr.DataArray, options: Any) -> xr.DataArray:
+    """score >= kappa at each of the distances that the prompts reach."""
+    reached = [one for one in sorted(set(options.distances)) if one < score.sizes["distance"]]
+    return score.sel(distance=reached) >= options.kappa
+
+
+def is_dominant(score: xr.DataArray, options: Any) -> xr.DataArray:
+    """The same at any of them."""
+    return dominant_at(score, options).any("distance")

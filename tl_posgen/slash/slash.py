@@ -1,0 +1,257 @@
+"""Slash scores: how much attention each head pays at every distance, and how near rank one its Q and K are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.report.circuits import CROP, attention_maps
+from tl_posgen.report.figures import head_map, layer_curves, line
+from tl_posgen.report.sentences import at_head, head_reference, null_of
+from tl_posgen.rope.spectra import spectrum
+from tl_posgen.slash.dominance import check_any_reached, check_dominance, dominant_at
+from tl_posgen.slash.layer_means import (
+    LayerMeans,
+    at_distance,
+    best_distance,
+    cropped,
+    of_head,
+    statistics_of,
+    where_measured,
+)
+from tl_posgen.slash.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
+
+N_EXAMPLES = 3
+SPECTRA = ("r1_q", "r1_k", "rank95_q", "rank95_k")
+
+
+@dataclass(frozen=True)
+class Slash(Options):
+    r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
+
+    A head is slash-dominant at D when its score reaches kappa. Highest scores are over D < N/2, as the last D are means
+    over few queries. `*_without_first_token`: the first token's column removed and the rows renormalised. Spectra are
+    of Q and K before RoPE, after qk-norm. Everything is the mean over prompts.
+
+    Args:
+        kappa: slash score that makes a head dominant at one of `distances`.
+        distances: where to look; those that no prompt reaches are left out.
+        kappa_long: the same for the long distances, D = 50 .. N/2.
+
+    Raises:
+        InputError: kappa or kappa_long outside (0, 1], no distance, a negative one, or none that a prompt reaches.
+
+    Source: slash score and dominance: Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, the
+    comparison with uniform attention and the variants without the first token are ours.
+
+    Example:
+        >>> import tl_posgen
+        >>> report = tl_posgen.analyze("mini", "Down, down, down.", measures=[Slash(kappa=0.2)], null_seeds=())
+        >>> scores = report["slash"].dataset["score"]
+        >>> scores.dims, bool((scores.sel(distance=0) > 0).all())
+        (('layer', 'head', 'distance'), True)
+    """
+
+    kappa: float = SHORT_KAPPA
+    distances: Sequence[int] = tuple(SHORT_DISTANCES)
+    kappa_long: float = LONG_KAPPA
+
+    def check(self) -> None:
+        check_dominance(self.kappa, self.distances)
+        check_dominance(self.kappa_long, self.distances)
+
+
+class SlashCollector(Collector):
+    options: Slash
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._means = LayerMeans()
+        self._patterns: dict[tuple[int, int], np.ndarray] = {}
+        self._first_prompt: np.ndarray | None = None
+
+    def update(self, layer: LayerCapture) -> None:
+        self._means.add(layer, layer.once(statistics_of))
+        q, k = spectrum(layer.q), spectrum(layer.k)
+        self.add(layer, r1_q=q.r1, r1_k=k.r1, rank95_q=q.rank, rank95_k=k.rank)
+        if layer.prompt == 0 and layer.tokens is not None:
+            self._first_prompt = layer.tokens[:CROP].cpu().numpy()
+            self._patterns |= cropped(layer)
+
+    def dataset(self) -> xr.Dataset:
+        data = self._means.dataset()
+        score, place = data["score"], best_distance(data["score"])
+        long = score.sel(distance=list(long_distances(score.sizes["distance"])))
+        data["dominant"] = dominant_at(score, self.options).rename(distance="short_distance")
+        data["n_dominant"] = where_measured(data["dominant"].sum("short_distance"), score)
+        data["n_long"] = where_measured((long >= self.options.kappa_long).sum("distance"), score)
+        data["best_distance"], data["best_score"] = place, at_distance(score, place)
+        data["best_ratio"] = data["best_score"] / at_distance(data["uniform"], place)
+        data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
+        data = data.assign({name: self.rows.array(name).mean("prompt") for name in SPECTRA})
+        if self._first_prompt is not None:
+            data = data.assign(example_patterns(data["best_score"], self._patterns, self._first_prompt))
+        return data.assign_attrs(kappa=self.options.kappa, kappa_long=self.options.kappa_long)
+
+
+def example_patterns(
+    score: xr.DataArray, patterns: Mapping[tuple[int, int], np.ndarray], tokens: np.ndarray
+) -> dict[str, Any]:
+    """The patterns of the strongest heads on the first prompt, cropped, with the tokens they are over."""
+    strongest = score.to_series().dropna().nlargest(N_EXAMPLES).index.to_list()
+    return {
+        "pattern": (("example", "query", "key"), np.stack([patterns[place] for place in strongest])),
+        "token": ("key", tokens, {"holds": "token ids"}),
+        "example_layer": ("example", [layer for layer, _ in strongest]),
+        "example_head": ("example", [head for _, head in strongest]),
+    }
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    strongest = head_reference(data, "best_score") or ""
+    return {
+        "kappa": float(data.attrs["kappa"]),
+        "distances": [int(distance) for distance in data["short_distance"].values],
+        "n_heads": int(data["best_score"].notnull().sum()),
+        "n_dominant": int(data["dominant"].any("short_distance").sum()),
+        "n_dominant_at": [int(count) for count in data["dominant"].sum(("layer", "head"))],
+        "strongest_head": strongest,
+        "strongest": float(data["best_score"].max()),
+        "strongest_distance": int(of_head(data, strongest)["best_distance"]),
+        "previous_token_head": head_reference(data, "previous_token"),
+        "previous_token": float(data["previous_token"].max()),
+    }
+
+
+def findings(own: Summary, null: Any) -> list[str]:
+    reach = ", ".join(map(str, own["distances"]))
+    return [
+        f"{own['n_dominant']} of {own['n_heads']} heads ({null_of(null, 'n_dominant', '.3g')}) are slash-dominant at "
+        f"one of the distances {reach}, with kappa = {own['kappa']:g}. Strongest at D below half the prompt: "
+        f"{at_head(own['strongest_head'], own['strongest'])}; at the previous token: "
+        f"{at_head(own['previous_token_head'], own['previous_token'])}."
+    ]
+
+
+def profiles(result: Any) -> go.Figure:
+    def uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
+        scores = data["uniform"].sel(layer=layer).values
+        return [line(data["distance"].values + 1, scores, "uniform attention", "black", dash="dot", width=1.2)]
+
+    return layer_curves(
+        result,
+        "score",
+        "distance",
+        title="Slash score by distance",
+        subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
+        y_title="slash score",
+        log_x=True,
+        beside=uniform,
+    )
+
+
+def labels(data: xr.Dataset) -> list[str]:
+    """Which head each example is, with its score."""
+    if "pattern" not in data:
+        return []
+    places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
+    picked = [(layer, head, data.sel(layer=layer, head=head)) for layer, head in places]
+    return [
+        f"layer {layer}, head {head}: slash score {float(one['best_score']):.3f} at D = {int(one['best_distance'])}"
+        for layer, head, one in picked
+    ]
+
+
+def show(data: xr.Dataset, example: int) -> Any:
+    pattern = data["pattern"].isel(example=[example]).transpose("example", "query", "key").values
+    return attention_maps(pattern, list(data["token_text"].values), ["attention"])
+
+
+UNIFORM_DIMS = ("layer", "distance")
+SCORE_DIMS = ("layer", "head", "distance")
+WITHOUT = "the first token's column removed, rows renormalised"
+VARIABLES = {
+    "score": Variable("slash score", description="1/(N-D) sum_{i>=D} S_{i,i-D}", dims=SCORE_DIMS),
+    "score_without_first_token": Variable("slash score without first token", description=WITHOUT, dims=SCORE_DIMS),
+    "uniform": Variable("slash score of uniform attention", dims=UNIFORM_DIMS),
+    "uniform_without_first_token": Variable("the same without first token", dims=UNIFORM_DIMS),
+    "best_score": Variable("highest slash score", description="over D < N/2", headline="slash_score", short="slash"),
+    "best_distance": Variable(
+        "its distance", "tokens", "the D of the highest slash score", headline="slash_distance", short="D"
+    ),
+    "best_ratio": Variable("highest slash score over uniform", description="best_score / uniform at best_distance"),
+    "previous_token": Variable(
+        "previous token, D = 1", description="slash score at D = 1", headline="slash_previous_token", short="D=1"
+    ),
+    "dominant": Variable(
+        "slash-dominant", description="score >= kappa at this distance", dims=("layer", "head", "short_distance")
+    ),
+    "n_dominant": Variable("dominant distances", description="how many of the short distances reach kappa"),
+    "n_long": Variable("long dominant distances", description="how many D of 50 .. N/2 reach kappa_long"),
+    "attention_distance": Variable("attention distance, all keys", "tokens", "E_i sum_j S_ij (i - j)"),
+    "attention_distance_without_first_token": Variable("first token left out", "tokens", WITHOUT),
+    "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij"),
+    "entropy_without_first_token": Variable("entropy without first token", "nats", WITHOUT),
+    "relative_entropy": Variable("relative entropy", description="each query's entropy over log(keys it sees)"),
+    "relative_entropy_without_first_token": Variable("relative entropy without first token", description=WITHOUT),
+    "first_token": Variable("attention to the first token", description="E_i S_i0"),
+    "r1_q": Variable("r1 of Q", description="s_1^2 / sum s^2 of Q before RoPE"),
+    "r1_k": Variable("r1 of K", description="s_1^2 / sum s^2 of K before RoPE"),
+    "rank95_q": Variable("rank of Q at 95 %", description="how many s^2 of Q make 95 % of their sum"),
+    "rank95_k": Variable("rank of K at 95 %", description="how many s^2 of K make 95 % of their sum"),
+    "pattern": Variable("attention of the strongest heads", dims=("example", "query", "key")),
+    "token": Variable("token ids of the first prompt", dims=("key",)),
+    "token_text": Variable("tokens of the first prompt", dims=("key",)),
+    "example_layer": Variable("layer of an example", dims=("example",)),
+    "example_head": Variable("head of an example", dims=("example",)),
+}
+
+MEASURE = Measure(
+    name="slash",
+    question="Which heads attend at a fixed distance?",
+    explanation=(
+        "Slash score: mean attention along the D-th sub-diagonal, beside that of uniform attention over the visible "
+        "keys. A head is slash-dominant at D when its score reaches kappa; D = 1 is the previous token."
+    ),
+    source="Cheng et al. 2026 (arXiv 2601.08297); uniform attention beside it, default kappa and distances: ours",
+    options=Slash,
+    collector=SlashCollector,
+    needs=frozenset({"pattern"}),
+    check_prompts=check_any_reached,
+    variables=VARIABLES,
+    summarise=summarise,
+    findings=findings,
+    figures={
+        "map": head_map(
+            "best_score",
+            "previous_token",
+            "first_token",
+            title="Slash scores",
+            subtitle="slash score: mean attention along the D-th sub-diagonal; highest over D below half the prompt",
+        ),
+        "profiles": profiles,
+        "distance": head_map(
+            "attention_distance",
+            "attention_distance_without_first_token",
+            title="Attention distance",
+            subtitle="mean distance of the attended keys, in tokens",
+            limits=None,
+        ),
+    },
+    tokens=TokenView(labels, show),
+    caveats={
+        "absolute": "slash scores are of the attention itself and mean the same; but a fixed distance has to come from "
+        "position vectors in q and k, so nearly rank-one Q and K are not what makes a slash.",
+        "alibi": "slash scores are of the attention itself and mean the same; but steep slopes alone pay near tokens "
+        "much attention, so compare with random init rather than with uniform attention.",
+        "none": "slash scores are of the attention itself and mean the same; rank-one Q and K cannot make one.",
+    },
+)

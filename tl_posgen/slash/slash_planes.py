@@ -1,0 +1,279 @@
+"""The planes behind a slash: what each adds to the logit, and the slash that rank one would give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.measure import Collector, HeadRows, Measure, Options, Summary, Variable
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
+from tl_posgen.rope.rotation import Rope, complex_frequencies
+from tl_posgen.slash.dominance import check_any_reached, check_dominance, is_dominant
+from tl_posgen.slash.head_groups import (
+    GROUPS,
+    TOKENS,
+    VARIANTS,
+    count,
+    group_means,
+)
+from tl_posgen.slash.layer_means import require_two_tokens, statistics_of
+from tl_posgen.slash.plane_contributions import match_profiles, plane_contributions, rank_one_profile
+from tl_posgen.slash.slash_planes_figures import ALL_BANDS, FIGURES, SCHEMES, drawn
+from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+
+NEAR = 8  # tokens: how far from the best distance the others of "edge" are
+PLACES = {"best": "lift", "edge": "edge"}
+PREDICTED = ("correlation", "chance_correlation", "same_peak", "chance_peak")
+
+
+@dataclass(frozen=True)
+class SlashPlanes(Options):
+    r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)], and g(D) = sum_l A_l cos(theta_l D + phi_l).
+
+    InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
+    planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
+    directions give; `predicted` is the slash score that g alone gives, and chance its match with other heads' profiles.
+    C is taken at the distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over
+    the other distances up to 8 tokens away, as a slow plane lifts all short distances alike and makes no line. Bands
+    are thirds of the planes or go by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
+
+    Args:
+        kappa, distances: what makes a head slash-dominant, and where C is taken.
+
+    Raises:
+        InputError: kappa outside (0, 1], no distance, a negative one, or none that a prompt reaches.
+
+    Source: that the slash is made by medium and high frequencies of nearly rank-one Q and K is claimed by Cheng et al.
+    2026 (arXiv 2601.08297); C, edge, bands, the prediction's score and chance are ours. Soft caps and ALiBi are not in
+    C and g.
+
+    Example:
+        >>> import tl_posgen
+        >>> report = tl_posgen.analyze("mini", "Down, down, down.", measures="slash_planes", null_seeds=())
+        >>> report["slash_planes"].dataset["bands"].dims
+        ('variant', 'layer', 'head', 'at', 'scheme', 'band')
+    """
+
+    kappa: float = SHORT_KAPPA
+    distances: Sequence[int] = tuple(SHORT_DISTANCES)
+
+    def check(self) -> None:
+        check_dominance(self.kappa, self.distances)
+
+
+class SlashPlanesCollector(Collector):
+    options: SlashPlanes
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._of_variant = {variant: HeadRows() for variant in VARIANTS}
+        self._ropes: dict[int, tuple[Rope, int]] = {}
+        self._longest = 0
+        self._distances = sorted(set(self.options.distances))
+
+    def update(self, layer: LayerCapture) -> None:
+        require_two_tokens(layer)
+        geometry = layer.geometry
+        self._ropes[layer.layer] = (geometry.rope, geometry.d_head)
+        self._longest = max(self._longest, layer.q.shape[1])
+        measured = layer.once(statistics_of)
+        scores = (measured.score, measured.score_without_first_token)
+        uniforms = (measured.uniform, measured.uniform_without_first_token)
+        for (variant, first), score, uniform in zip(VARIANTS.items(), scores, uniforms, strict=True):
+            q, k = layer.q[:, first:], layer.k[:, first:]
+            profile = rank_one_profile(q, k, geometry.rope, geometry.scale)
+            planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
+            chosen = self._chosen(planes, score)
+            profiles = {"score": score, "predicted": profile.score, "uniform": uniform.expand_as(score)}
+            self._of_variant[variant].add(layer, contribution=chosen, **profiles)
+
+    def dataset(self) -> xr.Dataset:
+        parts = [self._variant(rows) for rows in self._of_variant.values()]
+        # one token less: no value at the last distance
+        joined = xr.concat(parts, xr.DataArray(list(VARIANTS), dims="variant", name="variant"), join="outer")
+        data = joined.assign(wavelength=(("layer", "plane"), self._wavelengths(joined.sizes["plane"])))
+        bands = xr.dot(data["contribution"].fillna(0.0), self._masks(data), dim="plane")
+        data["bands"] = bands.where(data["contribution"].notnull().any("plane"))
+        return data.assign_attrs(kappa=self.options.kappa, tokens=self._longest, rows=["variant", "layer", "head"])
+
+    def _chosen(
+        self, planes: Float[Tensor, "head plane distance"], score: Float[Tensor, "head distance"]
+    ) -> Float[Tensor, "head at plane"]:
+        """C at the distances (NaN where the prompt is too short), at the highest score over D < N/2, and its edge."""
+        n = score.shape[-1]
+        fixed = planes.new_full((*planes.shape[:2], len(self._distances)), torch.nan)
+        reached = [distance for distance in self._distances if distance < n]
+        fixed[..., : len(reached)] = planes[..., reached]
+        best = score[:, : max(1, n // 2)].argmax(-1)
+        away = (torch.arange(n, device=best.device) - best[:, None]).abs()
+        own, near = ((away == 0).to(planes), ((away > 0) & (away <= NEAR)).to(planes))
+        at_best, beside = ((planes @ mask[..., None]) / mask.sum(-1)[:, None, None] for mask in (own, near))
+        return torch.cat([fixed, at_best, at_best - beside], dim=-1).mT
+
+    def _variant(self, rows: HeadRows) -> xr.Dataset:
+        profiles = {name: rows.array(name, "distance").mean("prompt") for name in ("score", "predicted", "uniform")}
+        contribution = rows.array("contribution", "at", "plane").mean("prompt")
+        contribution = contribution.assign_coords(at=[*(str(distance) for distance in self._distances), *PLACES])
+        data = xr.Dataset(profiles | {"contribution": contribution})
+        data["dominant"] = is_dominant(data["score"], self.options)
+        return data.merge(compared(data))
+
+    def _wavelengths(self, n_planes: int) -> np.ndarray:
+        """2 pi / theta by layer and plane; infinite where nothing turns."""
+        table = np.full((len(self._ropes), n_planes), np.inf)
+        for row, layer in zip(table, sorted(self._ropes), strict=True):
+            theta = complex_frequencies(*self._ropes[layer]).cpu().numpy()
+            row[: len(theta)] = np.divide(2 * np.pi, theta, out=np.full(len(theta), np.inf), where=theta > 0)
+        return table
+
+    def _masks(self, data: xr.Dataset) -> xr.DataArray:
+        """Which plane is in which band, by layer and scheme; the unrotated remainder is a band of its own."""
+        masks = np.zeros((len(self._ropes), len(SCHEMES), len(ALL_BANDS), data.sizes["plane"]))
+        for mask, layer in zip(masks, sorted(self._ropes), strict=True):
+            rope, _ = self._ropes[layer]
+            turning = len(rope.inv_freq)
+            bands = (bands_by_thirds(turning), bands_by_wavelength(rope, self._longest))
+            mask[:, :-1, :turning] = torch.stack([band.cpu() for band in bands]).numpy()
+            mask[:, -1, turning:] = 1
+        coords = {"layer": data["layer"], "scheme": list(SCHEMES), "band": list(ALL_BANDS)}
+        return xr.DataArray(masks, coords, ("layer", "scheme", "band", "plane"))
+
+
+def compared(data: xr.Dataset) -> xr.Dataset:
+    """Each head's predicted profile beside its own measured one, and beside those of all other heads."""
+    heads = data[["score", "predicted", "uniform"]].stack(place=("layer", "head")).dropna("place", how="all")
+    score, predicted, uniform = (torch.from_numpy(heads[name].transpose("place", ...).values) for name in heads)
+    found = {name: ("place", x.numpy()) for name, x in vars(match_profiles(score, predicted, uniform)).items()}
+    return xr.Dataset(found, {"place": heads["place"]}).unstack("place").reindex_like(data[["layer", "head"]])
+
+
+# What is shown
+
+
+def summarise(data: xr.Dataset) -> Summary:
+    bands = {
+        f"{at}_{scheme}_{band}": data["bands"].sel(at=at, scheme=scheme, band=band, drop=True)
+        for at in PLACES
+        for scheme in SCHEMES
+        for band in ALL_BANDS
+    }
+    bands |= {f"{at}_total": data["contribution"].sel(at=at, drop=True).sum("plane") for at in PLACES}
+    means = group_means(data.assign(bands), [*bands, *PREDICTED])
+    over_heads = abs(data["bands"].sel(at=list(PLACES)).mean(("layer", "head")))
+    return {
+        **means,
+        **{name: float(data[name].sel(variant="all").mean()) for name in PREDICTED},
+        "turns": bool(np.isfinite(data["wavelength"]).any()),
+        "largest_lift": float(over_heads.max()),
+    }
+
+
+def findings(own: Summary, null: Any) -> list[str]:
+    if not own["n_dominant"]:
+        return ["No head is slash-dominant, so no band makes a slash.", *prediction(own, null)]
+    above = {"best": "the mean logit", "edge": "the diagonals up to 8 tokens away"}
+    lines = [f"The best diagonal of slash-dominant heads stands above {above[at]} by {lift(own, at)}." for at in PLACES]
+    if null is not None:
+        lines[-1] += (
+            f" In the random init no band lifts it by more than {null['largest_lift']:.3f} logits, mean over heads."
+        )
+    return lines + prediction(own, null)
+
+
+def lift(own: Summary, at: str) -> str:
+    """'26.25 logits: by thirds of the planes high 8.48, medium 9.49, low 8.29; by wavelength ..'."""
+    parts = []
+    for scheme, words in SCHEMES.items():
+        of_band = {band: own[f"{at}_{scheme}_{band}_dominant"] for band in ALL_BANDS}
+        # what a model rotates all, or nothing, of is not worth a word
+        parts.append(f"{words} {', '.join(f'{band} {value:.2f}' for band, value in of_band.items() if value != 0)}")
+    return f"{own[f'{at}_total_dominant']:.2f} logits: {'; '.join(parts)}"
+
+
+def prediction(own: Summary, null: Any) -> list[str]:
+    if not own["turns"]:
+        return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
+    lines = [
+        f"In {count(own[f'n_{group}'], words)} the slash scores predicted from rank one, less those of uniform "
+        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with other heads: "
+        f"{own[f'chance_correlation_{group}']:.3f}); the peak is right in {own[f'same_peak_{group}']:.0%} (of another "
+        f"head, in {own[f'chance_peak_{group}']:.0%})."
+        for group, words in GROUPS.items()
+        if own[f"n_{group}"]
+    ]
+    if null is not None:
+        lines[-1] += f" Random init: {null['correlation']:.3f} and {null['chance_correlation']:.3f}."
+    return lines
+
+
+def table(data: xr.Dataset) -> pd.DataFrame:
+    """A row for each place, scheme, choice of tokens and group of heads: lift by band, in logits."""
+    summary, rows = summarise(data), []
+    for at, measure in PLACES.items():
+        for scheme in SCHEMES:
+            for variant, tokens in TOKENS.items():
+                end = "" if variant == "all" else f"_{variant}"
+                for group, words in GROUPS.items():
+                    if n := summary[f"n_{group}{end}"]:
+                        row = {"measure": measure, "bands by": scheme, "tokens": tokens, "heads": f"{n} {words}"}
+                        values = {band: summary[f"{at}_{scheme}_{band}_{group}{end}"] for band in ALL_BANDS}
+                        rows.append(row | values)
+    return pd.DataFrame(rows)
+
+
+PER_HEAD = ("variant", "layer", "head")
+BY_DISTANCE = (*PER_HEAD, "distance")
+VARIABLES = {
+    "score": Variable("slash score", description="measured", dims=BY_DISTANCE),
+    "predicted": Variable("slash score predicted from rank one", description="what g(D) alone gives", dims=BY_DISTANCE),
+    "uniform": Variable("slash score of uniform attention", dims=BY_DISTANCE),
+    "contribution": Variable("lift by plane", "logits", "C_l", dims=(*PER_HEAD, "at", "plane")),
+    "bands": Variable("lift by band", "logits", "C_l summed over a band", dims=(*PER_HEAD, "at", "scheme", "band")),
+    "wavelength": Variable(
+        "wavelength", "tokens", "2 pi / theta; infinite where nothing turns", dims=("layer", "plane")
+    ),
+    "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
+    "best_score": Variable("highest slash score", description="over D < N/2", dims=PER_HEAD),
+    "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
+    "predicted_peak": Variable("distance of the predicted peak", "tokens", dims=PER_HEAD),
+    "score_at_peak": Variable(
+        "measured score at the predicted peak", description="over the highest measured score", dims=PER_HEAD
+    ),
+    "correlation": Variable(
+        "correlation with its own profile", description="predicted with measured, less uniform attention", dims=PER_HEAD
+    ),
+    "chance_correlation": Variable(
+        "correlation with other heads' profiles", description="mean over all other heads", dims=PER_HEAD
+    ),
+    "same_peak": Variable("its own peak is right", description="1 or 0", dims=PER_HEAD),
+    "chance_peak": Variable("other heads' peaks that agree", description="share of the other heads", dims=PER_HEAD),
+}
+
+MEASURE = Measure(
+    name="slash_planes",
+    question="Which frequencies make the slash, and is rank one enough?",
+    explanation=(
+        "How far each RoPE plane lifts the logits of the head's best diagonal: above the mean logit (lift), and above "
+        "the diagonals up to 8 tokens away (edge). Summed into bands by thirds of the planes and by wavelength (high < "
+        "32 tokens, low > the prompt). Beside it the slash profile that rank-one queries and keys would have, against "
+        "the measured one; chance is the profile of another head."
+    ),
+    source="the claim: Cheng et al. 2026 (arXiv 2601.08297); all measures here: ours",
+    options=SlashPlanes,
+    collector=SlashPlanesCollector,
+    needs=frozenset({"pattern"}),
+    check_prompts=check_any_reached,
+    variables=VARIABLES,
+    summarise=summarise,
+    findings=findings,
+    figures=FIGURES,
+    drawn=drawn,
+    table=table,
+)

@@ -1,0 +1,159 @@
+"""A shallow RoPE transformer that learns a slash head: the model, its task, and what is measured of a moment."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding, one_hot
+
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Options
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.spectra import spectrum
+from tl_posgen.slash.ablations import keep
+from tl_posgen.slash.slash_scores import slash_statistics
+
+Planes = Literal["all", "high_medium", "high", "medium", "low"]
+
+
+@dataclass(frozen=True)
+class ToySettings(Options):
+    """What one training run is; see `slash_toy`."""
+
+    distance: int
+    planes: str
+    steps: int
+    batch: int
+    n_tokens: int
+    n_features: int
+    angle: float
+    d_head: int
+    rope_base: float
+    init_std: float
+    learning_rate: float
+
+    def check(self) -> None:
+        if self.planes not in get_args(Planes):
+            raise InputError(f"planes {self.planes!r}: choose one of {', '.join(get_args(Planes))}")
+        if not 0 <= self.distance <= self.n_tokens - 3:
+            raise InputError(
+                f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
+            )
+        if self.d_head % 2 or min(self.d_head, self.steps, self.batch, self.n_features) < 1:
+            raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
+        if not min(self.rope_base, self.init_std, self.learning_rate) > 0:
+            raise InputError("rope_base, init_std and learning_rate must be positive")
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(inverse_frequencies(self.d_head, self.rope_base))
+
+    @property
+    def kept(self) -> Bool[Tensor, " plane"]:
+        names = BANDS if self.planes == "all" else self.planes.split("_")
+        return bands_by_thirds(self.d_head // 2)[[BANDS.index(name) for name in names]].any(0)
+
+    @property
+    def embeddings(self) -> Float[Tensor, "features=2 feature d_model"]:
+        """e_k = cos(a) u + sin(a) v_k on the standard basis, u first; trained features, then unseen ones."""
+        angle, size = math.radians(self.angle), 2 * self.n_features
+        around = math.sin(angle) * torch.eye(size)
+        return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
+
+
+class ShallowTransformer(torch.nn.Module):
+    """Two layers, one copy per seed, trained side by side: the copies share nothing but the clock.
+
+    Layer 1: one head, pattern S = softmax_i(<R_j W_Q' e(x_j), R_i W_K' e(x_i)>), output c_j = sum_i S_ji onehot(x_i).
+    Layer 2: a = softmax_j(onehot(x_N)' M c_j) over j = D .. N-2, prediction sum_j a_j y_j.
+    """
+
+    def __init__(self, settings: ToySettings, generators: Sequence[torch.Generator]):
+        super().__init__()
+        self.settings, self.rope, self.kept = settings, settings.rope, settings.kept
+        shape = (2, settings.embeddings.shape[-1], settings.d_head)
+        drawn = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        self.w_q, self.w_k = (torch.nn.Parameter(settings.init_std * w) for w in drawn.unbind(1))
+        self.matching = torch.nn.Parameter(0.5 * torch.eye(settings.n_features).repeat(len(generators), 1, 1))
+        future = torch.ones(settings.n_tokens, settings.n_tokens).triu(1).bool()
+        self.mask = torch.zeros(future.shape).masked_fill(future, -torch.inf)
+
+    def projected(
+        self, weight: Float[Tensor, "seed d_model d_head"], features: Float[Tensor, "feature d_model"]
+    ) -> Float[Tensor, "seed feature d_head"]:
+        """The query or key of each feature before RoPE, with the kept planes only."""
+        return keep(features @ weight, self.rope, self.kept)
+
+    def pattern(
+        self, tokens: Int[Tensor, "seed prompt pos"], features: Float[Tensor, "feature d_model"], first_query: int = 0
+    ) -> Float[Tensor, "seed prompt query pos"]:
+        """S of the queries from `first_query` on; tokens number the given features."""
+        n_seeds, n_prompts, n = tokens.shape
+        positions = torch.arange(n)
+        row = (torch.arange(n_seeds)[:, None, None] * len(features) + tokens) * n + positions
+
+        def looked_up(weight: Tensor) -> Tensor:
+            # few features: rotate each once at every position, then look the tokens up
+            table = self.projected(weight, features)[:, :, None].expand(-1, -1, n, -1)
+            return embedding(row, rotate(table, positions, self.rope).reshape(-1, weight.shape[-1])).flatten(0, 1)
+
+        q, k = looked_up(self.w_q)[:, first_query:], looked_up(self.w_k)
+        return torch.baddbmm(self.mask[first_query:], q, k.mT).softmax(-1).view(n_seeds, n_prompts, -1, n)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "seed prompt pos"],
+        values: Float[Tensor, "seed prompt pos"],
+        features: Float[Tensor, "feature d_model"],
+    ) -> Float[Tensor, "seed prompt"]:
+        """The prediction of values[..., -1]; the value of position j - D is the label shown at position j."""
+        distance, n_features = self.settings.distance, len(features)
+        context = self.pattern(tokens, features, distance)[:, :, :-1] @ one_hot(tokens, n_features).float()
+        asked = tokens[..., -1:].expand(-1, -1, n_features)
+        attention = (context @ self.matching.gather(1, asked)[..., None])[..., 0].softmax(-1)
+        return (attention * values[..., : attention.shape[-1]]).sum(-1)
+
+
+def draw_prompts(
+    settings: ToySettings, generators: Sequence[torch.Generator], n_prompts: int
+) -> tuple[Int[Tensor, "seed prompt pos"], Float[Tensor, "seed prompt pos"]]:
+    """Tokens x_j, and the value w[x_j] of each, with a new w per prompt; every seed draws from its own generator."""
+    shape, n = (n_prompts, settings.n_tokens), settings.n_features
+    tokens = torch.stack([torch.randint(n, shape, generator=generator) for generator in generators])
+    weights = torch.stack([torch.randn(n_prompts, n, generator=generator) for generator in generators])
+    return tokens, weights.gather(2, tokens)
+
+
+@torch.no_grad()
+def measure(
+    model: ShallowTransformer, tokens: Int[Tensor, "seed prompt pos"], values: Float[Tensor, "seed prompt pos"]
+) -> dict[str, Tensor]:
+    """Everything the Result records of one moment; first axis seed, but for profile: trained or unseen, then seed."""
+    trained, _ = embeddings = model.settings.embeddings
+    n_seeds, n_prompts, _ = tokens.shape
+    profiles = []
+    for features in embeddings:
+        # prompts stand where heads do: one score per prompt, then their mean
+        found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
+        profiles.append(found.score.view(n_seeds, n_prompts, -1).mean(1))
+    off_diagonal = ~torch.eye(len(trained), dtype=torch.bool)
+    error = (model(tokens, values, trained) - values[..., -1]).square()
+    # where x_N never came before, its value was never shown: a few prompts in a thousand would drown the rest
+    shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
+    return {
+        "loss": (error * shown).sum(-1) / shown.sum(-1),
+        "profile": torch.stack(profiles),
+        "r1_q": spectrum(model.projected(model.w_q, trained)).r1,
+        "r1_k": spectrum(model.projected(model.w_k, trained)).r1,
+        "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
+    }
+
+
+@torch.no_grad()
+def pattern_of_one_prompt(model: ShallowTransformer, tokens: Tensor) -> Float[Tensor, "features=2 seed query key"]:
+    return torch.stack([model.pattern(tokens[:, :1], features)[:, 0] for features in model.settings.embeddings])
