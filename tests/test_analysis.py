@@ -151,9 +151,9 @@ def test_a_cache_gives_what_a_forward_pass_gives(mini):
         assert cached.provenance[key] == direct.provenance[key]
 
 
-def test_a_cache_without_tokens_still_counts_its_prompts(mini):
-    _, cache = mini.run_with_cache(torch.cat([TOKENS, TOKENS + 7]), names_filter=needed_names(mini))
-    assert tl_posgen.analyze_cache(mini, cache, measures="three_axis").provenance["prompts"] == 2
+def test_a_cache_of_one_prompt_needs_no_tokens(mini):
+    _, cache = mini.run_with_cache(TOKENS, names_filter=needed_names(mini))
+    assert tl_posgen.analyze_cache(mini, cache, measures="three_axis").provenance["prompts"] == 1
 
 
 def test_a_cache_that_lacks_the_pattern_is_told_what_it_must_hold(mini):

@@ -17,11 +17,12 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.measure import Collector, Measure, Options, Request
 from tl_posgen.models import open_model
 from tl_posgen.models.cache import captures_from_cache
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.models.capturing import capturing, run_capture
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, random_inits_of
 from tl_posgen.result import Report, Result
 
@@ -85,7 +86,8 @@ def analyze(
 
     Args:
         model: a HookedTransformer or TransformerBridge, or a name or directory for `load_model`.
-        prompts: a text, texts, or token ids [batch, pos]. A text is tokenised with the tokenizer's own special tokens.
+        prompts: a text, texts, token ids [batch, pos], or what a Hugging Face tokenizer returns. A text is tokenised
+            with the tokenizer's own special tokens. Padding is left out, see `tl_posgen.models.tokens.to_prompts`.
         measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and
             attention_examples if left out. `tl_posgen.registry.names()` lists them.
         layers: restrict the analysis; all if left out.
@@ -120,42 +122,44 @@ def analyze(
         require_options(request, known.get(request.name))
     requests = [request for request in asked if request.name not in known]
     model = open_model(model)
-    requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
-    selected = select_heads(model, layers, heads)
-    random_inits = random_inits_of(model, null_seeds)
-    where: dict[str, Any] = {"layers": layers, "heads": heads, "progress": progress}
-    shared = [request for request in requests if request.measure.collector is not None]
-    results: dict[str, Result] = {}
-    tokens: list[Tensor] = []
-    provenance: Mapping[str, Any] = {}
-    if shared or known:  # what runs the model itself may cut the text in its own way
-        tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
-        require_prompts(requests, tokens)
-        provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads)
-        for name, result in known.items():
-            require_same(name, result, provenance)
-    if shared:
-        sides = [one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))]
-        sides += [
-            one_pass(other, tokens, shared, **where, seed=seed, label=label) for label, other in random_inits.models()
-        ]
-        for request in shared:
-            results[request.name] = as_result(request, [side[request.name] for side in sides], provenance)
-    for request in requests:
-        if request.measure.procedure is None:
-            continue
-        job = Job(
-            **where,
-            length=length,
-            n_prompts=n_prompts,
-            seed=seed,
-            random_inits=random_inits,
-            after={name: results.get(name) or known[name] for name in request.measure.after},
-        )
-        results[request.name] = request.measure.procedure(model, prompts, request, job)
-    whole = {**known, **results}
-    found = {request.name: whole[request.name] for request in asked if request.name in whole}
-    return Report(found, provenance or next(iter(found.values())).provenance)
+    with wrap(model).exclusive():
+        requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
+        selected = select_heads(model, layers, heads)
+        random_inits = random_inits_of(model, null_seeds)
+        where: dict[str, Any] = {"layers": layers, "heads": heads, "progress": progress}
+        shared = [request for request in requests if request.measure.collector is not None]
+        results: dict[str, Result] = {}
+        tokens: list[Tensor] = []
+        provenance: Mapping[str, Any] = {}
+        if shared or known:  # what runs the model itself may cut the text in its own way
+            tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+            require_prompts(requests, tokens)
+            provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads)
+            for name, result in known.items():
+                require_same(name, result, provenance)
+        if shared:
+            sides = [one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))]
+            sides += [
+                one_pass(other, tokens, shared, **where, seed=seed, label=label)
+                for label, other in random_inits.models()
+            ]
+            for request in shared:
+                results[request.name] = as_result(request, [side[request.name] for side in sides], provenance)
+        for request in requests:
+            if request.measure.procedure is None:
+                continue
+            job = Job(
+                **where,
+                length=length,
+                n_prompts=n_prompts,
+                seed=seed,
+                random_inits=random_inits,
+                after={name: results.get(name) or known[name] for name in request.measure.after},
+            )
+            results[request.name] = request.measure.procedure(model, prompts, request, job)
+        whole = {**known, **results}
+        found = {request.name: whole[request.name] for request in asked if request.name in whole}
+        return Report(found, provenance or next(iter(found.values())).provenance)
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
@@ -219,7 +223,7 @@ def one_pass(
         logits = run_capture(model, prompt[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
             feed.finish(prompt, logits[0])
-    return feed.datasets(model, label)
+    return feed.datasets(model, label, len(select_heads(model, layers, heads)))
 
 
 class Feed:
@@ -231,11 +235,14 @@ class Feed:
         self.needs = frozenset[str]().union(*(request.measure.needs for request in requests))
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
+        self.edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self.first_prompt = 0
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
+        if isinstance(capture, EditedCapture):
+            self.edits.setdefault(capture.layer, capture.why)
         self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
         for collector in self.collectors.values():
             collector.update(capture)
@@ -248,17 +255,22 @@ class Feed:
     def known_prompts(self) -> list[Int[Tensor, " _"]]:
         return [tokens for tokens in self.prompts.values() if tokens is not None]
 
-    def datasets(self, model: Any, label: str) -> dict[str, xr.Dataset]:
-        """What every collector found, by name; token ids have their texts beside them."""
+    def datasets(self, model: Any, label: str, n_layers: int | None = None) -> dict[str, xr.Dataset]:
+        """What every collector found, by name; token ids have their texts beside them.
+
+        Args:
+            n_layers: how many layers were asked for of each prompt; as many as any had, if left out.
+        """
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
-        whole = max(self.layers.values())
+        whole = max(self.layers.values()) if n_layers is None else n_layers
         if short := [prompt for prompt, layers in self.layers.items() if layers < whole]:
             raise InputError(
                 f"prompt {short[0]} was captured in {self.layers[short[0]]} of {whole} layers: its forward pass ended "
                 "early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
-        found = {name: one.dataset().assign_attrs(model=label) for name, one in self.collectors.items()}
+        said = {"model": label} | ({"edited": list(self.edits.values())} if self.edits else {})
+        found = {name: one.dataset().assign_attrs(said) for name, one in self.collectors.items()}
         return {name: with_token_texts(dataset, model) for name, dataset in found.items()}
 
 
@@ -286,8 +298,10 @@ def attach(
 ) -> Iterator["Run"]:
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
-    Prompts of one batch must have one length (no padding) and fit no KV cache. The hooks are removed at the end of the
-    block, whatever happens inside. Measures that run the model themselves cannot be attached.
+    What is measured is what the pass ends up with, whatever the order in which hooks were added: under edited scores
+    measures of scores and patterns take those, and measures of queries and keys refuse. Padding is left out where a
+    mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,
+    whatever happens inside. Measures that run the model themselves cannot be attached.
 
     Yields:
         A `Run`; its `report()` may be called inside or after the block.
@@ -326,7 +340,8 @@ class Run:
 
     def report(self, *, null_seeds: Sequence[int] = ()) -> Report:
         """What was found. With null_seeds the same tokens also go, unhooked, through randomly initialised models."""
-        sides = [self.feed.datasets(self.model, model_label(self.model))]
+        n_layers = len(select_heads(self.model, **self.where))
+        sides = [self.feed.datasets(self.model, model_label(self.model), n_layers)]
         tokens, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
         if null_seeds and len(tokens) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
@@ -353,14 +368,14 @@ def analyze_cache(
     The names that the cache must hold are `tl_posgen.models.needed_names(model, needs=...)`.
 
     Args:
-        tokens: the ids that were run, for the provenance and for measures of tokens.
+        tokens: the ids that were run [batch, pos], or what the tokenizer returned (input_ids and attention_mask); of a
+            single prompt they may be left out. Padding is left out by them.
 
     Raises:
-        InputError: the cache lacks what a measure needs; the message names the hook.
+        InputError: the cache lacks what a measure needs (the message names the hook); several prompts without `tokens`.
+        UnsupportedModelError: the cached scores or pattern are not those of the cached q and k, which a measure needs.
     """
     requests = collecting(measures, "analyze_cache")
-    if tokens is not None:
-        tokens = torch.atleast_2d(torch.as_tensor(tokens))
     feed = Feed(requests, seed)
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import fits
-from tl_posgen.models.provenance import null_label
+from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.random_like import random_like
 
 
@@ -21,7 +21,7 @@ class RandomInits(Sequence[int]):
 
     def __init__(self, model: Any, seeds: Sequence[int]):
         self.model, self.seeds = model, check_seeds(seeds)
-        self._built: dict[int, Any] = {}
+        self._built: dict[int, tuple[str, Any]] = {}
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -30,11 +30,13 @@ class RandomInits(Sequence[int]):
         return self.seeds[index]
 
     def models(self) -> Iterator[tuple[str, Any]]:
-        """(label, model) of every seed."""
+        """(label, model) of every seed; the label says where it has the very weights of the model."""
         for seed in self.seeds:
             if seed not in self._built:
-                self._built[seed] = random_like(self.model, seed)
-            yield null_label(seed), self._built[seed]
+                made = random_like(self.model, seed)
+                same = fingerprint(made) == fingerprint(self.model)
+                self._built[seed] = f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
+            yield self._built[seed]
 
     def of(self, model: Any) -> "RandomInits":
         """These, or for another model (the same weights on another backend, say) ones of its own."""

@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
 from tl_posgen import registry
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.measure import Measure, NullSummary, Summary, rows_of
+from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
 
@@ -71,7 +73,20 @@ class Result:
         """What was found, in sentences, and what the model's encoding makes of it."""
         meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
         sentences = list(self.measure.findings(self.summary, self.null_summary)) if meaningful else []
-        return [*sentences, *([self.caveat] if self.caveat else [])]
+        return [*sentences, *([self.caveat] if self.caveat else []), *self.warnings]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What sets this result apart from that of the plain model beside its null."""
+        found = [f"{self.name}: measured from scores that are not those of q and k. {why}" for why in self.edits]
+        if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
+            found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
+        return found
+
+    @property
+    def edits(self) -> list[str]:
+        """How the scores of each layer that was edited during the pass differ from those of its q and k."""
+        return [str(why) for why in np.atleast_1d(self.dataset.attrs.get("edited", []))]
 
     @cached_property
     def caveat(self) -> str | None:

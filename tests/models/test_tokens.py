@@ -98,8 +98,8 @@ class _Spy:
         ([-1, 2], {}, "token id -1"),
         (torch.tensor([[0.5, 1.0]]), {}, "must be integers, not torch.float32"),
         (torch.zeros(1, 1, 2, dtype=torch.long), {}, r"\[pos\] or \[batch, pos\]"),
-        ([[1, 2, 3], [1, 2]], {}, "of one length"),
-        ({"a": 1}, {}, "must be a text"),
+        ([[1, 2, 3], "ab"], {}, "must be a text"),
+        ({"a": 1}, {}, "needs input_ids"),
     ],
 )
 def test_what_cannot_be_a_prompt_is_refused(llama, prompts, options, message):

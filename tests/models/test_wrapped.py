@@ -19,7 +19,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.wrapped import wrap
 
-TOKENS = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
+TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
 
 
 def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, family_directory):
@@ -39,7 +39,7 @@ def test_what_is_found_out_is_found_out_once(family_directory, backend):
     geometry_of(model)
     assert len(passes) == 1
     assert wrap(model).found(again=True) is not first
-    assert len(passes) == 2
+    assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
 def test_another_dtype_is_proved_anew(family_directory, backend):

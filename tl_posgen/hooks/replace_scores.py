@@ -10,8 +10,9 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture, finished_scores
 from tl_posgen.models.model import Model
+from tl_posgen.models.padding import spans_of_scores
 from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.reading import layer_capture, refuse_padding
+from tl_posgen.models.reading import layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import plain_scores
 from tl_posgen.models.wrapped import wrap
@@ -44,7 +45,7 @@ def replace_scores(
         Nothing is changed in place, gradients flow, and two interventions on different heads can be added up.
 
     Raises:
-        InputError: a layer or head that does not exist; later, in the forward pass: padding or a KV cache.
+        InputError: a layer or head that does not exist; later, in the forward pass: a KV cache.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k, or which throws edits of
             them away: the delegating attention of some TransformerBridge families.
 
@@ -89,18 +90,19 @@ class _LayerEdit:
         parts = dict(self.parts)
         self.parts.clear()
         dtype = parts["q"].dtype
-        refuse_padding(self.probed, plain_scores(attn_scores[:, 0], dtype))
+        spans = spans_of_scores(self.probed.geometry, plain_scores(attn_scores[:, 0], dtype))
         edited = attn_scores.clone()
-        for row in range(len(attn_scores)):
-            capture = layer_capture(self.probed, {part: x[row] for part, x in parts.items()}, self.heads, (), row, None)
-            scores, own = self.scores_of(capture), attn_scores[row, self.heads]
+        for row, span in enumerate(spans):
+            prompt = {part: x[row] for part, x in parts.items()}
+            capture = layer_capture(self.probed, prompt, self.heads, (), row, None, span)
+            scores, own = self.scores_of(capture), attn_scores[row, self.heads, span, span]
             if scores.shape != own.shape:
                 raise InputError(
                     f"layer {capture.layer}: the new scores are {list(scores.shape)}, "
                     f"and {list(own.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(own, dtype) != -torch.inf
-            edited[row, self.heads] = torch.where(visible, scores.to(own.dtype), own)
+            edited[row, self.heads, span, span] = torch.where(visible, scores.to(own.dtype), own)
         return edited
 
 

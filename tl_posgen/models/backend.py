@@ -1,7 +1,8 @@
 """What differs between the two kinds of model: one class, and its two children (`hooked`, `bridge`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -77,6 +78,11 @@ class Backend(ABC):
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
         """Queries or keys just projected, as the hooks of `sites` carry them: after qk-norm if those fire after it."""
         return x
+
+    @contextmanager
+    def plain(self) -> Iterator[Any]:
+        """While the block runs, the Hugging Face model without TransformerLens' computations; None without one."""
+        yield None
 
     @abstractmethod
     def context(self) -> KeyValueContext:

@@ -7,6 +7,7 @@ how ALiBi is scaled) every possibility becomes a draft, and the proof takes the 
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,6 +102,30 @@ class Bridge(Backend):
         per_head = norm.weight.numel() == x.shape[-1]
         return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
 
+    @contextmanager
+    def plain(self) -> Iterator[Any]:
+        if self.model.compatibility_mode:  # its weights may be processed
+            yield None
+            return
+        replaced: list[tuple[Any, str, Any]] = []
+        modules, seen = [self.model.original_model], set()
+        try:
+            while modules:
+                module = modules.pop()
+                for name, child in module._modules.items():
+                    inner = original(child)
+                    if inner is None or id(inner) in seen:
+                        continue
+                    seen.add(id(inner))
+                    modules.append(inner)
+                    if inner is not child:
+                        replaced.append((module, name, child))
+                        module._modules[name] = inner
+            yield self.model.original_model
+        finally:
+            for module, name, child in replaced:
+                module._modules[name] = child
+
     def context(self) -> KeyValueContext:
         from transformers import DynamicCache
 
@@ -130,6 +155,13 @@ class Bridge(Backend):
             for name, weight in weights.items():
                 own[name].copy_(weight)
         return made
+
+
+def original(module: Any) -> Any:
+    """The Hugging Face module that components of a bridge stand for."""
+    while (inner := getattr(module, "original_component", None)) is not None:
+        module = inner
+    return module
 
 
 def attention_scale(hf_attn: Any, d_head: int) -> float:

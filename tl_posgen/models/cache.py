@@ -3,17 +3,22 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, spans_of_pass, spans_of_scores
+from tl_posgen.models.pass_proof import as_cached
 from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.reading import layer_capture, refuse_padding
+from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, plain_scores
 from tl_posgen.models.wrapped import wrap
+
+PROOFS = ("attn_scores", "pattern")  # what the scores recomputed from q and k are compared with, where it is held
 
 
 def needed_names(model: Model, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
@@ -38,21 +43,22 @@ def captures_from_cache(
     model: Model,
     layers: Layers = None,
     heads: Heads = None,
-    tokens: Int[Tensor, "batch pos"] | None = None,
+    tokens: Any = None,
     needs: Iterable[str] | None = None,
 ) -> Iterator[LayerCapture]:
-    """One LayerCapture per prompt and layer, prompt after prompt.
+    """One LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
 
     Args:
         cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
         layers, heads: which, as in `capture_hooks`; all if left out.
-        tokens: the ids that were run, if `LayerCapture.tokens` is wanted.
+        tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
+            of a single prompt they may be left out.
         needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
             left out, whatever it holds.
 
     Raises:
-        InputError: the cache lacks something (the message says how to ask for it), or holds padded prompts; tokens
-            of another shape than it; a need that no cache can hold.
+        InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
+            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold.
     """
     needs = None if needs is None else _checked(needs)
     selected = select_heads(model, layers, heads)
@@ -69,12 +75,39 @@ def captures_from_cache(
         )
     probed = [wrap(model).layer(layer) for layer in selected]
     queries = _read(cache, probed[0], frozenset())["q"]
+    tokens, mask = ids_and_mask(tokens)
+    tokens = None if tokens is None else torch.atleast_2d(torch.as_tensor(tokens))
     if tokens is not None and (len(queries), queries.shape[2]) != tuple(tokens.shape):
         raise InputError(
             f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
             "the ids that were run, [batch, pos]"
         )
-    return _captures(cache, probed, selected, tokens, needs)
+    spans = _spans(cache, probed[0], tokens, mask, PadToken.of(model.tokenizer))
+    return _captures(cache, probed, selected, tokens, spans, needs)
+
+
+def _spans(
+    cache: Any,
+    layer: Probed,
+    tokens: Int[Tensor, "batch pos"] | None,
+    mask: Bool[Tensor, "batch pos"] | None,
+    pad: PadToken,
+) -> list[slice]:
+    """Where the text of every prompt stands."""
+    parts = _read(cache, layer, frozenset())
+    length, known = parts["q"].shape[2], "attn_scores" in parts
+    spans = [slice(0, length)] * len(parts["q"])
+    if known:  # padding that was masked shows in them
+        spans = spans_of_scores(layer.geometry, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
+    if mask is None:
+        return spans_of_pass(spans, length, tokens, pad)
+    given = spans_of_mask(mask)
+    if before := [prompt for prompt, span in enumerate(given) if span.start != (spans[prompt].start if known else 0)]:
+        raise InputError(
+            f"prompt {before[0]}: its mask hides {given[before[0]].start} tokens before the text, and "
+            + ("the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache")
+        )
+    return given
 
 
 def _checked(needs: Iterable[str]) -> frozenset[str]:
@@ -98,21 +131,21 @@ def _captures(
     probed: list[Probed],
     selected: Mapping[int, list[int]],
     tokens: Int[Tensor, "batch pos"] | None,
+    spans: list[slice],
     needs: frozenset[str] | None,
 ) -> Iterator[LayerCapture]:
-    for prompt in range(len(_read(cache, probed[0], frozenset())["q"])):
+    for prompt, span in enumerate(spans):
         for layer in probed:
             parts = {part: x[prompt] for part, x in _read(cache, layer, needs).items()}
             ids, handed = None if tokens is None else tokens[prompt], parts if needs is None else needs
-            yield layer_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids)
+            capture = layer_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
+            used, pattern = (None if part not in parts else cut(part, parts[part], span) for part in PROOFS)
+            yield as_cached(capture, used, pattern, parts["q"].dtype)
 
 
 def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:
-    """What the cache holds of one layer and is wanted (scores always), with its batch dimension."""
-    stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", "attn_scores"} | needs
+    """What the cache holds of one layer and is wanted (what proves it always), with its batch dimension."""
+    stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)
-    parts = {part: layer.sites.read(part, value if batched else value[None]) for part, value in held.items()}
-    if "attn_scores" in parts:  # padding shows in them
-        refuse_padding(layer, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
-    return parts
+    return {part: layer.sites.read(part, value if batched else value[None]) for part, value in held.items()}

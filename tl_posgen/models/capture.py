@@ -1,7 +1,8 @@
 """What a measure is handed: one layer of one prompt."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.projections import Projections
 from tl_posgen.rope.rotation import rotate
@@ -60,6 +62,23 @@ class LayerCapture:
     def layer(self) -> int:
         return self.geometry.layer
 
+    def of_heads(self, part: slice) -> "LayerCapture":
+        """The same for some of its heads."""
+        return replace(self, heads=list(self.heads)[part], **{name: x[part] for name, x in self._per_head().items()})
+
+    def _per_head(self) -> dict[str, Tensor]:
+        held = {name: vars(self).get(name) for name in ("q", "k", "v", "attn_scores", "pattern")}
+        return {name: x for name, x in held.items() if x is not None}
+
+    @property
+    def length(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def bilinear(self) -> bool:
+        """Whether the scores are scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
+        return self.geometry.bilinear
+
     @cached_property
     def positions(self) -> Int[Tensor, " pos"]:
         return torch.arange(self.q.shape[1], device=self.q.device)
@@ -72,20 +91,78 @@ class LayerCapture:
     def rotated_k(self) -> Float[Tensor, "head pos d_head"]:
         return rotate(self.k, self.positions, self.geometry.rope)
 
-    def scores(self) -> Float[Tensor, "head query key"]:
-        """The scores recomputed from q and k through the geometry; invisible entries are -inf."""
-        return scores_from(self.rotated_q, self.rotated_k, self.geometry, self.heads)
+    def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
+        """The scores among the first n tokens (all if left out) that the pass used, -inf at what is invisible.
+
+        Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.pass_proof`).
+        """
+        return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads)
+
+
+class EditedCapture(LayerCapture):
+    """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
+    what was proved before.
+
+    `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
+    """
+
+    def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str, masked: bool):
+        """
+        Args:
+            used: the pass's scores of the chosen heads, if they are known.
+            why: what differs, and the likely cause.
+            masked: whether it is the mask that differs.
+        """
+        vars(self).update(vars(capture), _shared={}, why=why, _used=None if masked else used)
+        self._length, self._device = capture.length, capture.q.device
+        for name in ("q", "k", "rotated_q", "rotated_k"):
+            vars(self).pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:  # asked for what is not there
+        if name in ("q", "k"):
+            raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
+        raise AttributeError(name)
+
+    def of_heads(self, part: slice) -> "EditedCapture":
+        some, used = copy(self), None if self._used is None else self._used[part]
+        held = {name: x[part] for name, x in self._per_head().items()}
+        vars(some).update(held, heads=list(self.heads)[part], _used=used, _shared={})
+        return some
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def bilinear(self) -> bool:
+        return False
+
+    @cached_property
+    def positions(self) -> Int[Tensor, " pos"]:
+        return torch.arange(self._length, device=self._device)
+
+    def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
+        if self._used is None:
+            raise UnsupportedModelError(f"{self.why} The scores over its causal mask are not known.")
+        return self._used[:, :n, :n]
 
 
 def scores_from(
-    rotated_q: Float[Tensor, "head pos d_head"],
+    rotated_q: Float[Tensor, "head query d_head"],
     rotated_k: Float[Tensor, "head pos d_head"],
     geometry: LayerGeometry,
     heads: Sequence[int],
-) -> Float[Tensor, "head query key"]:
-    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i."""
-    scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads)
-    return scores.masked_fill(~geometry.visible(rotated_q.shape[1], scores.device), -torch.inf)
+    rows: Int[Tensor, " query"] | None = None,
+) -> Float[Tensor, "head query pos"]:
+    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i.
+
+    Args:
+        rows: the positions of these queries; all, 0 .. pos - 1, if left out.
+    """
+    keys = torch.arange(rotated_k.shape[1], device=rotated_k.device)
+    away = (keys if rows is None else rows)[:, None] - keys
+    scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads, away)
+    return scores.masked_fill(~geometry.sees(away), -torch.inf)
 
 
 def finished_scores(

@@ -11,8 +11,9 @@
 The hooks change nothing in the model. One layer is held at a time, and dropped when the consumer has seen it.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,16 +21,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.padding import PadToken, spans_of_pass, spans_of_scores
+from tl_posgen.models.pass_proof import as_used, checked_rows, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.proof import tolerance
-from tl_posgen.models.reading import layer_capture, refuse_padding
+from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, dispatch, plain_scores
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import at_least_float32
 
 Consumer = Callable[[LayerCapture], None]
 HookList = list[tuple[str, Callable[..., None]]]
@@ -56,7 +60,8 @@ def capture_hooks(
 
     Raises:
         InputError: a layer, a head or a need that does not exist, or needs={"inputs"}, which no hook of TransformerLens
-            carries; later, in the forward pass: padding or a KV cache.
+            carries; later, in the forward pass: a KV cache, padding that cannot be told from text, hooks behind these
+            that edit scores or pattern.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from its q and k.
     """
     if "inputs" in (needs := checked_needs(needs, (*PARTS, "inputs"))):
@@ -65,7 +70,7 @@ def capture_hooks(
             "`with tl_posgen.models.capturing(...)` or run_capture"
         )
 
-    takes = _Capture(model, consumer, needs, layers, heads, tokens).takes()
+    takes = _Capture(model, consumer, needs, layers, heads, tokens, in_order=True).takes()
     return [(name, lambda value, hook, take=take: take(value)) for name, take in takes.items()]
 
 
@@ -112,7 +117,7 @@ def run_capture(
     """Run the model on `tokens` without gradients, and capture it on the way.
 
     Args:
-        tokens: prompts of one length, without padding.
+        tokens: prompts; padding behind shorter ones is left out where it can be told from text.
         needs: as in `capturing`, and "logits": what the model predicts.
 
     Returns:
@@ -135,12 +140,20 @@ def run_capture(
     wrapped.require_length(tokens.shape[1])
     tokens = tokens.to(next(model.parameters()).device)
     capture = _Capture(model, consumer, needs - {"logits"}, layers, heads, tokens)
+    if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
+        capture.pad = PadToken()
     options: dict[str, Any] = {"return_type": "logits"}
     if "logits" not in needs:
         behind = max(capture.heads) + 1
         options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
     with torch.no_grad(), capture.attached():
         predicted = model(tokens, **options, **wrapped.backend.options(tokens))
+    if silent := [layer for layer in capture.heads if layer not in capture.fired]:
+        raise UnsupportedModelError(
+            f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "
+            f"forward "
+            "function replaced?"
+        )
     return predicted if "logits" in needs else None
 
 
@@ -155,30 +168,47 @@ class _Capture:
         layers: Layers,
         heads: Heads,
         tokens: Int[Tensor, "batch pos"] | None,
+        *,
+        in_order: bool = False,
     ):
+        """
+        Args:
+            in_order: whether other hooks may stand behind these, and change what these have seen.
+        """
         self.needs, self.wrapped = checked_needs(needs, (*PARTS, "inputs")), wrap(model)
+        self.wrapped.require_evaluation()
         self.heads = select_heads(model, layers, heads)
         self.layers = [self.wrapped.layer(index) for index in self.heads]
-        self.consumer, self.tokens = consumer, tokens
-        # the scores come last but for the pattern; they are always looked at, because padding shows in them
-        self.last = "pattern" if "pattern" in self.needs else "attn_scores"
+        self.consumer, self.tokens, self.in_order = consumer, tokens, in_order
+        self.pad = PadToken.of(self.wrapped.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
+        self.waiting: list[tuple[LayerCapture, Tensor]] = []  # for the pattern, with the scores of some rows
+        self.spans: list[slice] = []
+        self.fired: set[int] = set()  # layers that were handed over
         self.prompts_before = self.prompts_seen = 0
+        self.thread = threading.get_ident()
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
                 projection_weights(self.wrapped.attention(probed.geometry.layer), probed.geometry)
 
     def takes(self) -> dict[str, Callable[[Tensor], None]]:
         """Hook name -> what to do with its tensor."""
-        wanted = [part for part in PARTS if part in self.needs | {"resid", "q", "k", "attn_scores"}]
-        return {probed.sites.names[part]: partial(self.take, probed, part) for probed in self.layers for part in wanted}
+        wanted = self.needs | {"resid", "q", "k", "attn_scores"} | ({"pattern"} if self.in_order else set())
+        parts = [part for part in PARTS if part in wanted]
+        return {probed.sites.names[part]: partial(self.take, probed, part) for probed in self.layers for part in parts}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         model, asked = self.wrapped.model, self.heads if "inputs" in self.needs else ()
         attentions = {layer: self.wrapped.attention(layer) for layer in asked}
         inputs = attention_inputs(attentions, self.wrapped.backend.attention_input, partial(self.keep, "inputs"))
-        with inputs, model.hooks(fwd_hooks=dispatch(model, self.takes())):
+        takes = self.takes()
+        with (
+            self.wrapped.exclusive(),
+            inputs,
+            model.hooks(fwd_hooks=dispatch(model, takes)),
+            standing_last(model, takes),
+        ):
             yield
 
     def keep(self, part: str, value: Tensor) -> None:
@@ -187,26 +217,78 @@ class _Capture:
     def take(self, probed: Probed, part: str, value: Tensor) -> None:
         if part == "resid":  # the first to fire: what an interrupted pass left behind goes
             self.parts.clear()
+            self.waiting.clear()
+            if self.in_order:
+                self.thread = threading.get_ident()
+        if threading.get_ident() != self.thread:
+            raise InputError(
+                "this model runs in two threads while it is captured in one; give each thread its own model"
+            )
         self.keep(part, value)
-        if part == self.last:
-            self.hand_over(probed)
+        if part == "attn_scores":
+            self.take_scores(probed)
+        if part == "pattern":
+            self.take_pattern(probed)
+        if part == ("pattern" if "pattern" in self.needs or self.in_order else "attn_scores"):
+            captures = [capture for capture, _ in self.waiting]
+            self.waiting.clear()
+            self.fired.add(probed.geometry.layer)
+            for capture in captures:
+                self.consumer(capture)
 
-    def hand_over(self, probed: Probed) -> None:
+    def take_scores(self, probed: Probed) -> None:
+        """Everything but the pattern is there: cut to the text, and compared with the scores that the pass used."""
         parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
         batch, _, length, _ = parts["q"].shape
-        layer = probed.geometry.layer
-        if probed is self.layers[0]:
-            self.prompts_before, self.prompts_seen = self.prompts_seen, self.prompts_seen + batch
-        refuse_padding(probed, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
+        layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts["attn_scores"]
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
+        spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        spans = spans_of_pass(spans, length, tokens, self.pad)
+        if probed is self.layers[0]:
+            self.wrapped.require_evaluation()
+            self.spans, self.prompts_before, self.prompts_seen = spans, self.prompts_seen, self.prompts_seen + batch
+        elif spans != self.spans:
+            raise InputError(
+                f"layer {layer} masks other tokens for every query than layer {self.layers[0].geometry.layer}, so it "
+                f"is "
+                "no padding; a hook that hides a token leaves it visible to itself"
+            )
         projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
-        for row in range(batch):
+        for row, span in enumerate(spans):
             prompt = {part: value[row] for part, value in parts.items()}
             ids = None if tokens is None else tokens[row]
-            capture = layer_capture(probed, prompt, self.heads[layer], self.needs, self.prompts_before + row, ids)
+            needs = self.needs - {"pattern"}
+            capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids, span)
+            used = cut("attn_scores", scores[row], span)
+            capture = as_used(capture, used, dtype)
             if projections is not None and capture.inputs is not None:
-                allowed = tolerance(parts["q"].dtype)
+                allowed = tolerance(dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
-            self.consumer(capture)
+            rows = plain_scores(used[:, checked_rows(capture.length)], dtype) if self.in_order else used[:, :0]
+            self.waiting.append((capture, rows))
+
+    def take_pattern(self, probed: Probed) -> None:
+        pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
+        for row, ((capture, rows), span) in enumerate(zip(self.waiting, self.spans, strict=True)):
+            own = cut("pattern", pattern[row], span)
+            if self.in_order:
+                require_softmax(capture.layer, rows, own[:, checked_rows(capture.length)], own.dtype)
+            if "pattern" in self.needs:
+                capture.pattern = at_least_float32(own if len(own) == len(capture.heads) else own[list(capture.heads)])
+
+
+@contextmanager
+def standing_last(model: Model, names: Iterable[str]) -> Iterator[None]:
+    """While the block runs, the hook that was added last at these points comes after all others, whenever those are
+    added: what it sees is what the model goes on with."""
+    with ExitStack() as stack:
+        for name in names:
+            point = model.hook_dict[name]
+            own = point.fwd_hooks[-1].hook.id
+            handle = point.register_forward_pre_hook(
+                lambda module, _args, own=own: own in module._forward_hooks and module._forward_hooks.move_to_end(own)
+            )
+            stack.callback(handle.remove)
+        yield

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.rope.rotation import Rope
@@ -53,8 +53,12 @@ class LayerGeometry:
 
     def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
         """Which key each of n queries sees: causal, and inside the window where there is one."""
-        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-        return causal if self.window is None else causal.triu(1 - self.window)
+        position = torch.arange(n, device=device)
+        return self.sees(position[:, None] - position)
+
+    def sees(self, distance: Int[Tensor, "query key"]) -> Bool[Tensor, "query key"]:
+        """Whether a query sees the key that is so far back: 0 <= i - j, and < window where there is one."""
+        return distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
 
 
 class ContextLimit(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Origin
 from tl_posgen.models.convert import build, hooked_parts, load_hf_model, load_tokenizer
 from tl_posgen.models.model import Model
@@ -80,6 +80,8 @@ def load_source(
     origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust_remote_code}
     wrapped = wrap(model)
     wrapped.remember_origin(Origin(source.name, wrapped.backend.name, **origin))
+    if reason := wrapped.difference():
+        raise UnsupportedModelError(f"{source.name}: {reason}")
     return model
 
 

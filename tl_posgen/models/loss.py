@@ -31,9 +31,10 @@ def token_losses(
         >>> token_losses(load_model("mini"), torch.arange(12)[None]).shape
         torch.Size([1, 11])
     """
-    device = next(model.parameters()).device
+    device, wrapped = next(model.parameters()).device, wrap(model)
+    wrapped.require_evaluation()
     rows = []
-    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+    with wrapped.exclusive(), torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
         for some in tokens.to(device).split(batch):
             rows.append(losses_of(logits_of(model, some), some).cpu())
     return torch.cat(rows)

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 
 @runtime_checkable
@@ -34,5 +34,7 @@ class Model(Protocol):
     def parameters(self) -> Iterator[Parameter]: ...
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]: ...
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]: ...
 
     def state_dict(self) -> Mapping[str, Tensor]: ...

@@ -38,7 +38,7 @@ def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...
 def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
     """Print, layer by layer, what a model does with positions, how well that was proved, and what is not supported.
 
-    A model that cannot be analysed is reported, not refused.
+    A model that cannot be analysed is reported, not refused. It is probed anew, so call this after changing a model.
 
     Returns:
         One row per layer: layer, supported, encoding, planes, shortest and longest wavelength (tokens per turn),
@@ -51,7 +51,7 @@ def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
         True
     """
     wrapped = wrap(model)
-    table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found())])
+    table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
     if printed:
         print_table(table, f"{wrapped.origin.name} as a {type(model).__name__}")
     return table

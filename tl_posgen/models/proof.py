@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
@@ -77,17 +77,22 @@ def recompute(
 
 def without_row_offsets(
     attn_scores: Float[Tensor, "head query key"],
-    rotated_q: Float[Tensor, "head pos d_head"],
-    rotated_k: Float[Tensor, "head pos d_head"],
+    rotated_q: Float[Tensor, "head query d_head"],
+    rotated_k: Float[Tensor, "head key d_head"],
     scale: float,
+    rows: Int[Tensor, " query"] | None = None,
 ) -> Float[Tensor, "head query key"]:
     """ALiBi scores with each row shifted so that distance 0 carries no bias, which softmax cannot tell.
 
     Implementations add slope * (j - i), slope * j (Bloom) or slope * (j - n) (MPT): the same attention, and different
     numbers. A row whose own key is masked is left as it is.
+
+    Args:
+        rows: the positions of these queries; all, in order, if left out.
     """
-    unbiased = scale * (rotated_q * rotated_k).sum(-1)
-    offset = attn_scores.diagonal(dim1=-2, dim2=-1) - unbiased
+    own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
+    unbiased = scale * (rotated_q * rotated_k[:, own]).sum(-1)
+    offset = attn_scores.gather(-1, own[None, :, None].expand(len(attn_scores), -1, 1))[..., 0] - unbiased
     return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 
 

@@ -21,6 +21,9 @@ def model_label(model: Model) -> str:
     return Path(origin.directory).name if origin.directory else origin.name
 
 
+SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
+
+
 def null_label(seed: int) -> str:
     return f"random init (seed {seed})"
 

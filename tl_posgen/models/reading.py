@@ -1,12 +1,10 @@
-"""From what a layer's hooks carried to a LayerCapture; padding and KV caches refused."""
+"""From what a layer's hooks carried to a LayerCapture."""
 
 from collections.abc import Container, Mapping, Sequence
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.proof import without_row_offsets
@@ -21,9 +19,14 @@ def layer_capture(
     needs: Container[str],
     prompt: int,
     tokens: Int[Tensor, " pos"] | None,
+    span: slice = slice(None),
 ) -> LayerCapture:
-    """One prompt's parts, each [head, pos, d] or as it should be, made into what measures are handed."""
-    geometry = probed.geometry
+    """One prompt's parts, each [head, pos, d] or as it should be, made into what measures are handed.
+
+    Args:
+        span: where the prompt's text stands; all that was run if left out.
+    """
+    geometry, parts = probed.geometry, {part: cut(part, value, span) for part, value in parts.items()}
 
     def of_heads(x: Tensor) -> Tensor:
         group = geometry.n_heads // len(x)  # 1 where keys are already one per query head
@@ -35,7 +38,7 @@ def layer_capture(
         geometry,
         heads,
         prompt,
-        tokens,
+        None if tokens is None else tokens[span],
         of_heads(parts["q"]),
         of_heads(parts["k"]),
         v=of_heads(parts["v"]) if "v" in needs else None,
@@ -50,26 +53,8 @@ def layer_capture(
     return capture
 
 
-def refuse_padding(probed: Probed, attn_scores: Float[Tensor, "batch query key"]) -> None:
-    """Positions must be 0 .. n - 1 and all keys tokens: no KV cache, no padding, no other window than was probed.
-
-    Args:
-        attn_scores: of any one head, because masks are alike in all.
-    """
-    layer, (n_queries, n_keys) = f"layer {probed.geometry.layer}", attn_scores.shape[1:]
-    if n_queries != n_keys:
-        raise InputError(
-            f"{layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use; "
-            "capture a forward pass over the whole prompt instead"
-        )
-    if (attn_scores.amax(1) == -torch.inf).any():
-        raise InputError(
-            f"{layer}: some tokens are masked for every query, so the prompt is padded; "
-            "run prompts of one length together, or each by itself"
-        )
-    visible: Bool[Tensor, "batch query key"] = attn_scores != -torch.inf
-    if (visible > probed.geometry.visible(n_keys, visible.device)).any():
-        raise UnsupportedModelError(
-            f"{layer}: queries see keys that the causal mask, or the window that was probed "
-            f"(window {probed.geometry.window}), should hide from them"
-        )
+def cut(part: str, value: Tensor, span: slice) -> Tensor:
+    """A part of one prompt without its padding."""
+    if span == slice(None) or span == slice(0, value.shape[-2]):
+        return value
+    return value[..., span, span] if part in ("attn_scores", "pattern") else value[..., span, :]

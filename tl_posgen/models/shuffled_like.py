@@ -45,7 +45,7 @@ def shuffled_like(model: Model, seed: int) -> Model:
             if is_matrix(name, weight) and not is_joint(weight, weights.values()):
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.flatten()[order].view_as(weight))
-    wrap(null).remember_origin(replace(wrap(model).origin, seed=seed, initialisation=RULE))
+    wrap(null).remember_origin(replace(wrap(model).origin, seed=seed, initialisation=RULE), proved=True)
     return null
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
+from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, text_of
 from tl_posgen.models.source import MINI
 from tl_posgen.models.wrapped import wrap
 
@@ -25,7 +26,9 @@ def to_prompts(
     """Token ids of every prompt, ready for the model.
 
     Args:
-        prompts: a text, a list of texts, token ids of one prompt (list or tensor), or a tensor of ids [batch, pos].
+        prompts: a text, a list of texts, token ids of one prompt (list or tensor), a tensor of ids [batch, pos], a list
+            of lists of ids, or what a Hugging Face tokenizer returns (input_ids and attention_mask). Padding is left
+            out: where the mask says so, or the padding token where that is no other.
         length: cut texts (or ids) into consecutive prompts of exactly this many tokens. Where the model's convention
             puts a BOS token in front of a text (cfg.default_prepend_bos), every prompt starts with one, and it counts.
         n_prompts: how many prompts; as many as there are, if left out.
@@ -33,7 +36,7 @@ def to_prompts(
     Raises:
         InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
             short for `length` and `n_prompts`, ids outside the vocabulary, ids that are not integers, a text for a
-            model without a tokenizer.
+            model without a tokenizer, padding that cannot be told from text.
 
     Example:
         >>> from tl_posgen import load_model
@@ -42,13 +45,14 @@ def to_prompts(
         (3, torch.Size([32]))
     """
     check_numbers(model, length, n_prompts)
+    prompts, mask = ids_and_mask(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(model)
         wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
         sources = [text_ids(model.tokenizer, text, wanted) for text in texts]
     else:
-        bos, sources = [], given_ids(prompts)
+        bos, sources = [], unpadded(given_ids(prompts), mask, PadToken.of(model.tokenizer))
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -104,17 +108,32 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
 def given_ids(prompts: Any) -> list[list[int]]:
     """Ids that the user gave, one list per prompt."""
     wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
-    if not isinstance(prompts, Sequence | Tensor | np.ndarray):
+    if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(f"{wrong}; these are {type(prompts).__name__}")
-    try:
-        ids = torch.as_tensor(prompts)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{wrong} of one length; these are {type(prompts).__name__}") from error
-    if ids.ndim not in (1, 2) or ids.numel() == 0:
-        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise InputError(f"token ids must be integers, not {ids.dtype}")
-    return torch.atleast_2d(ids).tolist()
+    several = isinstance(prompts, Sequence) and len(prompts) and not isinstance(prompts[0], int | np.integer)
+    found = []
+    for one in prompts if several else [prompts]:
+        try:
+            ids = torch.as_tensor(one)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{wrong}; these are {type(prompts).__name__}") from error
+        if ids.ndim not in (1, 2) or ids.numel() == 0:
+            raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InputError(f"token ids must be integers, not {ids.dtype}")
+        found += torch.atleast_2d(ids).tolist()
+    return found
+
+
+def unpadded(rows: list[list[int]], mask: Bool[Tensor, "batch pos"] | None, pad: PadToken) -> list[list[int]]:
+    """The ids of every prompt without its padding; prompts of different lengths have none."""
+    if mask is None and len({len(row) for row in rows}) > 1:
+        return rows
+    if mask is None:
+        spans = [text_of(ids, pad, prompt, len(rows)) for prompt, ids in enumerate(rows)]
+    else:
+        spans = spans_of_mask(mask)
+    return [ids[span] for ids, span in zip(rows, spans, strict=True)]
 
 
 def require_enough(sources: list[list[int]], rows: list[list[int]], length: int | None, n_prompts: int | None) -> None:

@@ -1,6 +1,9 @@
 """The user's model as this package knows it: where it came from, what its layers do, and the ways of its kind."""
 
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +13,11 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Backend, Origin
 from tl_posgen.models.bridge import Bridge
+from tl_posgen.models.evaluation import require_evaluation
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.hooked import Hooked
 from tl_posgen.models.model import Model
+from tl_posgen.models.plain_proof import difference
 from tl_posgen.models.probe_layers import Found, Probed, probe_layers
 from tl_posgen.models.projections import Projections, projections_of
 from tl_posgen.models.selection import Layers, chosen
@@ -27,6 +32,8 @@ class _Known:
     origin: Origin
     dtype: torch.dtype | None = None
     layers: tuple[Found, ...] = ()
+    difference: str | None = None  # from the plain Hugging Face model
+    lock: Any = field(default_factory=threading.RLock)
 
 
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
@@ -47,8 +54,11 @@ class WrappedModel:
     def origin(self) -> Origin:
         return self._known.origin
 
-    def remember_origin(self, origin: Origin) -> None:
+    def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
+        """Where the model came from; `proved` of a copy of a bridge that was held against the plain model: its own
+        joint matrices, which only the plain model reads, may not follow those that were edited."""
         self._known.origin = origin
+        self._known.difference = "" if proved else self._known.difference
 
     @property
     def limit(self) -> ContextLimit:
@@ -60,12 +70,37 @@ class WrappedModel:
         if most is not None and n > most:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
+    def require_evaluation(self) -> None:
+        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
+        require_evaluation(self.model)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """While the block runs, no other thread may measure this model: its hooks are one list."""
+        if not self._known.lock.acquire(blocking=False):
+            raise InputError("this model is being measured in another thread; give each thread its own model object")
+        try:
+            yield
+        finally:
+            self._known.lock.release()
+
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
         """Every layer as the probe found it, supported or not; probed once, and again if the dtype has changed."""
         dtype = next(self.model.parameters()).dtype
         if again or self._known.dtype != dtype:
-            self._known.layers, self._known.dtype = probe_layers(self.model, self.backend), dtype
+            self.require_evaluation()
+            if reason := self.difference(again=again or self._known.dtype is not None):
+                self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
+            else:
+                self._known.layers = probe_layers(self.model, self.backend)
+            self._known.dtype = dtype
         return self._known.layers
+
+    def difference(self, *, again: bool = False) -> str:
+        """How a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
+        if again or self._known.difference is None:
+            self._known.difference = difference(self.backend)
+        return self._known.difference
 
     def layer(self, index: int) -> Probed:
         """One layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""

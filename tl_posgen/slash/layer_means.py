@@ -21,7 +21,7 @@ def statistics_of(layer: LayerCapture) -> SlashStatistics:
 
 def require_two_tokens(layer: LayerCapture) -> None:
     """Refuse a prompt that has nothing left without its first token."""
-    if layer.q.shape[1] < 2:
+    if layer.length < 2:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
 
 

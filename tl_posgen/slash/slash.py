@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import head_map, layer_curves, line
 from tl_posgen.report.sentences import at_head, head_reference, null_of
@@ -77,8 +77,9 @@ class SlashCollector(Collector):
 
     def update(self, layer: LayerCapture) -> None:
         self._means.add(layer, layer.once(statistics_of))
-        q, k = spectrum(layer.q), spectrum(layer.k)
-        self.add(layer, r1_q=q.r1, r1_k=k.r1, rank95_q=q.rank, rank95_k=k.rank)
+        if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
+            q, k = spectrum(layer.q), spectrum(layer.k)
+            self.add(layer, r1_q=q.r1, r1_k=k.r1, rank95_q=q.rank, rank95_k=k.rank)
         if layer.prompt == 0 and layer.tokens is not None:
             self._first_prompt = layer.tokens[:CROP].cpu().numpy()
             self._patterns |= cropped(layer)
@@ -93,7 +94,7 @@ class SlashCollector(Collector):
         data["best_distance"], data["best_score"] = place, at_distance(score, place)
         data["best_ratio"] = data["best_score"] / at_distance(data["uniform"], place)
         data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
-        data = data.assign({name: self.rows.array(name).mean("prompt") for name in SPECTRA})
+        data = data.assign({name: self.rows.array(name).mean("prompt") for name in self.rows.names})
         if self._first_prompt is not None:
             data = data.assign(example_patterns(data["best_score"], self._patterns, self._first_prompt))
         return data.assign_attrs(kappa=self.options.kappa, kappa_long=self.options.kappa_long)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.capture import LayerCapture
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.position_shares import PositionParts, position_shares, row_centred
@@ -82,12 +82,12 @@ class AcrossPromptsCollector(Collector):
         self._prompts: set[int] = set()
 
     def update(self, layer: LayerCapture) -> None:
-        n = min(self.options.crop, layer.q.shape[1])
+        n = min(self.options.crop, layer.length)
         self._prompts.add(layer.prompt)
         sums = self._layers.get(layer.layer)
-        masks = masks_of(n, layer.geometry.window, layer.q.device) if sums is None else sums.masks
+        masks = masks_of(n, layer.geometry.window, layer.positions.device) if sums is None else sums.masks
         check_lengths([n, masks.shape[-1]])
-        scores = scores_from(layer.rotated_q[:, :n], layer.rotated_k[:, :n], layer.geometry, layer.heads)
+        scores = layer.scores(n)
         seen, energy = scores[:, masks[0]].double(), self._energy(scores, masks)
         if sums is not None:
             seen, energy = seen + sums.scores, energy + sums.energy

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tl_posgen.analysis import Job, as_result
 from tl_posgen.measure import Measure, Options, Request, Summary, TokenView, Variable
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
@@ -83,8 +83,8 @@ def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
 def patterns(layer: LayerCapture) -> dict[tuple[int, int], dict[str, Any]]:
     """The three maps and r within rows of every head that was captured, by (layer, head)."""
     fit, _ = layer.once(fit_capture)
-    n = min(CROP, layer.q.shape[1])
-    scores = scores_from(layer.rotated_q[:, :n], layer.rotated_k[:, :n], layer.geometry, layer.heads)
+    n = min(CROP, layer.length)
+    scores = layer.scores(n)
     true = scores.double().softmax(-1)
     additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
     maps = {"pattern": true, "additive_pattern": additive, "residual": true - additive}

@@ -81,7 +81,7 @@ class ResidualCollector(Collector):
         self._examples: list[dict[str, Any]] = []  # heads on the first prompt: layer, head, share, maps, tokens
 
     def update(self, layer: LayerCapture) -> None:
-        check_length(layer.q.shape[1])
+        check_length(layer.length)
         fits = layer.once(fit_capture)
         self._heads[layer.layer] = list(layer.heads)
         groups = [self._measure(part, [fit.of_heads(of) for fit in fits]) for of, part in head_groups(layer)]
@@ -120,7 +120,7 @@ class ResidualCollector(Collector):
     def _planes(self, part: LayerCapture, left: Tensor, within: Tensor) -> dict[str, Tensor]:
         geometry = part.geometry
         planes = len(geometry.rope.inv_freq)
-        if not (geometry.bilinear and planes):
+        if not (part.bilinear and planes):
             return {}
         self._wavelengths[part.layer] = (2 * torch.pi / geometry.rope.inv_freq).cpu().numpy()
         found = {}
@@ -211,11 +211,10 @@ def check_length(n: int) -> None:
 
 def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
     """The same capture, some heads at a time, so that their score matrices fit in memory."""
-    step = max(1, ENTRIES // layer.q.shape[1] ** 2)
+    step = max(1, ENTRIES // layer.length**2)
     for start in range(0, len(layer.heads), step):
         of = slice(start, start + step)
-        heads, q, k = list(layer.heads)[of], layer.q[of], layer.k[of]
-        yield of, LayerCapture(layer.geometry, heads=heads, prompt=layer.prompt, tokens=layer.tokens, q=q, k=k)
+        yield of, layer.of_heads(of)
 
 
 # What is shown

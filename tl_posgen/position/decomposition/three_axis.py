@@ -112,7 +112,7 @@ def fit_capture(
 def moments_of(layer: LayerCapture, *, diagonal: bool = True) -> PairMoments:
     """Pair moments of a layer's scores: from q and k where the score is bilinear in them, else from the scores."""
     geometry = layer.geometry
-    if geometry.bilinear:
+    if layer.bilinear:
         q, k = layer.rotated_q, layer.rotated_k
         return pair_moments(q, k, geometry.scale, window=geometry.window, diagonal=diagonal)
     return pair_moments_from_scores(layer.scores(), window=geometry.window, diagonal=diagonal)

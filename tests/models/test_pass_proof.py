@@ -1,0 +1,273 @@
+"""What is measured is what the pass used: edits and changes after the probe show on every route."""
+
+import threading
+
+import pytest
+import torch
+from families import VOCAB
+
+import tl_posgen
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture import EditedCapture
+from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.load import load_model
+from tl_posgen.models.pass_proof import checked_rows, is_softmax
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.position.distance.hooks import at_dummy_distance
+
+TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+
+
+def edit(layer: int, part: str, change):
+    return [(f"blocks.{layer}.attn.hook_{part}", lambda value, hook: change(value))]
+
+
+EDITS = {
+    "scores": ("attn_scores", lambda scores: scores * 1.01),
+    "one query": ("attn_scores", lambda scores: scores.index_fill(2, torch.tensor([99]), 0.5).tril()
+                  + torch.full_like(scores, -torch.inf).triu(1)),
+    "rotated queries": ("rot_q", lambda q: q + 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EDITS)
+@pytest.mark.parametrize("first", [True, False], ids=["added before", "added after"])
+def test_edits_are_seen_whatever_the_order(llama, what, first):
+    part, change = EDITS[what]
+    hooks, captures, used = edit(1, part, change), [], []
+    geometry_of(llama)
+    with torch.no_grad():
+        if first:
+            with llama.hooks(fwd_hooks=hooks), capturing(llama, captures.append, EVERYTHING):
+                llama(TOKENS)
+        else:
+            with capturing(llama, captures.append, EVERYTHING):
+                llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        last = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: used.append(scores[0].clone()))]
+        llama.run_with_hooks(TOKENS, fwd_hooks=hooks + last)
+    plain, edited = captures
+    assert not isinstance(plain, EditedCapture)
+    assert isinstance(edited, EditedCapture)
+    visible = edited.geometry.visible(100)
+    torch.testing.assert_close(edited.scores()[:, visible], used[0][:, visible])
+    torch.testing.assert_close(edited.pattern, edited.scores().softmax(-1))
+    for ask in (lambda: edited.q, lambda: edited.rotated_k):
+        with pytest.raises(
+            UnsupportedModelError, match=r"layer 1: head \d, query \d+ has scores that its q and k do not"
+        ):
+            ask()
+
+
+def test_edited_queries_are_the_queries(llama):
+    """hook_q feeds the scores, so edits there belong to q, and everything holds of them."""
+    captures, hooks = [], edit(0, "q", lambda q: 2 * q)
+    with torch.no_grad(), capturing(llama, captures.append, EVERYTHING):
+        llama.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    capture = captures[0]
+    assert not isinstance(capture, EditedCapture)
+    torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_a_list_of_hooks_that_another_one_follows_is_refused(llama):
+    captures = []
+    hooks = capture_hooks(llama, captures.append)
+    with torch.no_grad(), pytest.raises(InputError, match=r"layer 1: its pattern is not the softmax.*last in the list"):
+        llama.run_with_hooks(TOKENS, fwd_hooks=hooks + edit(1, *EDITS["scores"]))
+    with torch.no_grad():
+        llama.run_with_hooks(TOKENS, fwd_hooks=edit(1, *EDITS["scores"]) + capture_hooks(llama, captures.append))
+    assert isinstance(captures[-1], EditedCapture)
+
+
+@pytest.mark.parametrize("name", ["three_axis", "residual", "across_prompts", "slash"])
+def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
+    """Scores that are position + key by construction are found to be so, whatever q and k are."""
+    distance = torch.arange(100)[:, None] - torch.arange(100)
+    additive = torch.cos(0.3 * distance) + torch.linspace(0, 1, 100)
+
+    def replace(scores):
+        return torch.where(distance >= 0, additive, -torch.inf).expand_as(scores)
+
+    geometry_of(llama)
+    with torch.no_grad(), tl_posgen.attach(llama, [name]) as run:
+        for _ in range(2):
+            llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", replace) + edit(1, "attn_scores", replace))
+    result = run.report()[name]
+    if name == "residual":
+        assert float(result.dataset["share"].max()) < 1e-6
+        assert "plane_share" not in result.dataset
+    elif name == "across_prompts":
+        torch.testing.assert_close(torch.tensor(result.dataset["position"].values), torch.ones(2, 4).double())
+    elif name == "three_axis":
+        torch.testing.assert_close(torch.tensor(result.dataset["r"].values), torch.ones(2, 4).double())
+    else:
+        pattern = replace(additive).softmax(-1)
+        torch.testing.assert_close(
+            float(result.dataset["score"].sel(layer=0, head=0, distance=3)), float(pattern.diagonal(-3).mean()),
+            rtol=1e-5, atol=1e-6,
+        )  # fmt: skip
+    assert len(result.edits) == 2
+    assert any("scores that are not those of q and k" in sentence for sentence in result.findings())
+
+
+@pytest.mark.parametrize("name", ["variance", "mean_key", "planes"])
+def test_measures_of_queries_and_keys_refuse_edited_scores(llama, name):
+    geometry_of(llama)
+    with (
+        torch.no_grad(),
+        tl_posgen.attach(llama, [name]),
+        pytest.raises(UnsupportedModelError, match=r"layer 0: head .* Likely cause: a hook that edits scores"),
+    ):
+        llama.run_with_hooks(TOKENS, fwd_hooks=at_dummy_distance(llama, beyond=8))
+
+
+def test_buffers_changed_after_the_probe_show(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    geometry_of(model)
+    if backend == "hooked":
+        for block in model.blocks:
+            block.attn.rotary_sin.mul_(-1)
+    else:
+        model.rotary_emb.original_component.inv_freq.mul_(0.5)
+    with pytest.raises(UnsupportedModelError, match=r"buffers .* changed after the model was probed \(tl_posgen.check"):
+        tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
+
+
+def test_a_permanent_hook_added_after_the_probe_shows(family_directory, backend):
+    model, captures = load_model(family_directory("llama"), backend), []
+    geometry_of(model)
+    model.hook_dict["blocks.1.attn.hook_attn_scores"].add_perma_hook(lambda scores, hook: 0.9 * scores)
+    run_capture(model, TOKENS, captures.append)
+    assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
+
+
+def test_a_geometry_that_changes_with_length_shows(family_directory, backend, monkeypatch):
+    """As if a prompt longer than the probe were scaled otherwise (query scaling that starts at a trained length)."""
+    model, captures = load_model(family_directory("llama"), backend), []
+    geometry_of(model)
+    scaled = edit(0, "attn_scores", lambda scores: scores if scores.shape[-1] <= 64 else scores * 1.1)
+    with model.hooks(fwd_hooks=scaled):
+        run_capture(model, TOKENS[:, :64], captures.append, layers=[0])
+        run_capture(model, TOKENS[:, :65], captures.append, layers=[0])
+    assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
+
+
+def test_a_cache_of_edited_scores_is_read_as_edited(llama):
+    geometry_of(llama)
+    with torch.no_grad(), llama.hooks(fwd_hooks=edit(0, *EDITS["scores"])):
+        _, whole = llama.run_with_cache(TOKENS, names_filter=needed_names(llama, EVERYTHING))
+        _, patterns = llama.run_with_cache(TOKENS, names_filter=needed_names(llama, {"pattern"}))
+    edited, plain = captures_from_cache(whole, llama)
+    assert isinstance(edited, EditedCapture)
+    assert not isinstance(plain, EditedCapture)
+    edited, plain = captures_from_cache(patterns, llama)
+    assert not isinstance(plain, EditedCapture)
+    with pytest.raises(UnsupportedModelError, match="layer 0: the cached pattern is not the softmax of the scores"):
+        edited.scores()
+
+
+def test_hidden_keys_leave_the_pattern_alone_measurable(llama):
+    def hide(scores):
+        scores = scores.clone()
+        scores[:, :, 50:, 3] = -torch.inf
+        return scores
+
+    geometry_of(llama)
+    captures = []
+    with torch.no_grad(), llama.hooks(fwd_hooks=edit(0, "attn_scores", hide)):
+        run_capture(llama, TOKENS, captures.append, EVERYTHING, layers=[0])
+    assert float(captures[0].pattern[0, 60, 3]) == 0
+    with pytest.raises(UnsupportedModelError, match="sees other keys than its mask gives"):
+        captures[0].scores()
+
+
+def test_attention_whose_hooks_do_not_fire_is_refused(llama, backend, monkeypatch):
+    if backend == "bridge":
+        pytest.skip("a bridge's attention cannot be given another forward function")
+    geometry_of(llama)
+    monkeypatch.setattr(llama.blocks[1].attn, "forward", lambda *args, **options: torch.zeros(1, 100, 32))
+    with pytest.raises(UnsupportedModelError, match="layer 1: the hooks of its attention did not fire"):
+        tl_posgen.analyze(llama, TOKENS, measures="three_axis", null_seeds=(), progress=False)
+    with torch.no_grad(), tl_posgen.attach(llama, "three_axis") as run:
+        llama(TOKENS)
+    with pytest.raises(InputError, match="prompt 0 was captured in 1 of 2 layers"):
+        run.report()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox", "qwen3"])
+@pytest.mark.parametrize("n", [2, 3, 64, 65, 120])
+def test_plain_passes_are_plain(family_model, backend, name, n):
+    captures, tokens = [], torch.arange(n)[None] % (VOCAB - 2)
+    run_capture(family_model(name, backend), tokens, captures.append, EVERYTHING)
+    assert not any(isinstance(capture, EditedCapture) for capture in captures)
+
+
+def test_the_rows_that_are_compared():
+    assert checked_rows(5).tolist() == [0, 1, 2, 3, 4]
+    rows = checked_rows(1000).tolist()
+    assert (rows[0], rows[-1], len(set(rows))) == (0, 999, 64)
+
+
+def test_softmax_is_told_from_its_edits():
+    scores = torch.randn(3, 4, 9).masked_fill(torch.rand(3, 4, 9) < 0.2, -torch.inf)
+    pattern = scores.softmax(-1)
+    assert is_softmax(scores, pattern, torch.float32)
+    assert is_softmax(scores, 0.3 * pattern, torch.float32)  # a sink takes its share of each row
+    assert not is_softmax(scores, (1.1 * scores).softmax(-1), torch.float32)
+
+
+@pytest.mark.parametrize("run", ["capture", "attach"])
+def test_two_threads_on_one_model_are_refused(llama, run):
+    errors = []
+
+    def other():
+        try:
+            if run == "capture":
+                run_capture(llama, TOKENS, lambda capture: None)
+            else:
+                llama(TOKENS)
+        except InputError as error:
+            errors.append(str(error))
+
+    with capturing(llama, lambda capture: None):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert "in another thread" in errors[0] if run == "capture" else "two threads" in errors[0]
+
+
+def test_active_dropout_is_refused(family_directory, backend):
+    model = load_model(family_directory("gpt2"), backend)
+    model.train()
+    if backend == "bridge":
+        with pytest.raises(InputError, match=r"training mode and dropout in .* call model\.eval\(\)"):
+            tl_posgen.analyze(model, TOKENS, null_seeds=(), progress=False)
+        geometry_of(model.eval())
+        with pytest.raises(InputError, match="training mode"), capturing(model, lambda capture: None):
+            model.train()(TOKENS)
+    else:  # a HookedTransformer has no dropout: the mode changes nothing
+        run_capture(model, TOKENS, lambda capture: None)
+
+
+def test_autocast_is_refused(llama):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="autocast is on"):
+        tl_posgen.analyze(llama, TOKENS, null_seeds=(), progress=False)
+
+
+def test_quantised_weights_are_refused(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    name, weight = next(iter(model.named_parameters()))
+    holder = model.get_submodule(name.rpartition(".")[0])
+    setattr(holder, name.rpartition(".")[2], torch.nn.Parameter(weight.data.to(torch.int8), requires_grad=False))
+    with pytest.raises(UnsupportedModelError, match=r"is quantised \(int8\)"):
+        geometry_of(model)
+
+
+def test_a_null_that_has_the_models_weights_says_so(mini):
+    from tl_posgen.models.random_like import random_like
+
+    report = tl_posgen.analyze(random_like(mini, 3), TOKENS, measures="three_axis", null_seeds=(3, 4), progress=False)
+    assert any("the random init has the model's own weights" in sentence for sentence in report.findings())
+    assert report["three_axis"].nulls[0].attrs["model"].startswith("random init (seed 3), the model's own weights")
+    assert report["three_axis"].nulls[1].attrs["model"] == "random init (seed 4)"

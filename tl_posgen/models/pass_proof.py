@@ -1,0 +1,117 @@
+"""Are the scores that this very pass used those of its queries and keys?
+
+The probe proves a layer's geometry on a few tokens; this proves it for every prompt that is measured, at its length and
+with whatever hooks are at work.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture import EditedCapture, LayerCapture, scores_from
+from tl_posgen.models.proof import tolerance, without_row_offsets
+from tl_posgen.models.sites import plain_scores
+
+ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
+
+
+def checked_rows(n: int) -> Int[Tensor, " row"]:
+    """The queries whose scores are compared: ROWS of them, evenly spread, the last among them."""
+    return torch.linspace(0, n - 1, min(n, ROWS)).round().long()
+
+
+def as_used(
+    capture: LayerCapture, attn_scores: Float[Tensor, "model_head query key"], dtype: torch.dtype
+) -> LayerCapture:
+    """The capture, or an `EditedCapture` where the pass used other scores than its q and k give.
+
+    Compared are up to 64 rows of every chosen head, max |recomputed - used| <= `tolerance` times the largest score
+    there, and which keys they see. ALiBi is compared up to a constant per row.
+
+    Args:
+        attn_scores: those of the pass, all heads of the layer, as hook_attn_scores carries them.
+        dtype: the model's.
+    """
+    rows = checked_rows(capture.length).to(capture.q.device)
+    heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
+    used = plain_scores(attn_scores[heads[:, None], rows], dtype)
+    q = capture.rotated_q[:, rows]
+    recomputed = scores_from(q, capture.rotated_k, capture.geometry, capture.heads, rows)
+    masked = (used == -torch.inf) != (recomputed == -torch.inf)
+    seen = (used != -torch.inf) & (recomputed != -torch.inf)
+    if capture.geometry.alibi_slopes is not None:
+        used = without_row_offsets(used, q, capture.rotated_k, capture.geometry.scale, rows)
+    error = (recomputed - used).abs().masked_fill(~seen, 0)
+    largest = float(recomputed.masked_fill(~seen, 0).abs().max())
+    if not masked.any() and float(error.max()) <= tolerance(dtype) * largest:
+        return capture
+    head, row, _ = worst(masked.float() if masked.any() else error.nan_to_num(torch.inf))
+    place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])}"
+    if masked.any():
+        differs = "sees other keys than its mask gives"
+    else:
+        differs = (
+            f"has scores that its q and k do not give: off by {float(error[head, row].max()):.2g} of {largest:.2g}"
+        )
+    why = (
+        f"{place} {differs}. Likely cause: a hook that edits scores, or the queries or keys after their hooks; "
+        f"buffers or "
+        "functions of attention changed after the model was probed (tl_posgen.check(model) probes it again); or a "
+        f"geometry that changes at a length below {capture.length} tokens."
+    )
+    whole = plain_scores(attn_scores[heads], dtype)
+    if capture.geometry.alibi_slopes is not None:
+        whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, capture.geometry.scale)
+    return EditedCapture(capture, whole, why, bool(masked.any()))
+
+
+def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
+    return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
+
+
+def is_softmax(
+    scores: Float[Tensor, "head row key"], pattern: Float[Tensor, "head row key"], dtype: torch.dtype
+) -> bool:
+    """Whether a pattern is the softmax of these scores, up to what attention sinks take of each row."""
+    expected = scores.softmax(-1)
+    there = expected > 1e-3 * expected.amax(-1, keepdim=True)
+    ratio = pattern.float() / expected
+    spread = ratio.masked_fill(~there, -torch.inf).amax(-1) - ratio.masked_fill(~there, torch.inf).amin(-1)
+    return float(spread.max()) <= max(1e-3, 8 * torch.finfo(dtype).eps)
+
+
+def require_softmax(
+    layer: int, scores: Float[Tensor, "head row key"], pattern: Float[Tensor, "head row key"], dtype: torch.dtype
+) -> None:
+    """Refuse a pattern that is not the softmax of the scores which were captured."""
+    if not is_softmax(scores, pattern, dtype):
+        raise InputError(
+            f"layer {layer}: its pattern is not the softmax of the scores that were captured, so another hook edits "
+            f"one "
+            "of them; let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`, "
+            "which "
+            "sees what the pass ends up with whatever the order"
+        )
+
+
+def as_cached(
+    capture: LayerCapture,
+    attn_scores: Float[Tensor, "model_head query key"] | None,
+    pattern: Float[Tensor, "model_head query key"] | None,
+    dtype: torch.dtype,
+) -> LayerCapture:
+    """`as_used` by what a cache holds: its scores, else its pattern, else nothing to compare with."""
+    if attn_scores is not None:
+        return as_used(capture, attn_scores, dtype)
+    if pattern is None:
+        return capture
+    rows = checked_rows(capture.length).to(capture.q.device)
+    scores = scores_from(capture.rotated_q[:, rows], capture.rotated_k, capture.geometry, capture.heads, rows)
+    if is_softmax(scores, pattern[list(capture.heads)][:, rows], dtype):
+        return capture
+    why = (
+        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
+        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
+    )
+    return EditedCapture(capture, None, why, masked=False)
