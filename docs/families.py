@@ -1,17 +1,18 @@
 """Every decoder that the installed transformers knows, as a tiny random model: are captured scores those it uses?
 
-    python docs/families.py                          # all, into docs/families.json, under the installed TransformerLens
-    python docs/families.py llama gemma2 --show      # some, printed, nothing written
+    python docs/families.py                     # all, into docs/families.json, of the installed TransformerLens
+    python docs/families.py llama gemma2 --show # some, printed, nothing written
 
 The truth is every softmax over keys that the plain Hugging Face model computes with eager attention: its input, layer by
 layer. A model is "right" where the captured scores and mask equal it in every layer, "refused" where this package says
-that it cannot be analysed and why, "wrong" where numbers differ, "crash" on any other error. Architectures that transformers
-cannot build small, or that have no such softmax, are "not built".
+that it cannot be analysed and why, "wrong" where numbers differ, "crash" on any other error. Architectures that
+transformers cannot build small, or that have no such softmax, are "not built".
 """
 
 import argparse
 import json
 import multiprocessing
+import resource
 import sys
 import tempfile
 import traceback
@@ -28,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 WRITTEN = Path(__file__).with_name("families.json")
 LENGTH = 60  # beyond the probe's 48 tokens, and every window below
-SECONDS = 240  # for one architecture
+SECONDS = 60  # for one architecture
+MEMORY = 6 * 2**30  # of one process: what is larger could not be reduced
+MASKED = -9_000  # the first GPT masks with -10,000, all others with the most negative number of a dtype
 OUTCOMES = ("right", "refused", "wrong", "crash", "not built")
 
 SMALL = {
@@ -40,7 +43,8 @@ SMALL = {
     "encoder_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "d_kv": 8,
     "max_position_embeddings": 128, "n_positions": 128, "max_seq_len": 128, "n_ctx": 128, "decoder_ffn_dim": 48,
     "encoder_ffn_dim": 48, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "num_experts_per_token": 2, "moe_num_experts": 4, "moe_k": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "num_experts_per_token": 2, "top_k": 2, "moe_topk": 2, "moe_num_experts": 4, "moe_k": 2, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 8, "word_embed_proj_dim": 32, "d_ff": 48, "rotary_dim": 4, "num_codebooks": 1,
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 62, "num_kv_shared_layers": 0,
@@ -57,7 +61,7 @@ UNUSUAL = {
 
 
 class SoftmaxInputs(TorchDispatchMode):
-    """Keeps the input of every softmax over keys: [batch, head, query, key] with as many keys as queries, or one more."""
+    """Keeps the input of every softmax over keys: [batch, head, query, key], as many keys as queries or one more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +94,8 @@ def configs(model_type: str) -> Iterator[tuple[str, Any]]:
     small = {name: SMALL[name] for name in SMALL if name in known}
     if "num_key_value_heads" in known and plain.num_key_value_heads == getattr(plain, "num_attention_heads", None):
         small["num_key_value_heads"] = 4
+    if "kv_lora_rank" in known:  # latent attention has as many keys as queries
+        small["num_key_value_heads"] = 4
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None, "use_cache": False}
     yield "default", build_config(model_type, {**small, **ids})
     changed = {
@@ -106,7 +112,9 @@ def build_config(model_type: str, options: dict[str, Any]) -> Any:
     config = AutoConfig.for_model(model_type, **options)
     types = getattr(config, "layer_types", None)
     if types is not None and len(types) != config.num_hidden_layers:
-        config = AutoConfig.for_model(model_type, **options, layer_types=list(types)[: config.num_hidden_layers])
+        kinds = list(dict.fromkeys(types))  # one layer of every kind, as far as there are layers
+        layers = [*kinds, *types][: config.num_hidden_layers]
+        config = AutoConfig.for_model(model_type, **options, layer_types=layers)
     return config
 
 
@@ -138,6 +146,8 @@ def outcome_of(model_type: str, variant: str, config: Any, backend: str) -> tupl
         try:
             loaded = load_model(directory, backend)
             run_capture(loaded, tokens, lambda one: captures.update({one.layer: one}), {"attn_scores"})
+        except MemoryError as error:
+            return "not built", one_line(error)
         except PosgenError as refusal:
             return "refused", one_line(refusal).replace(f"{directory}: ", "").replace(directory, "")
         except Exception as error:
@@ -152,7 +162,7 @@ def difference(capture: Any, actual: torch.Tensor, shifted: bool) -> float:
     """max |captured - used| of the largest, up to a shift of each row where ALiBi is; inf where another key is seen."""
     found = capture.scores().float()
     visible = found != -torch.inf
-    if not torch.equal(visible, actual > torch.finfo(torch.float16).min):
+    if not torch.equal(visible, actual > MASKED):
         return float("inf")
     if shifted or capture.geometry.encoding == "alibi":
         found, actual = (x - x.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True) for x in (found, actual))
@@ -176,9 +186,10 @@ def backends() -> list[str]:
 
 
 def measure(model_type: str, found: Any) -> None:
-    """All outcomes of one architecture, put into a queue: run in a process of its own, as some of them crash or hang."""
+    """All outcomes of one architecture, put into a queue: run in a process of its own, as some crash or hang."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     rows = []
     try:
         for variant, config in configs(model_type):
@@ -195,6 +206,7 @@ def measure(model_type: str, found: Any) -> None:
 def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
     import queue
 
+    import transformers
     from tqdm.auto import tqdm
 
     import tl_posgen.models  # noqa: F401  the children inherit it
@@ -202,6 +214,7 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
 
     context = multiprocessing.get_context("fork")
     everything = {}
+    transformers.utils.logging.disable_progress_bar()
     for name in tqdm(names, unit="architecture"):
         found = context.Queue()
         child = context.Process(target=measure, args=(name, found))
@@ -210,7 +223,7 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
             everything[name] = found.get(timeout=SECONDS)
         except queue.Empty:
             why = f"no result within {SECONDS} s" if child.is_alive() else f"the process ended ({child.exitcode})"
-            everything[name] = [{"variant": "default", "backend": "", "outcome": "crash", "reason": why}]
+            everything[name] = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
         child.kill()
         child.join()
     return everything

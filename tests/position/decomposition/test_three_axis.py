@@ -9,9 +9,10 @@ import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import three_axis
-from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture
 from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
 
+QUICK = {"null_seeds": (), "progress": False}
 SHARES = [f"share_{name}" for name in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
 
 
@@ -161,3 +162,33 @@ def test_reference_values_of_stories260k(shared):
     np.testing.assert_allclose(layers, [0.899, 0.933, 0.918, 0.934, 0.899], atol=0.001)
     shares = [measured[share] for share in SHARES]
     np.testing.assert_allclose(shares, [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018], atol=6e-4)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_fit_of_as_many_parameters_as_pairs_says_nothing(mini, n):
+    report = tl_posgen.analyze(mini, torch.arange(5, 5 + n)[None], measures="three_axis", **QUICK)
+    assert report["three_axis"].dataset["r"].isnull().all()
+    assert report.findings() == [
+        f"Whether scores are position + query + key cannot be said: prompts of {n} tokens have as many parameters as "
+        "pairs; give 4 tokens at least, better 100."
+    ]
+
+
+def test_four_tokens_say_nothing_without_the_first_or_the_diagonal(mini):
+    tokens = torch.arange(5, 9)[None]
+    data = tl_posgen.analyze(mini, tokens, measures="three_axis", **QUICK)["three_axis"].dataset
+    assert data["r"].notnull().all()
+    assert data["r_without_first_token"].isnull().all()
+    off = tl_posgen.analyze(mini, tokens, measures=[ThreeAxis(diagonal=False)], **QUICK)["three_axis"].dataset
+    assert off["r"].isnull().all()
+
+
+def test_scores_that_rounding_made_say_nothing():
+    model = tl_posgen.load_model("mini")
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.W_Q.mul_(1e-40)
+    report = tl_posgen.analyze(model, torch.arange(5, 45)[None], **QUICK)
+    assert report["three_axis"].dataset["r"].isnull().all()
+    assert "the scores of every head are constant" in report.findings()[0]
+    assert "attention_examples" in report  # and nothing was lost

@@ -83,6 +83,11 @@ class CausalPairs:
         return self.size if self.width == 1 else self.width + 2 * self.size - 3
 
     @property
+    def saturated(self) -> bool:
+        """Whether there are as many parameters as pairs, so that any scores are fitted exactly: 3 tokens or fewer."""
+        return self.rank >= self.n_pairs
+
+    @property
     def iid_r(self) -> float:
         """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): the r that iid Gaussian scores reach by chance."""
         return _root_share(self.rank - 1, self.n_pairs - 1)

@@ -48,8 +48,12 @@ class PairMoments:
         return self.within_rows + between.sum(-1)
 
     def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
-        """Whether a sum of squares of these scores, `tss` or `within_rows`, is no more than rounding leaves."""
-        return squares <= ROUNDING * (self.tss + self.pairs.n_pairs * self.mean.square())
+        """Whether a sum of squares of these scores, `tss` or `within_rows`, is no more than rounding leaves.
+
+        Also where scores vary by less than float32 can tell from zero: of such there are none but rounded ones.
+        """
+        rounded = ROUNDING * (self.tss + self.pairs.n_pairs * self.mean.square())
+        return squares <= rounded + self.pairs.n_pairs * torch.finfo(torch.float32).tiny ** 2
 
 
 def pair_moments(

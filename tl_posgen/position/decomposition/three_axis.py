@@ -65,9 +65,15 @@ class ThreeAxis(Options):
 class ThreeAxisCollector(Collector):
     options: ThreeAxis
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._too_short: set[int] = set()
+
     def update(self, layer: LayerCapture) -> None:
         usual = self.options == ThreeAxis()
         full, rest = layer.once(fit_capture) if usual else fit_capture(layer, **vars(self.options))
+        if full.pairs.saturated:
+            self._too_short.add(layer.length)
         self.add(layer, r=full.r, r_within_rows=full.r_within_rows, tss=full.tss, a=full.a, b=full.b, c=full.c)
         self.add(layer, n_distance=full.n_distance.expand_as(full.a), iid_r=torch.full_like(full.r, full.pairs.iid_r))
         unknown = torch.full_like(full.r, torch.nan)
@@ -96,7 +102,13 @@ class ThreeAxisCollector(Collector):
             "n_distance": rows.array("n_distance", "distance").sum("prompt").max("head"),
         }
         data |= {name: rows.array(name, dim).mean("prompt") for name, dim in CURVES.items()}
-        return xr.Dataset(data).assign_attrs(gauge=self.options.gauge)
+        return xr.Dataset(data).assign_attrs(gauge=self.options.gauge, not_defined=self._why_not_defined(r))
+
+    def _why_not_defined(self, r: xr.DataArray) -> str:
+        if self._too_short:
+            lengths = ", ".join(map(str, sorted(self._too_short)))
+            return f"prompts of {lengths} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
+        return "the scores of every head are constant" if bool(r.isnull().all()) else ""
 
 
 def fit_capture(
@@ -130,12 +142,15 @@ def summarise(data: xr.Dataset) -> Summary:
     names = ("r", "r_without_first_token", "r_within_rows", "r_within_rows_without_first_token")
     return {
         "n_heads": int(data["r"].notnull().sum()),
+        "not_defined": data.attrs.get("not_defined", ""),
         **means(data, *names, "iid_r", "r_pooled", "r_pooled_without_first_token"),
         **extremes(data, "r_within_rows"),
     }
 
 
 def findings(own: Summary, null: Any) -> list[str]:
+    if not own["n_heads"]:
+        return [f"Whether scores are position + query + key cannot be said: {own['not_defined']}."]
     return [
         f"Scores correlate with position + query + key at r = {beside(own, null, 'r')}, mean over {own['n_heads']} "
         f"heads; without the first token {beside(own, null, 'r_without_first_token')}.",
