@@ -176,6 +176,12 @@ def in_words(kind: Any) -> str:
     return NAMES.get(kind, str(getattr(kind, "__name__", kind)))
 
 
+def require_name(name: Any, what: str) -> None:
+    """Refuse a name that files and pages cannot use, as that of a group or an anchor."""
+    if not isinstance(name, str) or not name.isidentifier() or name == "null":
+        raise InputError(f"{what} {name!r}: its name must be letters, digits and underscores, and not null")
+
+
 @dataclass(frozen=True)
 class TokenView:
     """What circuitsvis shows of a measure.
@@ -244,8 +250,7 @@ class Measure:
     check_prompts: Callable[[Any, Sequence[Tensor]], None] = lambda options, tokens: None
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name == "null":
-            raise InputError(f"measure {self.name!r}: its name must be letters, digits and underscores")
+        require_name(self.name, "measure")
         if self.options is not None:
             taken = vars(self.options).get("measure")
             if taken is not None and taken.name != self.name:

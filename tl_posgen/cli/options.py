@@ -50,9 +50,9 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.result import prepare_directory
+        from tl_posgen.files import require_writable
 
-        prepare_directory(self.out)
+        require_writable(self.out)
 
     def load(self, backend: str | None = None) -> tuple[Any, str]:
         """The model and the text; every mistake in them is said before any work."""
