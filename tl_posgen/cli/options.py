@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, OutputError
 
 app = typer.Typer(
     help="How does a language model's attention use position?",
@@ -69,13 +70,34 @@ class Setup:
 
         self.present(analyze(model, words, measures=list(measures), skip_unsupported=True, **cut))
 
-    def present(self, found: Any) -> None:
-        """The tables on the terminal, the null's below them, and the page in `out`, of a report or one result."""
+    def present(self, found: Any, show: Callable[[Any], None] | None = None) -> None:
+        """The page of a report or one result in `out`, and its tables on the terminal: those of `show`, or all.
+
+        What was measured is saved before the page is made, and shown where it cannot be written.
+        """
+        from tl_posgen.files import write_together
         from tl_posgen.report.terminal import print_measures
-        from tl_posgen.result import Report
+        from tl_posgen.result import Report, results_bytes
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
-        print_measures(report, report.write(self.out))
+        show = show or print_measures
+        try:
+            write_together(self.out, {"results.nc": results_bytes(report, report.provenance)})
+            page = self.page(report)
+        except OutputError:
+            with suppress(Exception):  # what broke the page may break the tables
+                show(report)
+            raise
+        show(report)
+        print(f"\nReport: {page}")
+
+    def page(self, report: Any) -> Path:
+        """The page of a report whose results are saved."""
+        try:
+            return report.write(self.out)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise OutputError(f"no page could be made ({reason}); {self.out / 'results.nc'} is measured") from error
 
 
 def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
