@@ -38,6 +38,8 @@ class Checkpoints:
         tokenizer: str | os.PathLike | None = None,
         backend: BackendChoice | str = "auto",
     ):
+        if isinstance(checkpoints, str | os.PathLike):
+            raise InputError(f"checkpoints={str(checkpoints)!r}: give a list of them, in order of training")
         if not checkpoints:
             raise InputError("checkpoints: give one at least, in order of training")
         self.names = [Path(checkpoint).name for checkpoint in checkpoints]
