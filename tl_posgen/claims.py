@@ -18,6 +18,7 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.files import require_writable, write_together
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models import open_model
+from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import without_context_limit
 from tl_posgen.models.provenance import fingerprint, model_label
 from tl_posgen.models.wrapped import wrap
@@ -77,6 +78,8 @@ def judge_claims(
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
+    if checkpoints:
+        Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model = open_model(model)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}

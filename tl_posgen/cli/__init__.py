@@ -26,8 +26,8 @@ def main() -> None:
         from tl_posgen.cli.commands import app
 
         app()
-    except PosgenError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (PosgenError, OSError) as error:  # OSError: what the system says of a path
+        print("error:", *str(error).splitlines(), file=sys.stderr)
         sys.exit(2)
     except Stopped as error:
         print(f"\nstopped by {error.name}", file=sys.stderr)

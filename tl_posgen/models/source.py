@@ -30,6 +30,8 @@ def find_source(name: str | os.PathLike, revision: str | None = None) -> Source:
     """
     words = os.fspath(name)
     local = Path(words).expanduser()
+    if not words.strip() or "\0" in words or max(map(len, local.parts), default=0) > 255:
+        raise ModelError(f"{words!r}: neither a directory nor a name of a model")
     if words == "mini":
         source = Source(words, MINI)
     elif local.is_dir():
