@@ -7,9 +7,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tl_posgen.claim import WIDTHS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import rows_of
-from tl_posgen.report.tables import MOST_HEADS, compact, means
+from tl_posgen.report.figures import model_label
+from tl_posgen.report.tables import MOST_HEADS, compact, head_means
 from tl_posgen.result import Report, Result
 
 MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
@@ -35,9 +37,9 @@ def print_report(report: Report) -> None:
     for row in rows.to_dict("records"):
         table.add_row(*cells(row | {"layer": int(row["layer"])}))
     table.add_section()
-    table.add_row(*cells({"layer": "mean", "head": ""} | means(frame)), style="bold")
+    table.add_row(*cells({"layer": "mean", "head": ""} | head_means(frame)), style="bold")
     if report.provenance.get("null_seeds"):
-        table.add_row(*cells({"layer": "null", "head": ""} | means(report.frame(null=True))), style="dim")
+        table.add_row(*cells({"layer": "null", "head": ""} | head_means(report.frame(null=True))), style="dim")
     console.print(table)
     for result in report.values():
         if all(result is not one for one in per_head):
@@ -70,10 +72,8 @@ def print_measures(report: Report) -> None:
 def print_result(console: Console, result: Result) -> None:
     """The short table of a result, with the null's below it; nothing where it has no numbers a row."""
     name = result.name.replace("_", " ")
-    sides = [(f"{name}: {result.dataset.attrs.get('model', 'model')}", False)]
-    sides += (
-        [(f"{name}: null, {result.null.attrs.get('model', 'random init')}", True)] if result.null is not None else []
-    )
+    sides = [(f"{name}: {model_label(result.dataset)}", False)]
+    sides += [] if result.null is None else [(f"{name}: null, {model_label(result.null)}", True)]
     for title, null in sides:
         table = compact(result, null=null)
         if set(table.columns) - set(rows_of(result.dataset)):
@@ -101,10 +101,10 @@ def print_known_measures() -> None:
 def print_claims(report: Report) -> None:
     """A row a claim: what the paper says, the verdict, the numbers, and the null's."""
     table = empty_table(f"claims on {report.provenance['model']}")
-    for name in ("claim", "says", "verdict", "measured", "null"):
+    for name in WIDTHS:
         table.add_column(name, overflow="fold")
     for row in report["claims"].frame().to_dict("records"):
-        table.add_row(*(str(row[str(column.header)]) for column in table.columns), end_section=True)
+        table.add_row(*(str(row[name]) for name in WIDTHS), end_section=True)
     Console(markup=False).print(table)
 
 
