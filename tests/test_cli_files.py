@@ -1,5 +1,6 @@
 """What the command line leaves on disk: whatever breaks or stops it, no half of a file and no measurement lost."""
 
+import io
 import os
 import signal
 import subprocess
@@ -60,6 +61,14 @@ def test_tables_that_cannot_be_printed_come_after_the_page(monkeypatch, tmp_path
     monkeypatch.setattr("tl_posgen.report.terminal.print_report", closed)
     run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
+
+
+def test_a_terminal_that_lacks_characters_shows_others(monkeypatch, tmp_path):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 0
+    terminal.flush()
+    assert b"? The mean-key split" in terminal.buffer.getvalue()
 
 
 @pytest.mark.parametrize("words", [("--model", "nowhere/at/all"), ("--length", "99999"), ("--layers", "9")])

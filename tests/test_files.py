@@ -178,3 +178,16 @@ def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
     done = subprocess.run([sys.executable, "-c", SAVING, place, how], capture_output=True, text=True)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["analyze", "claims"])
+def test_a_command_on_a_full_disk_ends_in_one_error(disk, command):
+    place = disk(32)
+    words = ["--papers", "coupling"] if command == "claims" else ["--measures", "three_axis"]
+    cut = ["--length", "128", "--prompts", "2", "--out", str(place / "report")]
+    command = [sys.executable, "-m", "tl_posgen.cli", command, *words, *cut]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(place.iterdir()) == []

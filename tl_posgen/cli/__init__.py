@@ -1,5 +1,6 @@
 """The command `tl-posgen`: parses words, calls the library, prints. No arithmetic here."""
 
+import io
 import signal
 import sys
 from typing import Any
@@ -21,6 +22,8 @@ def stop(number: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: what a user can mend is one line on stderr and exit code 2, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no "•"
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         from tl_posgen.cli.commands import app
