@@ -16,31 +16,26 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
         OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
     """
     path = Path(path)
-    with refused(path):
-        replace(path.parent, {path.name: data})
+    with refused(path), partial(path.parent) as beside:
+        require_replaceable(path)
+        write_through(beside / "new", data)
+        (beside / "new").replace(path)
     return path
 
 
 def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
     """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`."""
     directory = Path(directory)
-    with refused(directory), made(directory):
-        replace(directory, files)
-
-
-def replace(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write beside, then rename; what was there is put back where that does not come to its end."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".partial-") as partial:
-        new, old = Path(partial, "new"), Path(partial, "old")
+    with refused(directory), made(directory), partial(directory) as beside:
+        new, old = beside / "new", beside / "old"
         new.mkdir()
         old.mkdir()
         for name, data in files.items():
-            if (directory / name).exists() and not (directory / name).is_file():
-                raise FileExistsError(f"{directory / name} is there and is not a file")
+            require_replaceable(directory / name)
             write_through(new / name, data)
         try:
             for name in files:
-                if len(files) > 1 and (directory / name).exists():  # a single file is replaced in one step
+                if (directory / name).exists():
                     (directory / name).replace(old / name)
                 (new / name).replace(directory / name)
         except BaseException:
@@ -50,6 +45,18 @@ def replace(directory: Path, files: Mapping[str, bytes]) -> None:
                 elif not (new / name).exists():
                     (directory / name).unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def partial(directory: Path) -> Iterator[Path]:
+    """A directory for what is not yet whole, on the same disk."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".partial-") as beside:
+        yield Path(beside)
+
+
+def require_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is there and is not a file")
 
 
 def write_through(path: Path, data: bytes) -> None:
