@@ -193,6 +193,16 @@ REFUSED = {
     "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
     "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
     "a measure that does not exist": (["analyze", "--measures", "tea"], "tea"),
+    "a model without a name": (["analyze", "--model", ""], "--model ''"),
+    "a model with a name that is too long": (["analyze", "--model", "a" * 300], "a name of a model"),
+    "a model with a name of two lines": (["analyze", "--model", "two\nlines"], "neither a directory"),
+    "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
+    "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
+    "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
+    "a checkpoint for claims that does not exist": (
+        ["claims", "--checkpoints", "nowhere"],
+        "nowhere: not a checkpoint",
+    ),
 }
 
 
@@ -200,6 +210,35 @@ REFUSED = {
 def test_bad_words_get_one_line_that_names_them(refused, text, case):
     words, named = REFUSED[case]
     assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["text", "out"])
+def test_an_empty_path_is_refused(run, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run("analyze", f"--{option}", "", out=None)
+    assert (code, error) == (2, f"error: --{option} '': empty; give a path\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_the_system_refuses_is_one_line(refused_at_once):
+    assert "File name too long" in refused_at_once("--text", "a" * 300)
+
+
+RAGGED = {
+    "one row too long": "model,score\na,1\nb,2,3,4\n",
+    "every row too long": "model,score\na,1,2\nb,2,3\n",
+    "one row too short": "model,score\na\nb,2\n",
+    "an open quote": 'model,score\n"a,1\n',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_a_ragged_table_is_refused(refused, tmp_path, text, case):
+    (tmp_path / "table.csv").write_text(RAGGED[case])
+    error = refused("coupling-scores", tmp_path / "table.csv", *cut(text, 32, 2))
+    assert "table.csv" in error
+    assert error.strip().count("\n") == 0
 
 
 def test_a_text_too_short_for_four_times_the_length_is_refused(refused, text):

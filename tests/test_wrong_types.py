@@ -38,6 +38,9 @@ ANALYZE = {
     "a seed in words": ({"seed": "x"}, "seed"),
     "measures that are a number": ({"measures": 5}, "5"),
     "measures that are numbers": ({"measures": [5]}, "5"),
+    "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
+    "heads that can be read once": ({"heads": (head for head in [0])}, "heads=<generator.*give a list of integers"),
+    "layers that can be read once": ({"layers": iter([0])}, "give a list of integers"),
     "a class of options": ({"measures": [tl_posgen.Options]}, "Options"),
 }
 

@@ -15,14 +15,16 @@ from tl_posgen.analysis import analyze
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.files import require_writable, write_together
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models import open_model
+from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import without_context_limit
 from tl_posgen.models.provenance import fingerprint, model_label
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits
 from tl_posgen.position.claims import CLAIMS as POSITION
-from tl_posgen.result import Report, Result, load, prepare_directory, save_results
+from tl_posgen.result import Report, Result, load, results_bytes
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.sweep.emergence import emergence
 
@@ -76,6 +78,8 @@ def judge_claims(
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
+    if checkpoints:
+        Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model = open_model(model)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
@@ -167,11 +171,12 @@ class Kept:
         path = self.directory / f"{name.replace(' ', '_')}.nc"
         if not path.is_file():
             results = dict(make())
-            save_results(results, path, next(iter(results.values())).provenance)
+            data = results_bytes(results, next(iter(results.values())).provenance)
+            write_together(self.directory, {path.name: data})
         return dict(load(path))
 
 
 def parts_directory(keep: str | Path, settings: Mapping[str, Any]) -> Path:
     """A directory of these settings' own, so that parts of another model or text are never taken up."""
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=int).encode()).hexdigest()[:12]
-    return prepare_directory(Path(keep) / f"parts-{digest}")
+    return require_writable(Path(keep) / f"parts-{digest}")

@@ -14,6 +14,7 @@ share = Measure(
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
@@ -176,6 +177,12 @@ def in_words(kind: Any) -> str:
     return NAMES.get(kind, str(getattr(kind, "__name__", kind)))
 
 
+def require_name(name: Any, what: str) -> None:
+    """Refuse a name that files and pages cannot use, as that of a group or an anchor."""
+    if not isinstance(name, str) or not name.isidentifier() or name == "null":
+        raise InputError(f"{what} {name!r}: its name must be letters, digits and underscores, and not null")
+
+
 @dataclass(frozen=True)
 class TokenView:
     """What circuitsvis shows of a measure.
@@ -244,8 +251,7 @@ class Measure:
     check_prompts: Callable[[Any, Sequence[Tensor]], None] = lambda options, tokens: None
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name == "null":
-            raise InputError(f"measure {self.name!r}: its name must be letters, digits and underscores")
+        require_name(self.name, "measure")
         if self.options is not None:
             taken = vars(self.options).get("measure")
             if taken is not None and taken.name != self.name:
@@ -340,20 +346,25 @@ class Request:
 
     def as_dict(self) -> dict[str, Any]:
         """The options, JSON-ready, for the provenance."""
-        return {} if self.options is None else {key: plain(value) for key, value in asdict(self.options).items()}
+        return {} if self.options is None else jsonable(asdict(self.options))
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: numbers, words, lists and mappings as they are, anything else in words."""
-    if isinstance(value, np.generic | Tensor | np.ndarray) and not np.ndim(value):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+def jsonable(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and infinity, which JSON lacks, become null, arrays lists, and others words.
+
+    Example:
+        >>> jsonable({"r": np.float32(0.5), "curve": np.array([1.0, np.nan]), 3: (True, None)})
+        {'r': 0.5, 'curve': [1.0, None], '3': [True, None]}
+    """
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, Sequence | np.ndarray | Tensor):
-        return [plain(one) for one in value] if len(value) <= 64 else f"{len(value)} values"
-    return str(value)
+        return {str(key): jsonable(one) for key, one in value.items()}
+    return [jsonable(one) for one in value] if isinstance(value, Sequence) else str(value)
 
 
 class NullSummary(Mapping[str, Any]):

@@ -109,7 +109,8 @@ def request_of(item: Any) -> Request:
             raise InputError(f"no measure {item!r}; known: {', '.join(names())}")
         item = measure
     if not isinstance(item, Measure):
-        raise InputError(f"{item!r} is no measure: give a name, a Measure or its options, such as ThreeAxis(ridge=1)")
+        kinds = "a name, a Measure or its options, such as ThreeAxis(ridge=1), or a list of them"
+        raise InputError(f"{item!r} is no measure: give {kinds}")
     return checked(Request(item, item.make_options()))
 
 

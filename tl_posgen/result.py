@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,11 +13,15 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen import registry
-from tl_posgen.errors import InputError, OutputError
-from tl_posgen.measure import Measure, NullSummary, Summary, rows_of
+from tl_posgen.errors import InputError
+from tl_posgen.files import write_together, write_whole
+from tl_posgen.measure import Measure, NullSummary, Summary, require_name, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
+from tl_posgen.netcdf import netcdf_bytes, read_netcdf, readable
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
+
+FORMAT = 1  # of saved files; raised when this version can no longer read them as they were
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Result:
     nulls: tuple[xr.Dataset, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     declared: Measure | None = None
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "result")
 
     @property
     def null(self) -> xr.Dataset | None:
@@ -176,6 +181,9 @@ class Report(Mapping[str, Result]):
 
     def __init__(self, results: Mapping[str, Result], provenance: Mapping[str, Any]):
         self.results = dict(results)
+        for name, result in self.results.items():
+            if name != result.name:
+                raise InputError(f"report: {result.name} is given under the name {name!r}; a result keeps its own")
         self.provenance = dict(provenance)
 
     def __getitem__(self, name: str) -> Result:
@@ -227,59 +235,31 @@ class Report(Mapping[str, Result]):
 
     def write(self, directory: str | os.PathLike) -> Path:
         """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html."""
-        directory = prepare_directory(directory)
-        partial = Path(tempfile.mkdtemp(dir=directory, prefix=".partial-"))
-        try:
-            (partial / "index.html").write_text(self.html(), encoding="utf-8")
-            summary = json.dumps(self.summary(), indent=1, allow_nan=False)
-            (partial / "summary.json").write_text(summary + "\n", encoding="utf-8")
-            self.save(partial / "results.nc")
-            for finished in partial.iterdir():
-                finished.replace(directory / finished.name)
-        except OSError as error:
-            raise OutputError(f"{directory}: cannot write the report there ({error.strerror})") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        return directory / "index.html"
-
-
-def prepare_directory(directory: str | os.PathLike) -> Path:
-    """The directory, made if need be and proved writable; called before long work, so that its result is not lost."""
-    directory = Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"{directory}: cannot write there ({reason}); choose another --out") from error
-    return directory
+        summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
+        page = Path(directory) / "index.html"
+        data = results_bytes(self.results, self.provenance)
+        files = {page.name: self.html().encode(), "summary.json": summary.encode(), "results.nc": data}
+        write_together(directory, files)
+        return page
 
 
 def save_results(results: Mapping[str, Result], path: str | os.PathLike, provenance: Mapping[str, Any]) -> Path:
-    """Write results to one NetCDF4 file, a group each (and null/<seed number>/<name>), whole or not at all."""
-    path = Path(path)
-    try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot write there ({error.strerror}); choose another path") from error
-    try:
-        order = json.dumps(list(results))
-        groups = {"/": xr.Dataset(attrs={"provenance": json.dumps(dict(provenance)), "order": order})}
-        for name, result in results.items():
-            groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
-            groups |= {f"null/{number}/{name}": null for number, null in enumerate(result.nulls)}
-        for index, (group, dataset) in enumerate(groups.items()):
-            dataset.to_netcdf(partial, mode="a" if index else "w", group=group, engine="h5netcdf")
-        Path(partial).chmod(0o644)
-        try:
-            Path(partial).replace(path)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot write there ({error.strerror}); choose another path") from error
-    finally:
-        Path(partial).unlink(missing_ok=True)
-    return path
+    """Write results to one NetCDF4 file, whole or not at all; `load` reads it.
+
+    Raises:
+        OutputError: the place cannot be written, or the disk is full.
+    """
+    return write_whole(path, results_bytes(results, provenance))
+
+
+def results_bytes(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> bytes:
+    """Results as the bytes of one NetCDF4 file, a group each, and null/<seed number>/<name> for its random inits."""
+    attributes = {"format": FORMAT, "order": json.dumps(list(results)), "provenance": json.dumps(dict(provenance))}
+    groups = {"/": xr.Dataset(attrs=attributes)}
+    for name, result in results.items():
+        groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
+        groups |= {f"null/{number}/{name}": null for number, null in enumerate(result.nulls)}
+    return netcdf_bytes(groups)
 
 
 def load(path: str | os.PathLike) -> Report:
@@ -289,27 +269,23 @@ def load(path: str | os.PathLike) -> Report:
         path: the .nc file, or the directory that `write` made.
 
     Raises:
-        InputError: no such file, or not a results file.
+        InputError: no such file, one that is damaged or was changed, of another version, or not a results file.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r}: give the path of a .nc file that .save() wrote, or of its directory")
     path = Path(path)
-    path = path / "results.nc" if path.is_dir() else path
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
-    try:
-        tree = xr.open_datatree(path, engine="h5netcdf").load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"{path}: not a results file ({error}); give a .nc file that .save() wrote") from error
-    with tree:
-        if not {"order", "provenance"} <= set(tree.attrs):
-            raise InputError(f"{path}: not a results file of this version; give a .nc file that .save() wrote")
+    with readable(path):
+        path = path / "results.nc" if path.is_dir() else path
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
+        tree = read_netcdf(path)
+        if (version := tree.attrs["format"]) != FORMAT:
+            which = f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}"
+            raise InputError(f"{path}: {which}; install that version, or measure anew")
         results = {}
         for name in json.loads(tree.attrs["order"]):
-            if name not in tree.children:
-                raise InputError(f"{path}: the result {name!r} is missing from the file; it is damaged")
             dataset = tree[name].to_dataset()
-            provenance = json.loads(dataset.attrs.pop("provenance", "{}"))
+            provenance = json.loads(dataset.attrs.pop("provenance"))
             results[name] = Result(name, dataset, tuple(nulls_of(tree, name)), provenance)
         return Report(results, json.loads(tree.attrs["provenance"]))
 

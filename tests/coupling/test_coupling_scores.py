@@ -11,7 +11,7 @@ from declared import assert_declared
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import LABELS, correlated, findings
 from tl_posgen.errors import InputError
-from tl_posgen.report.tables import jsonable
+from tl_posgen.measure import jsonable
 from tl_posgen.result import load
 from tl_posgen.stats.partial_correlation import correlation
 

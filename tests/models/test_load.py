@@ -141,13 +141,111 @@ def test_a_truncated_file_is_refused(copied):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"model_type": "nonesuch"}, "config.json cannot be used"), ({"num_hidden_layers": 3}, "the weights lack")],
+    [
+        ({"model_type": "nonesuch"}, "config.json cannot be used"),
+        ({"num_hidden_layers": 3}, r"the weights lack model\.layers\.2"),
+        ({"num_hidden_layers": 1}, r"the weights hold model\.layers\.1.*, which the model does not have \(9 tensors\)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0; it must be a whole number, 1 or more"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers = -1; it must be"),
+        ({"num_hidden_layers": 1.5}, r"num_hidden_layers = 1\.5; it must be"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers = '2'; it must be"),
+        ({"num_hidden_layers": True}, "num_hidden_layers = True; it must be"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers, and the weights hold 21 tensors"),
+        ({"hidden_size": 0}, "hidden_size = 0"),
+        ({"hidden_size": 10**12}, r"the weights hold lm_head\.weight in another size \(21 tensors"),
+        ({"vocab_size": 10**11}, r"the weights hold lm_head\.weight in another size"),
+        ({"vocab_size": 2**70}, "transformers cannot load this model"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"head_dim": 0}, "head_dim = 0"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings = -5"),
+        ({"rope_theta": 0}, "rope_theta = 0; it must be a number above 0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}}, r"rope_parameters\.rope_theta = -10000\.0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta = nan"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta = inf"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor = 0; it must be"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan; it must be a number"),
+        ({"rms_norm_eps": -1.0}, "logits of random tokens are not finite"),
+    ],
 )
 def test_an_unusable_config_is_refused(copied, change, message):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message) as error:
         load_model(copied)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff\xfe", b'{"a":' * 5000, b'{"n_layer": NaN}', b'"llama"', b'{"model_type": 3}']
+)
+def test_a_config_that_is_none_is_refused(copied, content):
+    (copied / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json") as error:
+        load_model(copied)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sliding_window": 0}, "does not run on 24 random tokens"),
+        ({"sliding_window": -3}, "does not run on 24 random tokens"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; it must be a number above 0"),
+        ({"query_pre_attn_scalar": -4}, "query_pre_attn_scalar = -4; it must be a number above 0"),
+    ],
+)
+def test_a_config_whose_model_does_not_run_is_refused(family_directory, tmp_path, change, message):
+    directory = shutil.copytree(family_directory("gemma2"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        load_model(directory)
+
+
+def test_a_tensor_that_the_model_does_not_take_is_named(copied):
+    weights = load_file(copied / "model.safetensors")
+    weights["v_head.summary.weight"] = torch.zeros(1, 32)
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights hold v_head\.summary\.weight, which the model does not have"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("llama", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]),
+        ("gpt2", ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
+        ("neox", ["gpt_neox.layers.0.attention.bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"]),
+    ],
+)
+def test_buffers_that_older_versions_saved_are_passed_over(family_directory, family_model, tmp_path, family, names):
+    directory = shutil.copytree(family_directory(family), tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    weights |= {name: torch.ones(4) for name in names}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(directory)(TOKENS), family_model(family)(TOKENS))
+
+
+def test_more_weights_than_memory_holds_are_refused_with_their_number(copied, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
+    with pytest.raises(ModelError, match=r"billion weights need .* GB in torch\.float32, and this machine has 0 GB"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:9", "gpu", "", "mps:7"])
+def test_a_device_that_cannot_be_used_is_refused(family_directory, device):
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used") as error:
+        load_model(family_directory("llama"), device=device)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_a_dtype_that_is_not_floating_point_is_refused(family_directory, dtype):
+    with pytest.raises(InputError, match="give a floating-point one"):
+        load_model(family_directory("llama"), dtype=dtype)
 
 
 def test_a_broken_tokenizer_is_refused(copied):

@@ -96,7 +96,8 @@ def test_a_layer_without_positions_is_called_none(family_model):
 def test_latent_attention_is_refused(tmp_path):
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
     ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
-    config = with_sizes("DeepseekV3Config", SIZES, **sizes, **ranks, n_group=1, topk_group=1, num_key_value_heads=4)()
+    one_group = {"num_key_value_heads": SIZES["num_attention_heads"], "n_group": 1, "topk_group": 1}
+    config = with_sizes("DeepseekV3Config", SIZES, **sizes, **ranks, **one_group)()
     with pytest.raises(UnsupportedModelError, match="layer 0: multi-head latent attention"):
         geometry_of(load_model(save_config(config, tmp_path), "bridge"))
 

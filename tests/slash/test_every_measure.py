@@ -11,9 +11,9 @@ from declared import assert_declared
 import tl_posgen
 from tl_posgen.analysis import Feed
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.measure import jsonable
 from tl_posgen.models import geometry_of, run_capture
 from tl_posgen.registry import requested
-from tl_posgen.report.tables import jsonable
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
 
 MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")

@@ -1,16 +1,40 @@
 """The command `tl-posgen`: parses words, calls the library, prints. No arithmetic here."""
 
+import io
+import signal
 import sys
+from typing import Any
 
 from tl_posgen.errors import PosgenError
 
 
+class Stopped(SystemExit):
+    """Ctrl-C, or the system's wish that the process end: what is half written is removed on the way out."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)  # as shells say it
+        self.name = signal.Signals(number).name
+
+
+def stop(number: int, frame: Any) -> None:
+    raise Stopped(number)
+
+
 def main() -> None:
     """Entry point: what a user can mend is one line on stderr and exit code 2, never a traceback."""
-    from tl_posgen.cli.commands import app
-
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no "•"
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        from tl_posgen.cli.commands import app
+
         app()
-    except PosgenError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (PosgenError, OSError) as error:  # OSError: what the system says of a path
+        print("error:", *str(error).splitlines(), file=sys.stderr)
         sys.exit(2)
+    except Stopped as error:
+        print(f"\nstopped by {error.name}", file=sys.stderr)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -30,8 +30,7 @@ def analyze(
     from tl_posgen.analysis import analyze as run
     from tl_posgen.report.terminal import print_report
 
-    report = run(model, words, measures=names, **where, **cut)
-    print_report(report, report.write(setup.out))
+    setup.present(run(model, words, measures=names, **where, **cut), print_report)
 
 
 @app.command()
@@ -212,5 +211,5 @@ def claims(
     from tl_posgen.report.terminal import print_claims
 
     names = parse_names(papers) or []
-    report = judge_claims(model, words, papers=names, checkpoints=checkpoints or [], keep=setup.out, **cut)
-    print_claims(report, report.write(setup.out))
+    found = judge_claims(model, words, papers=names, checkpoints=checkpoints or [], keep=setup.out, **cut)
+    setup.present(found, print_claims)

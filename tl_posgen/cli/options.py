@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, OutputError
 
 app = typer.Typer(
     help="How does a language model's attention use position?",
@@ -23,21 +24,31 @@ class Setup:
     """Which model, on which text, against which null, written where."""
 
     model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, or a Hugging Face directory.")] = "mini"
-    text: Annotated[Path | None, typer.Option(help="A text file; the bundled book if left out.")] = None
+    text: Annotated[str | None, typer.Option(help="A text file; the bundled book if left out.")] = None
     length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
     prompts: Annotated[int, typer.Option(help="Number of consecutive prompts cut from the text.", min=1)] = 4
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
         "auto"
     )
-    seed: Annotated[int, typer.Option(help="Seed of random draws.")] = 0
-    null_seeds: Annotated[str, typer.Option(help="Seeds of the randomly initialised models, such as 0 or 0-2.")] = "0"
+    seed: Annotated[int, typer.Option(help="Seed of random draws.", min=0)] = 0
+    null_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
+    ] = None
     no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
-    out: Annotated[Path, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = Path("report")
+    out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
+
+    def __post_init__(self) -> None:
+        for option in ("model", "text", "out"):
+            if getattr(self, option) == "":
+                raise InputError(f"--{option} '': empty; give a {'name or ' if option == 'model' else ''}path")
+        if self.no_null and self.null_seeds is not None:
+            raise InputError("--no-null and --null-seeds contradict each other; give one of them")
 
     @property
     def cut(self) -> dict[str, Any]:
         """How the text is cut, of which seeds, and against which null: what every measure takes."""
-        null_seeds = [] if self.no_null else parse_indices(self.null_seeds, "--null-seeds")
+        null_seeds = [0] if self.null_seeds is None else parse_indices(self.null_seeds, "--null-seeds")
+        null_seeds = [] if self.no_null else null_seeds
         return {"length": self.length, "n_prompts": self.prompts, "seed": self.seed, "null_seeds": null_seeds}
 
     def words(self) -> str:
@@ -50,9 +61,9 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.result import prepare_directory
+        from tl_posgen.files import require_writable
 
-        prepare_directory(self.out)
+        require_writable(self.out)
 
     def load(self, backend: str | None = None) -> tuple[Any, str]:
         """The model and the text; every mistake in them is said before any work."""
@@ -69,13 +80,36 @@ class Setup:
 
         self.present(analyze(model, words, measures=list(measures), skip_unsupported=True, **cut))
 
-    def present(self, found: Any) -> None:
-        """The tables on the terminal, the null's below them, and the page in `out`, of a report or one result."""
+    def present(self, found: Any, show: Callable[[Any], None] | None = None) -> None:
+        """The page of a report or one result in `out`, and its tables on the terminal: those of `show`, or all.
+
+        What was measured is saved before the page is made, and shown where it cannot be written.
+        """
+        from tl_posgen.files import write_together
         from tl_posgen.report.terminal import print_measures
-        from tl_posgen.result import Report
+        from tl_posgen.result import Report, results_bytes
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
-        print_measures(report, report.write(self.out))
+        show = show or print_measures
+        try:
+            write_together(self.out, {"results.nc": results_bytes(report, report.provenance)})
+            page = self.page(report)
+        except OutputError:
+            with suppress(Exception):  # what broke the page may break the tables
+                show(report)
+            raise
+        show(report)
+        print(f"\nReport: {page}")
+
+    def page(self, report: Any) -> Path:
+        """The page of a report whose results are saved."""
+        try:
+            return report.write(self.out)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise OutputError(
+                f"no page could be made ({reason}); {Path(self.out, 'results.nc')} is measured"
+            ) from error
 
 
 def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -113,18 +147,22 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
     return register
 
 
+MOST_INDICES = 100_000
+
+
 def parse_indices(words: str | None, option: str) -> list[int] | None:
     """'0,2-4' -> [0, 2, 3, 4]."""
     if words is None:
         return None
     try:
         spans = [[int(end) for end in part.split("-")] for part in words.split(",")]
-        indices = sorted({index for span in spans for index in range(span[0], span[-1] + 1)})
-        if not indices or any(len(span) > 2 or span[0] > span[-1] for span in spans):
-            raise ValueError
     except ValueError:
-        raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4") from None
-    return indices
+        spans = []
+    if not spans or any(len(span) > 2 or span[0] > span[-1] for span in spans):
+        raise InputError(f"{option} {words!r}: write indices and ranges such as 0,2-4")
+    if sum(span[-1] - span[0] for span in spans) > MOST_INDICES:
+        raise InputError(f"{option} {words!r}: more than {MOST_INDICES} indices; write a shorter range")
+    return sorted({index for span in spans for index in range(span[0], span[-1] + 1)})
 
 
 def parse_numbers(words: str, option: str) -> list[float]:

@@ -60,4 +60,6 @@ def read_csv(path: str | os.PathLike) -> pd.DataFrame:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
     except (ValueError, OSError) as error:
         raise InputError(f"{path}: not a CSV table ({str(error).strip()})") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes what stands in front of the named columns for it
+        raise InputError(f"{path}: rows have more cells than there are columns; name every column")
     return pd.DataFrame(table[(table != "").any(axis=1)])

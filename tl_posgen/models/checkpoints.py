@@ -28,7 +28,7 @@ class Checkpoints:
         label: the model's name, where its checkpoints lie in <name>/ or <name>/checkpoints/.
 
     Raises:
-        InputError: no checkpoints, or two of one name.
+        InputError: no checkpoints, two of one name, or a directory without weights.
     """
 
     def __init__(
@@ -38,11 +38,16 @@ class Checkpoints:
         tokenizer: str | os.PathLike | None = None,
         backend: BackendChoice | str = "auto",
     ):
+        if isinstance(checkpoints, str | os.PathLike):
+            raise InputError(f"checkpoints={str(checkpoints)!r}: give a list of them, in order of training")
         if not checkpoints:
             raise InputError("checkpoints: give one at least, in order of training")
         self.names = [Path(checkpoint).name for checkpoint in checkpoints]
         if len(set(self.names)) < len(self.names):
             raise InputError(f"checkpoints: two have one name: {', '.join(self.names)}")
+        if model is None:
+            for checkpoint in checkpoints:
+                require_weights(Path(checkpoint).expanduser())
         self.steps = steps_of(self.names)
         directory = Path(checkpoints[-1]).resolve().parent
         self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
@@ -62,13 +67,17 @@ class Checkpoints:
 def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, backend: BackendChoice | str) -> Model:
     """A checkpoint that may lack a tokenizer of its own."""
     path, words = Path(directory).expanduser(), MINI if str(tokenizer) == "mini" else Path(tokenizer).expanduser()
-    if not path.is_dir() or not any(path.glob("*.safetensors")):
-        raise InputError(f"{path}: not a checkpoint; give directories that save_pretrained wrote (safetensors)")
+    require_weights(path)
     if not any(words.glob("tokenizer*")):
         raise InputError(f"{words}: no tokenizer there; give tokenizer=, the directory of the checkpoints' tokenizer")
     if path.resolve() == words.resolve():
         return load_model(path, backend)
     return load_source(Source(path.name, path), words, backend)
+
+
+def require_weights(directory: Path) -> None:
+    if not directory.is_dir() or not any(directory.glob("*.safetensors")):
+        raise InputError(f"{directory}: not a checkpoint; give directories that save_pretrained wrote (safetensors)")
 
 
 def steps_of(names: Sequence[str]) -> np.ndarray:

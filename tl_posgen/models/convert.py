@@ -1,19 +1,23 @@
 """A Hugging Face model, of a directory or with random weights, made the kind of object asked for, weights untouched."""
 
 import copy
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.model import Model
-from tl_posgen.models.source import first_line, read_config
+from tl_posgen.models.source import first_line
 
 
-def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
+def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:
     """A HookedTransformer with the same weights, none folded or centred; its logits are compared with the original's.
 
     Raises:
@@ -22,22 +26,22 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     """
     HookedTransformer, HookedTransformerConfig, conversions = hooked_parts()
     architecture = type(hf_model).__name__
-    settings = hooked_settings(hf_model.config, architecture)
     dtype = next(hf_model.parameters()).dtype
     try:
+        settings = hooked_settings(hf_model.config, architecture)
         cfg = HookedTransformerConfig(**settings, model_name=name, dtype=dtype, device=device)
         model = HookedTransformer(cfg, tokenizer=tokenizer)
         state = getattr(conversions, f"convert_{RECIPES[architecture][0]}_weights")(hf_model, cfg)
         model.load_and_process_state_dict(
             state, fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False
         )
-    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{name}: TransformerLens cannot make this {architecture} a HookedTransformer ({first_line(error)}); "
             "use backend='bridge'"
         ) from error
     model.eval()
-    require_same_logits(model, hf_model, name)
+    require_same_logits(model, tried, name)
     return model
 
 
@@ -54,13 +58,39 @@ def hooked_parts() -> tuple[Any, Any, Any]:
     return HookedTransformer, HookedTransformerConfig, weight_conversions
 
 
-def require_same_logits(model: Model, hf_model: Any, name: str) -> None:
+class Tried(NamedTuple):
+    """Random tokens, and what the Hugging Face model says to them."""
+
+    tokens: Int[Tensor, "1 pos"]
+    logits: Float[Tensor, "1 pos vocabulary"]
+
+
+def try_out(hf_model: Any, name: str) -> Tried:
+    """Run a few random tokens through the model.
+
+    Raises:
+        ModelError: it does not run, or its logits are not finite.
+    """
+    config = hf_model.config.get_text_config()
+    n = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
+    broken = "config.json or the weights are broken"
+    try:
+        with torch.no_grad():
+            logits: Tensor = hf_model(tokens.to(hf_model.device)).logits.cpu().float()
+    except Exception as error:
+        raise ModelError(f"{name}: does not run on {n} random tokens ({first_line(error)}); {broken}") from error
+    if not logits.isfinite().all():
+        raise ModelError(f"{name}: logits of random tokens are not finite; {broken}, or {hf_model.dtype} is too narrow")
+    return Tried(tokens, logits)
+
+
+def require_same_logits(model: Model, tried: Tried, name: str) -> None:
     """Refuse a conversion that changes the model: logits of a few random tokens, to 1e-3 of the largest in float32."""
-    n = min(24, model.cfg.n_ctx)
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
+    n = min(tried.tokens.shape[1], model.cfg.n_ctx)
+    original = tried.logits[:, :n]
     with torch.no_grad():
-        original: Tensor = hf_model(tokens.to(hf_model.device)).logits.cpu().float()
-        converted: Tensor = model(tokens.to(model.cfg.device)).cpu().float()
+        converted: Tensor = model(tried.tokens[:, :n].to(model.cfg.device)).cpu().float()
     allowed = max(1e-3, 32 * torch.finfo(model.cfg.dtype).eps) * float(original.abs().max())
     error = float((converted - original).abs().max())
     if not error <= allowed:
@@ -97,8 +127,12 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
 
 def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: str) -> Model:
     """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits."""
+    tried = try_out(hf_model, name)
     try:
-        model = (as_bridge if backend == "bridge" else as_hooked)(hf_model, tokenizer, name, device)
+        if backend == "bridge":
+            model = as_bridge(hf_model, tokenizer, name, device)
+        else:
+            model = as_hooked(hf_model, tokenizer, name, device, tried)
     except ModelError:
         if backend != "auto":
             raise
@@ -132,32 +166,68 @@ def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
         raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
 
 
-def load_hf_model(directory: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def load_hf_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The Hugging Face model of a directory, on the CPU, in evaluation mode, with eager attention.
 
     Raises:
-        ModelError: an unknown architecture, or weights that do not fill the model.
+        ModelError: an unknown architecture, weights that are not those of the model, or more than memory holds.
     """
+    planned, report = from_pretrained(directory, config, dtype, trust_remote_code, device_map="meta")
+    require_fitting(directory, report)
+    require_memory(directory, sum(weight.numel() for weight in planned.parameters()), dtype)
+    return from_pretrained(directory, config, dtype, trust_remote_code)[0].eval()
+
+
+def from_pretrained(
+    directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool, **more: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and which weights it has, lacks, and did not take."""
     from transformers import AutoModelForCausalLM
 
-    config = read_config(directory, trust_remote_code)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
-            config=config,
+            config=copy.deepcopy(config),
             dtype=dtype,
             attn_implementation="eager",
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **more,
         )
-    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        return loaded
+    except Exception as error:  # every architecture has its own
         raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error
-    model, report = loaded
-    if missing := sorted(report["missing_keys"]):
+
+
+# buffers that older versions of transformers saved and newer ones compute
+COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
+
+
+def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:
+    """Refuse weights that the model lacks, has in another size, or does not take."""
+    wrong = {
+        "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),
+        "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
+        "hold {}, which the model does not have ({} tensors)": sorted(
+            name for name in report["unexpected_keys"] if not COMPUTED.search(name)
+        ),
+    }
+    for words, names in wrong.items():
+        if names:
+            found = words.format(names[0], len(names))
+            raise ModelError(f"{directory}: the weights {found}; the checkpoint does not belong to config.json")
+
+
+def require_memory(directory: Path, n_weights: int, dtype: torch.dtype) -> None:
+    """Refuse a model that is larger than this machine's memory, where that is known."""
+    if not hasattr(os, "sysconf"):
+        return
+    needed, held = n_weights * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > held:
+        sizes = f"{n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}"
         raise ModelError(
-            f"{directory}: the weights lack {missing[0]} ({len(missing)} tensors are missing); "
-            "the checkpoint does not belong to config.json"
+            f"{directory}: {sizes}, and this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
         )
-    return model.eval()

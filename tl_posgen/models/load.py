@@ -8,10 +8,11 @@ import torch
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Origin
+from tl_posgen.models.config import read_config
 from tl_posgen.models.convert import build, hooked_parts, load_hf_model, load_tokenizer
 from tl_posgen.models.model import Model
 from tl_posgen.models.quiet import quiet
-from tl_posgen.models.source import Source, find_source, require_finite
+from tl_posgen.models.source import Source, find_source, first_line, require_finite, require_layers
 from tl_posgen.models.wrapped import wrap
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
@@ -43,9 +44,10 @@ def load_model(
         itself, so that model.to_tokens(text) are the tokens the model was trained on.
 
     Raises:
-        ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights.
+        ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights,
+            a config.json that no model can be made of or that belongs to other weights, more than memory holds.
         UnsupportedModelError: the architecture cannot be had with that backend.
-        InputError: an unknown backend.
+        InputError: an unknown backend, a device or dtype that nothing can be computed in.
 
     Example:
         >>> model = load_model("mini")
@@ -71,11 +73,15 @@ def load_source(
     trust_remote_code: bool = False,
 ) -> Model:
     """The model of a directory with the tokenizer of this or another one, its origin remembered."""
-    require_finite(source.directory)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"dtype={dtype!r}: give a floating-point one such as torch.float32")
+    device = usable("cuda" if device is None and torch.cuda.is_available() else "cpu" if device is None else device)
     with quiet():
+        config = read_config(source.directory, trust_remote_code)
+        require_finite(source.directory)
+        require_layers(source.directory, config)
         words = load_tokenizer(tokenizer, trust_remote_code)
-        hf_model = load_hf_model(source.directory, dtype, trust_remote_code)
+        hf_model = load_hf_model(source.directory, config, dtype, trust_remote_code)
         model = build(hf_model, words, source.name, device, backend)
     origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust_remote_code}
     wrapped = wrap(model)
@@ -83,6 +89,17 @@ def load_source(
     if reason := wrapped.difference():
         raise UnsupportedModelError(f"{source.name}: {reason}")
     return model
+
+
+def usable(device: str) -> str:
+    """The device; InputError where torch does not know it or cannot compute there."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # torch has several kinds for one mistake
+        raise InputError(
+            f"device {device!r} cannot be used ({first_line(error)}); give 'cpu', or leave it out"
+        ) from error
+    return device
 
 
 def open_model(model: Model | str | os.PathLike) -> Model:

@@ -2,7 +2,7 @@
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeAlias
 
 import pandas as pd
@@ -84,7 +84,8 @@ def _index(value: Any, n: int, kind: str, place: str = "") -> int:
 
 def _listed(values: Any, kind: str) -> list[Any]:
     values = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    # an iterator can be read once, and the choice is needed for each model
+    if isinstance(values, str | bytes | Mapping | Iterator) or not isinstance(values, Iterable):
         pairs = " or (layer, head) pairs" if kind == "head" else ""
         raise InputError(f"{kind}s={values!r}: give a list of integers{pairs}, such as {kind}s=[0, 1]")
     return list(values)

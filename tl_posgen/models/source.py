@@ -30,6 +30,8 @@ def find_source(name: str | os.PathLike, revision: str | None = None) -> Source:
     """
     words = os.fspath(name)
     local = Path(words).expanduser()
+    if not words.strip() or "\0" in words or max(map(len, local.parts), default=0) > 255:
+        raise ModelError(f"{words!r}: neither a directory nor a name of a model")
     if words == "mini":
         source = Source(words, MINI)
     elif local.is_dir():
@@ -99,15 +101,20 @@ def require_finite(directory: Path) -> None:
             raise ModelError(f"{path}: not a readable safetensors file ({error}); download it again") from error
 
 
-def read_config(directory: Path, trust_remote_code: bool) -> Any:
-    """The Hugging Face config of a directory, without the network."""
-    from transformers import AutoConfig
+def require_layers(directory: Path, config: Any) -> None:
+    """Refuse more layers than there are tensors, before so many are made."""
+    from safetensors import safe_open
 
-    try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{directory}: config.json cannot be used: {first_line(error)}") from error
+    n_layers, n_tensors = getattr(config.get_text_config(), "num_hidden_layers", 0), 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            n_tensors += len(file.keys())
+    if n_layers > n_tensors:
+        wrong = f"config.json says {n_layers} layers, and the weights hold {n_tensors} tensors"
+        raise ModelError(f"{directory}: {wrong}; they do not belong together")
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error says, in one line: the first, and what follows where that ends with a colon."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])

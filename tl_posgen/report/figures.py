@@ -150,7 +150,7 @@ def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     """A two-dimensional array as a heat map on the figure's colour scale; dims name the axes when hovering."""
     down, across = array.dims
     hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
-    x, y = (array[dim].values.astype(str) for dim in (across, down))
+    x, y = ([str(value) for value in array[dim].values] for dim in (across, down))
     return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 

@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from tl_posgen.report.circuits import split_script
 from tl_posgen.result import Result
 
+MOST_VALUES = 64  # of one list in the provenance
 MOST_FINDINGS = 12  # in the box at the top of a page
 
 
@@ -88,5 +89,6 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{name} ")
         else:
-            rows.append((f"{prefix}{name}", html.unescape(str(value))))
+            told = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
+            rows.append((f"{prefix}{name}", html.unescape(told)))
     return rows

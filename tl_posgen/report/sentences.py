@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import xarray as xr
 
 from tl_posgen.measure import NullSummary, Summary
@@ -67,9 +68,9 @@ def extremes(dataset: xr.Dataset, variable: str) -> dict[str, Any]:
     }
 
 
-def means(dataset: xr.Dataset, *names: str) -> dict[str, float]:
-    """The mean over everything of each variable, heads without a value left out."""
-    return {name: float(dataset[name].mean()) for name in names}
+def means(data: xr.Dataset | pd.DataFrame, *names: str) -> dict[str, float]:
+    """The mean over everything of each variable or column, heads without a value left out."""
+    return {name: float(data[name].mean()) for name in names}
 
 
 def at_head(reference: str | None, value: float, form: str = ".3f") -> str:

@@ -1,13 +1,12 @@
 """The tables of a report: one row per head with every headline, the means, and what goes into summary.json."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from tl_posgen.measure import rows_of
+from tl_posgen.measure import jsonable, rows_of
+from tl_posgen.report.sentences import means
 from tl_posgen.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row a layer
@@ -50,45 +49,27 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
     return frame.iloc[:, :most]
 
 
-def means(table: pd.DataFrame) -> dict[str, float | None]:
+def head_means(table: pd.DataFrame) -> dict[str, float]:
     """The mean of every measure over heads; a head without a value (constant scores) is left out."""
-    return {str(name): number(table[name].mean()) for name in table.columns if name not in ("layer", "head")}
+    return means(table, *(name for name in table.columns if name not in ("layer", "head")))
 
 
 def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """summary.json: the model, each head's headlines and their means, and the summary of every measure."""
     table = head_table(results)
-    heads = [{key: number(value) for key, value in row.items()} for row in table.to_dict("records")]
+    heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
     for row in heads:
         row |= {"layer": int(row["layer"] or 0), "head": int(row["head"] or 0)}
     summary = {name: provenance.get(name) for name in ("model", "backend", "length", "prompts", "versions")}
-    summary |= {"heads": heads, "mean": means(table), "null": None}
+    summary |= {"heads": heads, "mean": jsonable(head_means(table)), "null": None}
     null_table, seeds = head_table(results, null=True), provenance.get("null_seeds") or []
     if len(null_table):
-        summary["null"] = {"seed": seeds[0] if seeds else None, "mean": means(null_table)}
+        summary["null"] = {"seed": seeds[0] if seeds else None, "mean": jsonable(head_means(null_table))}
     summary["measures"] = {
         name: {
             "summary": jsonable(result.summary),
-            "null": [jsonable(one) for one in (result.null_summary.seeds if result.null_summary else [])],
+            "null": jsonable(result.null_summary.seeds if result.null_summary else []),
         }
         for name, result in results.items()
     }
     return summary
-
-
-def jsonable(value: Any) -> Any:
-    """A summary as JSON holds it: NaN and infinity, which JSON lacks, become null."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [jsonable(one) for one in value]
-    if isinstance(value, bool | str) or value is None:
-        return value
-    if isinstance(value, int | np.integer):
-        return int(value)
-    return number(value)
-
-
-def number(value: Any) -> float | None:
-    """A JSON number; NaN and infinity become null."""
-    return float(value) if math.isfinite(value) else None

@@ -1,6 +1,5 @@
-"""A report in the terminal: tables with the null's row, what was found in words, and where the page is."""
+"""A report in the terminal: tables with the null's row, and what was found in words."""
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -8,20 +7,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tl_posgen.claim import WIDTHS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import rows_of
-from tl_posgen.report.tables import MOST_HEADS, compact, means
+from tl_posgen.report.figures import model_label
+from tl_posgen.report.tables import MOST_HEADS, compact, head_means
 from tl_posgen.result import Report, Result
 
 MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
 
 
-def print_report(report: Report, page: Path) -> None:
+def print_report(report: Report) -> None:
     """One row a head for what has headlines (a row a layer for more than 64 heads), then the other measures' tables."""
     frame, console = report.frame(), Console(markup=False)
     per_head = [result for result in report.values() if headlines(result)]
     if len(frame.columns) > MOST_COLUMNS or not per_head:
-        print_measures(report, page)
+        print_measures(report)
         return
     per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
     rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
@@ -36,14 +37,14 @@ def print_report(report: Report, page: Path) -> None:
     for row in rows.to_dict("records"):
         table.add_row(*cells(row | {"layer": int(row["layer"])}))
     table.add_section()
-    table.add_row(*cells({"layer": "mean", "head": ""} | means(frame)), style="bold")
+    table.add_row(*cells({"layer": "mean", "head": ""} | head_means(frame)), style="bold")
     if report.provenance.get("null_seeds"):
-        table.add_row(*cells({"layer": "null", "head": ""} | means(report.frame(null=True))), style="dim")
+        table.add_row(*cells({"layer": "null", "head": ""} | head_means(report.frame(null=True))), style="dim")
     console.print(table)
     for result in report.values():
         if all(result is not one for one in per_head):
             print_result(console, result)
-    print_findings(console, report, page)
+    print_findings(console, report)
 
 
 def headlines(result: Result) -> bool:
@@ -60,21 +61,19 @@ def headings(report: Report) -> tuple[dict[str, str], str]:
     return short, "; ".join(f"{one.short}: {one.label}" for one in declared)
 
 
-def print_measures(report: Report, page: Path) -> None:
+def print_measures(report: Report) -> None:
     """One table a result, with the null's below it."""
     console = Console(markup=False)
     for result in report.values():
         print_result(console, result)
-    print_findings(console, report, page)
+    print_findings(console, report)
 
 
 def print_result(console: Console, result: Result) -> None:
     """The short table of a result, with the null's below it; nothing where it has no numbers a row."""
     name = result.name.replace("_", " ")
-    sides = [(f"{name}: {result.dataset.attrs.get('model', 'model')}", False)]
-    sides += (
-        [(f"{name}: null, {result.null.attrs.get('model', 'random init')}", True)] if result.null is not None else []
-    )
+    sides = [(f"{name}: {model_label(result.dataset)}", False)]
+    sides += [] if result.null is None else [(f"{name}: null, {model_label(result.null)}", True)]
     for title, null in sides:
         table = compact(result, null=null)
         if set(table.columns) - set(rows_of(result.dataset)):
@@ -99,16 +98,14 @@ def print_known_measures() -> None:
     Console(markup=False).print(table)
 
 
-def print_claims(report: Report, page: Path) -> None:
+def print_claims(report: Report) -> None:
     """A row a claim: what the paper says, the verdict, the numbers, and the null's."""
     table = empty_table(f"claims on {report.provenance['model']}")
-    for name in ("claim", "says", "verdict", "measured", "null"):
+    for name in WIDTHS:
         table.add_column(name, overflow="fold")
     for row in report["claims"].frame().to_dict("records"):
-        table.add_row(*(str(row[str(column.header)]) for column in table.columns), end_section=True)
-    console = Console(markup=False)
-    console.print(table)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+        table.add_row(*(str(row[name]) for name in WIDTHS), end_section=True)
+    Console(markup=False).print(table)
 
 
 def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
@@ -139,11 +136,10 @@ def fitting(cells: dict[str, list[str]], width: int) -> list[list[str]]:
     return groups
 
 
-def print_findings(console: Console, report: Report, page: Path) -> None:
-    """What was found in words, and where the page is: how every command ends."""
+def print_findings(console: Console, report: Report) -> None:
+    """What was found, in words."""
     for sentence in report.findings():
         console.print(f"• {sentence}", highlight=False)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def empty_table(title: str, caption: str | None = None) -> Table:

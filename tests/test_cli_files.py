@@ -1,0 +1,142 @@
+"""What the command line leaves on disk: whatever breaks or stops it, no half of a file and no measurement lost."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tl_posgen import load, registry
+from tl_posgen.cli import main
+from tl_posgen.errors import OutputError
+from tl_posgen.result import Report
+
+FILES = ["index.html", "results.nc", "summary.json"]
+SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["tl-posgen", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_a_page_that_cannot_be_made_loses_no_measurement(monkeypatch, tmp_path, capsys):
+    def findings(own, null):
+        raise KeyError("share")
+
+    monkeypatch.setitem(vars(registry.find("mean_key")), "findings", findings)
+    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
+    printed, error = capsys.readouterr()
+    last = error.strip().splitlines()[-1]
+    assert last.startswith("error: no page could be made (KeyError: 'share')")
+    assert str(tmp_path / "report" / "results.nc") in last
+    assert "Traceback" not in error
+    assert "mini" in printed  # its table
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["results.nc"]
+    monkeypatch.undo()
+    assert load(tmp_path / "report")["mean_key"].findings()
+
+
+def test_results_that_cannot_be_written_are_shown(monkeypatch, tmp_path, capsys):
+    def full(*_):
+        raise OutputError("report: cannot write there (No space left on device); choose another place")
+
+    monkeypatch.setattr("tl_posgen.files.write_together", full)
+    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
+    printed, error = capsys.readouterr()
+    assert "mini" in printed
+    assert error.strip().splitlines()[-1].startswith("error: report: cannot write there")
+    assert not (tmp_path / "report").exists()
+
+
+def test_tables_that_cannot_be_printed_come_after_the_page(monkeypatch, tmp_path):
+    def closed(report):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("tl_posgen.report.terminal.print_report", closed)
+    run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report")
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
+
+
+def test_a_terminal_that_lacks_characters_shows_others(monkeypatch, tmp_path):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 0
+    terminal.flush()
+    assert b"? The mean-key split" in terminal.buffer.getvalue()
+
+
+@pytest.mark.parametrize("words", [("--model", "nowhere/at/all"), ("--length", "99999"), ("--layers", "9")])
+def test_a_refused_run_leaves_no_directory(monkeypatch, tmp_path, words):
+    assert run(monkeypatch, "analyze", *words, "--out", tmp_path / "x" / "report") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A command that is sent a signal once its progress says this: exit code and last line."""
+
+    def called(number, shown, *words):
+        command = [sys.executable, "-m", "tl_posgen.cli", *words, "--out", str(tmp_path / "report")]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert process.stderr is not None
+        seen = b""
+        while shown.encode() not in seen:
+            more = os.read(process.stderr.fileno(), 4096)
+            assert more, seen.decode()
+            seen += more
+        process.send_signal(number)
+        _, rest = process.communicate(timeout=60)
+        assert b"Traceback" not in seen + rest
+        return process.returncode, rest.decode().strip().splitlines()[-1]
+
+    return called
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path, number):
+    ended = stopped(number, "1/60", "analyze", "--length", "256", "--prompts", "60")
+    assert ended == (CODES[number], f"stopped by {signal.Signals(number).name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_stopped_claims_keep_finished_parts(stopped, tmp_path, number):
+    """The measures that share a forward pass are done then, and one that runs the model itself is under way."""
+    words = ("claims", "--papers", "slash", "--length", "48", "--prompts", "2")
+    ended = stopped(number, "claims:", *words)
+    assert ended == (CODES[number], f"stopped by {signal.Signals(number).name}")
+    (parts,) = (tmp_path / "report").iterdir()
+    kept = list(parts.iterdir())
+    assert kept
+    assert all(isinstance(load(path), Report) for path in kept)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize("delay", range(20))
+def test_a_signal_at_any_time_leaves_whole_files(tmp_path, number, delay):
+    command = [sys.executable, "-m", "tl_posgen.cli", "analyze", *SHORT, "--out", str(tmp_path / "report")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    time.sleep(1 + 0.2 * delay)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode in (CODES[number], 0, -number)  # the last: at the very end, when Python ends
+    assert b"Traceback" not in error
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left in ([], ["results.nc"], FILES)
+
+
+def test_the_command_leaves_the_handlers_of_its_process_alone(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    run(monkeypatch, "--help")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

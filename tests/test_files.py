@@ -1,0 +1,214 @@
+"""Files are whole or not there: full disks, places that cannot be written, renames that fail, signals."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tl_posgen.errors import OutputError
+from tl_posgen.files import require_writable, write_together, write_whole
+
+OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
+NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
+
+
+def content(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_file_is_written_and_replaced(tmp_path):
+    path = write_whole(tmp_path / "a", b"old a")
+    write_whole(path, b"new a")
+    assert content(tmp_path) == {"a": b"new a"}
+
+
+def test_files_have_the_usual_permissions(tmp_path):
+    (tmp_path / "usual").touch()
+    path = write_whole(tmp_path / "a", b"")
+    assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize("there", [None, OLD, {"b": b"old b"}])
+def test_files_are_written_together(tmp_path, there):
+    if there:
+        write_together(tmp_path / "x" / "y", there)
+    write_together(tmp_path / "x" / "y", NEW)
+    assert content(tmp_path / "x" / "y") == NEW
+
+
+@pytest.mark.parametrize("there", [{}, OLD, {"b": b"old b"}])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("stop", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@pytest.mark.parametrize("fails", range(1, 7))
+def test_what_was_there_stays_when_a_rename_fails(tmp_path, monkeypatch, there, stop, fails, when):
+    """Whichever of the renames it is."""
+    (tmp_path / "x").mkdir()
+    for name, data in there.items():
+        (tmp_path / "x" / name).write_bytes(data)
+    renames, rename = [], Path.replace
+
+    def failing(path, target):
+        renames.append(path)
+        if len(renames) != fails or when == "after":
+            rename(path, target)
+        if len(renames) == fails:
+            raise stop
+
+    monkeypatch.setattr(Path, "replace", failing)
+    if fails > len(NEW) + len(there):
+        write_together(tmp_path / "x", NEW)
+        assert content(tmp_path / "x") == NEW
+        return
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        write_together(tmp_path / "x", NEW)
+    assert content(tmp_path / "x") == there
+
+
+@pytest.mark.parametrize("there", [b"old", None])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_file_is_the_old_or_the_new_one_when_stopped(tmp_path, monkeypatch, there, when):
+    if there:
+        (tmp_path / "a").write_bytes(there)
+    rename = Path.replace
+
+    def stopped(path, target):
+        if when == "after":
+            rename(path, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a", b"new")
+    expected = b"new" if when == "after" else there
+    assert content(tmp_path) == ({} if expected is None else {"a": expected})
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_directory_in_the_place_of_a_file_is_named_and_everything_stays(tmp_path, name):
+    write_together(tmp_path / "x", OLD)
+    (tmp_path / "x" / name).unlink()
+    (tmp_path / "x" / name / "inside").mkdir(parents=True)
+    with pytest.raises(OutputError, match=rf"{name} is there and is not a file"):
+        write_together(tmp_path / "x", NEW)
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == sorted(NEW)
+    assert (tmp_path / "x" / name / "inside").is_dir()
+
+
+@pytest.mark.parametrize("path", ["nowhere/a", "file/a", "", ".", "n" * 300, "zero\0byte", "/dev/null"])
+def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(OutputError, match="cannot write there") as error:
+        write_whole(path, b"new")
+    assert str(error.value).count("\n") == 0
+    assert content(tmp_path) == {"file": b"kept"}
+
+
+@pytest.mark.parametrize("directory", ["file/x", "n" * 300, "x/" + "n" * 300, "zero\0byte"])
+def test_a_directory_that_cannot_be_made_is_refused_and_leaves_none(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"kept")
+    for write in (require_writable, lambda place: write_together(place, NEW)):
+        with pytest.raises(OutputError, match="cannot write there"):
+            write(directory)
+        assert content(tmp_path) == {"file": b"kept"}
+
+
+def test_asking_whether_a_directory_can_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "there").mkdir()
+    require_writable(tmp_path / "there" / "x" / "y")
+    require_writable(tmp_path / "there")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_a_file_that_grows_too_large_leaves_nothing(tmp_path):
+    """A limit on the size of files, which any user has, in a process of its own."""
+    write_together(tmp_path / "x", OLD)
+    code = f"""
+import resource
+from tl_posgen.errors import OutputError
+from tl_posgen.files import write_together
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+for directory in ({str(tmp_path / "x")!r}, {str(tmp_path / "y" / "z")!r}):
+    try:
+        write_together(directory, dict(a=b"new", b=bytes(20_000)))
+    except OutputError as error:
+        assert "File too large" in str(error), error
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert content(tmp_path / "x") == OLD
+    assert not (tmp_path / "y").exists()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """size in kB -> an empty disk of that size."""
+    mounted = []
+
+    def mount(size):
+        place = tmp_path / f"disk{len(mounted)}"
+        place.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", place], capture_output=True)
+        if done.returncode:
+            pytest.skip("a disk of its own cannot be mounted here")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_one_error_and_what_was_there_stays(disk):
+    place = disk(64)
+    write_together(place / "x", OLD)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_together(place / "x", {"a": b"new", "b": bytes(100_000)})
+    assert content(place / "x") == OLD
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_together(place / "y" / "z", {"a": bytes(100_000)})
+    assert [path.name for path in place.iterdir()] == ["x"]
+
+
+SAVING = """
+import sys
+import numpy as np, xarray as xr
+from tl_posgen.errors import OutputError
+from tl_posgen.result import Report, Result
+data = xr.Dataset({"r": (("layer", "head"), np.random.rand(40, 200))}, {"layer": range(40), "head": range(200)})
+result = Result("someones_measure", data, (data,), {"model": "m", "null_seeds": [0]})
+try:
+    save = lambda place: result.save(place + "/r.nc")
+    write = lambda place: Report({result.name: result}, {}).write(place)
+    dict(save=save, write=write)[sys.argv[2]](sys.argv[1])
+except OutputError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("how", ["save", "write"])
+@pytest.mark.parametrize("size", [4, 32, 64])
+def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
+    """HDF5 that writes to the disk itself ends such a process with a segmentation fault."""
+    place = disk(size)
+    done = subprocess.run([sys.executable, "-c", SAVING, place, how], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["analyze", "claims"])
+def test_a_command_on_a_full_disk_ends_in_one_error(disk, command):
+    place = disk(32)
+    words = ["--papers", "coupling"] if command == "claims" else ["--measures", "three_axis"]
+    cut = ["--length", "128", "--prompts", "2", "--out", str(place / "report")]
+    command = [sys.executable, "-m", "tl_posgen.cli", command, *words, *cut]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(place.iterdir()) == []

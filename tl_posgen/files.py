@@ -1,0 +1,98 @@
+"""Files are written whole or not at all: what a failed run leaves is what was there before."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tl_posgen.errors import OutputError
+
+
+def write_whole(path: str | os.PathLike, data: bytes) -> Path:
+    """Write a file into a directory that is there.
+
+    Raises:
+        OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
+    """
+    path = Path(path)
+    with refused(path), partial(path.parent) as beside:
+        require_replaceable(path)
+        write_through(beside / "new", data)
+        (beside / "new").replace(path)
+    return path
+
+
+def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
+    """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`."""
+    directory = Path(directory)
+    with refused(directory), made(directory), partial(directory) as beside:
+        new, old = beside / "new", beside / "old"
+        new.mkdir()
+        old.mkdir()
+        for name, data in files.items():
+            require_replaceable(directory / name)
+            write_through(new / name, data)
+        try:
+            for name in files:
+                if (directory / name).exists():
+                    (directory / name).replace(old / name)
+                (new / name).replace(directory / name)
+        except BaseException:
+            for name in files:
+                if (old / name).exists():
+                    (old / name).replace(directory / name)
+                elif not (new / name).exists():
+                    (directory / name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def partial(directory: Path) -> Iterator[Path]:
+    """A directory for what is not yet whole, on the same disk."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".partial-") as beside:
+        yield Path(beside)
+
+
+def require_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is there and is not a file")
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Write a file as far as the disk itself: a full one may say so only then."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def require_writable(directory: str | os.PathLike) -> Path:
+    """The directory, once it is known that it can be made and written; called before long work, it leaves nothing."""
+    directory = Path(directory)
+    with refused(directory), made(directory), tempfile.TemporaryFile(dir=directory):
+        pass
+    return directory
+
+
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """The directory and its parents are there inside the block; after it those that were made and are empty are not."""
+    missing = [one for one in (directory, *directory.parents) if not one.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for one in missing:
+            with suppress(OSError):  # not empty, or not made
+                one.rmdir()
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Whatever the system says, as an OutputError that names the path."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in a path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"{path}: cannot write there ({reason}); choose another place") from error

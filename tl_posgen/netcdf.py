@@ -1,0 +1,76 @@
+"""NetCDF4 with a checksum: what is read is what was written, or it is refused before any of it is parsed."""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5netcdf
+import xarray as xr
+from xarray.backends import H5NetCDFStore
+
+from tl_posgen.errors import InputError, PosgenError
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
+TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
+
+
+def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
+    """A NetCDF4 file of these groups, made in memory, and below it the SHA-256 of its bytes, which HDF5 passes over.
+
+    Any program that reads NetCDF4 reads it: xarray.open_datatree(path), ncdump.
+    """
+    memory = io.BytesIO()  # HDF5 that cannot finish writing to a full disk takes the process down
+    with h5netcdf.File(memory, "w") as file:
+        for group, dataset in groups.items():
+            dataset.dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
+    digest = hashlib.sha256(memory.getvalue()).hexdigest()
+    memory.seek(0, io.SEEK_END)
+    memory.write(b"\ntl_posgen sha256 %s\n" % digest.encode())
+    return memory.getvalue()
+
+
+def read_netcdf(path: Path) -> xr.DataTree:
+    """The groups of a file of `netcdf_bytes`, loaded.
+
+    Raises:
+        InputError: the file is damaged, was changed, or is something else.
+    """
+    require_undamaged(path)
+    with xr.open_datatree(path, engine="h5netcdf") as tree:
+        return tree.load()
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever h5py, xarray, json or the system say inside the block, as an InputError that names the path."""
+    try:
+        yield
+    except PosgenError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: cannot be read ({reason}); give a .nc file that .save() wrote") from error
+
+
+def require_undamaged(path: Path) -> None:
+    """Refuse a file whose bytes are not those that were written."""
+    size, digest = path.stat().st_size - TRAILER_SIZE, hashlib.sha256()
+    with path.open("rb") as file:
+        if file.read(len(SIGNATURE)) != SIGNATURE:
+            raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
+        file.seek(max(size, 0))
+        trailer = TRAILER.fullmatch(file.read())
+        if trailer is None:
+            raise InputError(
+                f"{path}: ends without its checksum: cut short, changed, or saved before version 0.2; measure anew"
+            )
+        file.seek(0)
+        while part := file.read(min(size, 2**20)):
+            digest.update(part)
+            size -= len(part)
+    if digest.hexdigest().encode() != trailer[1]:
+        raise InputError(f"{path}: damaged, its checksum does not fit; copy it again, or measure anew")
