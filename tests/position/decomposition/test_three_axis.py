@@ -9,8 +9,9 @@ import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import three_axis
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.three_axis import fit_capture
-from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 
 SHARES = [f"share_{name}" for name in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
 
@@ -41,7 +42,7 @@ def test_every_measure_has_a_null_that_is_another_model(report, name):
 
 
 def test_means_over_prompts_are_those_of_dense_scores(single, capture):
-    fit = three_axis_from_scores(capture.scores())
+    fit = fit_three_axis(pair_moments_from_scores(capture.scores()))
     found = single["three_axis"].dataset.sel(layer=1)
     np.testing.assert_allclose(found["r"], fit.r, atol=1e-6)
     np.testing.assert_allclose(found["r_within_rows"], fit.r_within_rows, atol=1e-6)

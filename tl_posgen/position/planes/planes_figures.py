@@ -10,9 +10,9 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
+from tl_posgen.position.planes.plane_patterns import PARTS
 from tl_posgen.report.figures import SCALE, Panels, colour_axis, head_rows, heat, line, model_label, sides
 
-PARTS = ("position", "content", "interaction")
 RADII = ("concentration", "magnitude")
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 NEVER = 10  # a plane that never turns is drawn this many times beyond the longest wavelength

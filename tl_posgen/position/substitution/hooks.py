@@ -13,7 +13,8 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     Split,
@@ -22,11 +23,9 @@ from tl_posgen.position.substitution.splits import (
     attention_profile,
     below_quantile,
     check_share,
-    constant_scores,
     positional_profile,
     running_mean_key,
     split_scores,
-    three_axis_scores,
 )
 
 Part = Literal["both", "position", "content"]
@@ -196,14 +195,14 @@ def query_profile(capture: LayerCapture) -> DistanceDistribution:
 def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
     exact = capture.scores()
-    fit = three_axis_from_scores(exact, window=capture.geometry.window)
-    # where a window hides all pairs of a distance its a is NaN: those entries are never used
-    scores = three_axis_scores(fit.a.nan_to_num(), fit.b.nan_to_num(), fit.c.nan_to_num())
-    return scores.to(exact.dtype)
+    fit = fit_three_axis(pair_moments_from_scores(exact, window=capture.geometry.window))
+    return fit.fitted(capture.positions, capture.positions).nan_to_num().to(exact.dtype)
 
 
 def by_constant(capture: LayerCapture, gamma: int | float = 1.0) -> Float[Tensor, "head query key"]:
-    """S_ij = the mean of the head's scores up to its gamma quantile: with gamma 1 uniform attention. The control."""
+    """S_ij = the mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours."""
     exact = capture.scores()
     visible = capture.geometry.visible(exact.shape[1], exact.device)
-    return constant_scores(exact, below_quantile(exact, visible, gamma))
+    replaced = below_quantile(exact, visible, gamma)
+    total = exact.double().masked_fill(~replaced, 0).sum((1, 2), keepdim=True)
+    return (total / replaced.sum((1, 2), keepdim=True).clamp(min=1)).to(exact.dtype).expand_as(exact)

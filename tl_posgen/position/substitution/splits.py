@@ -159,23 +159,10 @@ def split_scores(
     return Split(scale * position, scale * content)
 
 
-def three_axis_scores(
-    a: Float[Tensor, "head distance"], b: Float[Tensor, "head query"], c: Float[Tensor, "head key"]
-) -> Float[Tensor, "head query key"]:
-    """a_{i-j} + b_i + c_j for j <= i; above the diagonal, where no distance is fitted, a_0 stands in."""
-    distance = torch.arange(b.shape[1], device=a.device)[:, None] - torch.arange(c.shape[1], device=a.device)
-    return a[:, distance.clamp(min=0)] + b[:, :, None] + c[:, None, :]
-
-
 def add_residual(
     approximate: Float[Tensor, "head query key"], exact: Float[Tensor, "head query key"], share: int | float
 ) -> Float[Tensor, "head query key"]:
-    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate.
-
-    Raises:
-        InputError: a share outside [0, 1].
-    """
-    check_share("residual share", share)
+    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate."""
     return torch.where(exact.isfinite(), approximate + share * (exact - approximate), approximate)
 
 
@@ -197,15 +184,6 @@ def below_quantile(
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = seen.kthvalue(rank, dim=1).values
     return (scores <= threshold[:, None, None]) & visible
-
-
-def constant_scores(
-    scores: Float[Tensor, "head query key"], replaced: Bool[Tensor, "head query key"]
-) -> Float[Tensor, "head query key"]:
-    """The control: one constant per head, the mean of the scores that it replaces (that choice of constant is ours)."""
-    total = scores.double().masked_fill(~replaced, 0).sum((1, 2))
-    mean = total / replaced.sum((1, 2)).clamp(min=1)
-    return mean.to(scores.dtype)[:, None, None].expand_as(scores)
 
 
 def attention_kl(
