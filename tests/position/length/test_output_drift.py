@@ -71,10 +71,6 @@ def test_axes_are_the_fewest_that_hold_the_share_of_variance():
     assert not axes.axes[..., 3:].any()
 
 
-def test_a_given_number_of_axes_is_kept():
-    assert principal_axes(OutputMoments.of(outputs(100, 0)), n_axes=2).kept.tolist() == [2, 2]
-
-
 def test_axes_without_variance_are_never_kept():
     o = outputs(100, 0)
     o[..., 3:] = 0
@@ -98,11 +94,11 @@ def test_a_shift_or_a_stretch_leaves_the_noise_level_far_behind(change):
 
 def test_mahalanobis_is_the_root_mean_square_over_the_outputs():
     inside, beyond = halves(50), outputs(40, 3, shift=1.0)
-    axes = principal_axes(inside[0] + inside[1], n_axes=4)
-    away = (beyond - axes.mean[:, None]) @ axes.axes[..., :4]
-    expected = (away.square() / axes.variance[:, None, :4]).sum(-1).mean(-1)
-    found = output_drift(inside, OutputMoments.of(beyond), n_axes=4)
-    torch.testing.assert_close(found.mahalanobis, (expected / 4).sqrt())
+    axes = principal_axes(inside[0] + inside[1])
+    away = (beyond - axes.mean[:, None]) @ axes.axes[..., :3]
+    expected = (away.square() / axes.variance[:, None, :3]).sum(-1).mean(-1)
+    found = output_drift(inside, OutputMoments.of(beyond))
+    torch.testing.assert_close(found.mahalanobis, (expected / 3).sqrt())
 
 
 def test_the_outputs_inside_have_mahalanobis_one():
@@ -122,11 +118,11 @@ def test_outputs_off_the_axes_are_noticed():
 
 def test_frechet_along_the_axes_equals_that_of_projected_samples():
     inside, beyond = halves(60), outputs(40, 3, shift=1.0)
-    axes = principal_axes(inside[0] + inside[1], n_axes=3)
+    axes = principal_axes(inside[0] + inside[1])
     basis = axes.axes[..., :3]
     projected = [torch.cat([outputs(60, 0), outputs(60, 1)], 1) @ basis, beyond @ basis]
     stats = [x for o in projected for x in (o[0].mean(0), torch.cov(o[0].T, correction=0))]
-    found = output_drift(inside, OutputMoments.of(beyond), n_axes=3)
+    found = output_drift(inside, OutputMoments.of(beyond))
     torch.testing.assert_close(found.frechet[0], frechet_distance(*stats) / axes.variance[0].sum())
 
 
@@ -150,12 +146,10 @@ def test_row_blocks_give_the_rows_of_the_whole():
         torch.testing.assert_close(block, whole[:, 2:])
 
 
-@pytest.mark.parametrize(
-    ("options", "match"), [({"share": 0.0}, "share"), ({"share": 1.5}, "share"), ({"n_axes": 0}, "at least 1")]
-)
-def test_bad_options_are_refused(options, match):
-    with pytest.raises(InputError, match=match):
-        principal_axes(OutputMoments.of(outputs(10, 0)), **options)
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_share_of_variance_that_is_none_is_refused(share):
+    with pytest.raises(InputError, match="share"):
+        principal_axes(OutputMoments.of(outputs(10, 0)), share)
 
 
 def test_a_single_output_is_refused():

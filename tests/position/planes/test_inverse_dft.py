@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.distance_table import additive_fit, distance_table
+from tl_posgen.position.distance.distance_table import distance_table
 from tl_posgen.position.planes.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.rope.rotation import inverse_frequencies, rotate
 

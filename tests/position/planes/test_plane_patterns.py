@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.distance_table import additive_fit, distance_table
+from tl_posgen.position.distance.distance_table import distance_table
 from tl_posgen.position.planes.plane_patterns import (
     PlaneMoments,
     plane_parts,

@@ -121,14 +121,15 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
 def head_measures(capture: LayerCapture, d0s: Real[Tensor, " d0"]) -> dict[str, Tensor]:
     """One layer of one prompt."""
     geometry, q, k = capture.geometry, capture.q, capture.k
-    table = table_energies(q, k, geometry.rope, geometry.scale, capture.positions).pooled()
+    energies = table_energies(q, k, geometry.rope, geometry.scale, capture.positions).mean(-1)
+    of_distance, of_key, of_both = energies / energies.sum(0)
     fit, _ = capture.once(fit_capture)
     agreement = key_agreement(q, k, geometry.rope, d0s, reference=float(d0s[0]))
     return {
-        "additive_r": table.additive_r[:, 0],
-        "distance_share": (table.distance / table.total)[:, 0],
-        "key_share": (table.key / table.total)[:, 0],
-        "interaction_share": table.interaction_share[:, 0],
+        "additive_r": (1 - of_both).clamp(min=0).sqrt(),
+        "distance_share": of_distance,
+        "key_share": of_key,
+        "interaction_share": of_both,
         "key_agreement": agreement.mean(1),
         "curve_intervention": curve_under_intervention(capture),
         "curve_fit": fit.a,

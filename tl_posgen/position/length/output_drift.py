@@ -70,28 +70,22 @@ class OutputDrift:
     off_axes: Float[Tensor, " head"]
 
 
-def principal_axes(
-    inside: OutputMoments, share: int | float = 0.95, n_axes: int | None = None, tolerance: float = 1e-10
-) -> PrincipalAxes:
-    """PCA of the outputs inside: the fewest axes with `share` of the variance, or n_axes where that is given.
+def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
+    """PCA of the outputs inside: the fewest axes with `share` of the variance.
 
     Axes with less than `tolerance` of the largest variance are never kept: nothing can be divided by them.
 
     Raises:
-        InputError: share outside (0, 1], n_axes below 1, or fewer than two outputs.
+        InputError: share outside (0, 1], or fewer than two outputs.
     """
     if not 0 < share <= 1:
         raise InputError(f"variance share {share} is outside (0, 1]")
-    if n_axes is not None and n_axes < 1:
-        raise InputError(f"{n_axes} axes asked for; give at least 1")
     if inside.n < 2:
         raise InputError(f"{inside.n} outputs inside the training length; at least 2 are needed for a distribution")
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
     before = values.cumsum(-1) - values
     wanted = before < share * values.sum(-1, keepdim=True)
-    if n_axes is not None:
-        wanted = (torch.arange(values.shape[-1], device=values.device) < n_axes).expand_as(wanted)
     keep = wanted & (values > tolerance * values[..., :1])
     return PrincipalAxes(inside.mean, vectors * keep[:, None], values * keep, keep.sum(-1))
 
@@ -123,7 +117,6 @@ def output_drift(
     halves: tuple[OutputMoments, OutputMoments],
     beyond: OutputMoments,
     share: int | float = 0.95,
-    n_axes: int | None = None,
 ) -> OutputDrift:
     """The drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
 
@@ -134,7 +127,7 @@ def output_drift(
     Source: the claim (outputs stay in their training distribution) is of Han & Ji 2025; these measures are ours.
     """
     inside = halves[0] + halves[1]
-    axes = principal_axes(inside, share, n_axes)
+    axes = principal_axes(inside, share)
     variance = axes.variance.sum(-1)
     away = beyond.mean - axes.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
