@@ -262,7 +262,7 @@ def test_gradients_reach_the_distribution_so_that_it_can_be_searched(head):
         (lambda: point_mass(-1), "0 or more"),
         (lambda: triangle(0), "above 0"),
         (lambda: triangle(torch.tensor([3.0, -1.0])), "above 0"),
-        (lambda: uniform(0), "at least 1"),
+        (lambda: uniform(0), "1 or more"),
         (lambda: below_quantile(torch.zeros(1, 2, 2), torch.ones(2, 2).bool(), 1.5), "outside"),
     ],
 )

@@ -67,7 +67,8 @@ def test_shares_run_from_uniform_to_unchanged(result):
 
 
 def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
-    found = substitution(mini, alice, length=16, n_prompts=2, widths=(4,), gamma=0, search=False, **QUIET)
+    untrained = random_like(mini, 0)
+    found = substitution(untrained, alice, length=16, n_prompts=2, widths=(4,), search=False, **QUIET)
     assert found.summary["nothing_to_recover"]
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
@@ -274,6 +275,7 @@ def test_the_table_ends_with_the_searched_splits(result):
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"gamma": 0},
         {"gamma": 2},
         {"gamma": float("nan")},
         {"from_layer": 9},

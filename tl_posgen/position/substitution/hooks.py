@@ -13,6 +13,7 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
@@ -22,7 +23,6 @@ from tl_posgen.position.substitution.splits import (
     add_residual,
     attention_profile,
     below_quantile,
-    check_share,
     positional_profile,
     running_mean_key,
     split_scores,
@@ -67,6 +67,8 @@ def substitute(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
         True
     """
+    if not callable(by):
+        raise InputError(f"substitute: by={by!r}: give by_split(...), by_three_axis, or a function of a LayerCapture")
     check_share("gamma", gamma)
     check_share("residual", residual)
     chosen = heads_from(model, from_layer, layers, heads)
@@ -75,9 +77,10 @@ def substitute(
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
     """(layer, head) of the chosen heads, from this layer on."""
+    check_whole("scores replaced", 0, from_layer=from_layer)
     selected = select_heads(model, layers, heads)
     pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]
-    if from_layer < 0 or not pairs:
+    if not pairs:
         raise InputError(
             f"from_layer {from_layer} leaves no layer: this model has layers 0 to {model.cfg.n_layers - 1}, "
             f"and {', '.join(map(str, selected))} were chosen"
@@ -115,9 +118,11 @@ def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey 
         InputError: an unknown part or mean_key; in the forward pass, a distribution with rows for another number of
             heads, or none for a layer.
     """
-    for name, given, known in (("part", part, get_args(Part)), ("mean_key", mean_key, get_args(MeanKey))):
-        if given not in known:
-            raise InputError(f"{name} {given!r}: choose one of {', '.join(known)}")
+    check_choice("part", part, get_args(Part))
+    check_choice("mean_key", mean_key, get_args(MeanKey))
+    for one in distances.values() if isinstance(distances, Mapping) else [distances]:
+        if not callable(one) and not isinstance(one, DistanceDistribution):
+            raise InputError(f"by_split: {one!r} is no distribution of distances; give one, such as triangle(8)")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         geometry = capture.geometry
@@ -153,9 +158,17 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
 
     The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers a head.
+
+    Raises:
+        InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
     """
+    check_choice("part", part, get_args(Part))
+    if not isinstance(splits, Mapping) or not all(isinstance(one, FreeSplit) for one in splits.values()):
+        raise InputError(f"by_free_split: {splits!r}: give layer -> FreeSplit")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        if capture.layer not in splits:
+            raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
         geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
         reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
         turn = Turn(own.turn[rows].to(capture.q))
@@ -168,7 +181,10 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
 def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
     """p(d) of this layer, with rows for the captured heads where it has a row per head."""
     if callable(distances):
-        return distances(capture)
+        found = distances(capture)
+        if not isinstance(found, DistanceDistribution):
+            raise InputError(f"by_split: the function gave {found!r}; let it give a DistanceDistribution")
+        return found
     layer, n_heads = capture.layer, capture.geometry.n_heads
     if isinstance(distances, Mapping):
         if layer not in distances:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.option_checks import check_share, check_whole, is_number
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
@@ -58,8 +59,8 @@ class Split:
 
 def point_mass(distance: int | float) -> DistanceDistribution:
     """All weight on one dummy distance d0: the mean-key estimator."""
-    if not distance >= 0:
-        raise InputError(f"dummy distance {distance}: distances must be 0 or more")
+    if not is_number(distance):
+        raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
     return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
 
 
@@ -70,9 +71,9 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         >>> triangle(2).weights.mul(3).round().tolist()
         [2.0, 1.0]
     """
-    widths = torch.as_tensor(width, dtype=torch.float64)
+    widths = torch.as_tensor(width if is_number(width) or isinstance(width, Tensor) else 0, dtype=torch.float64)
     if not bool((widths > 0).all()):
-        raise InputError(f"triangle width {width}: widths must be above 0")
+        raise InputError(f"triangle width {width!r}: widths must be numbers above 0")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)
     weights = (widths[..., None] - distances).clamp(min=0)
     return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))
@@ -80,8 +81,7 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
 
 def uniform(n: int) -> DistanceDistribution:
     """Equal weight on the distances 0 .. n - 1."""
-    if n < 1:
-        raise InputError(f"uniform distribution over {n} distances: give at least 1")
+    check_whole("uniform distribution of distances", 1, n=n)
     return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=torch.float64))
 
 
@@ -201,8 +201,3 @@ def attention_kl(
 def _flat(z: Tensor) -> Tensor:
     """Complex planes as real coordinates: flat(a) . flat(b) = Re sum_m a_m conj(b_m)."""
     return torch.view_as_real(z.resolve_conj()).flatten(-2)
-
-
-def check_share(name: str, value: int | float) -> None:
-    if not 0 <= value <= 1:
-        raise InputError(f"{name} {value} is outside [0, 1]; give a number from 0 to 1")

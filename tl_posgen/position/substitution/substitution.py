@@ -18,6 +18,7 @@ from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.position.decomposition.option_checks import check_share, check_whole
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -28,7 +29,7 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
-from tl_posgen.position.substitution.splits import check_share, point_mass, triangle
+from tl_posgen.position.substitution.splits import point_mass, triangle
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, costs, measure, search_dataset
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn
 from tl_posgen.report.intervals import with_ends
@@ -87,9 +88,10 @@ class Substitution(Options):
 
     def check(self) -> None:
         check_share("gamma", self.gamma)
-        for name, least in (("from_layer", 0), ("search_prompts", 1), ("search_steps", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} {getattr(self, name)}: give {least} at least")
+        if self.gamma == 0:
+            raise InputError("gamma 0 replaces no score, so nothing would be measured; give a share above 0, up to 1")
+        check_whole("substitution", 0, from_layer=self.from_layer, search_steps=self.search_steps)
+        check_whole("substitution", 1, search_prompts=self.search_prompts)
         if infinite := [x for x in (*self.dummy_distances, *self.widths) if not math.isfinite(x)]:
             raise InputError(f"dummy_distances and widths: {infinite[0]} is no distance; give finite numbers")
         conditions_of(self)
