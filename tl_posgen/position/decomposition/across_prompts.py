@@ -21,7 +21,7 @@ from tl_posgen.position.decomposition.position_shares import PositionParts, posi
 from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
-from tl_posgen.report.sentences import at_head, beside, extremes, means
+from tl_posgen.report.sentences import at_head, extremes, means, null_of, said
 
 CROP = 256
 
@@ -172,19 +172,33 @@ def summarise(data: xr.Dataset) -> Summary:
     }
 
 
+NOT_RESOLVED = "not resolved"
+
+
+def resolved(own: Summary, key: str, form: str = ".1%") -> str:
+    """A share of the summary; one below 0 is noise about a small share."""
+    return NOT_RESOLVED if own[key] < 0 else said(own[key], form)
+
+
 def findings(own: Summary, null: Any) -> list[str]:
-    def share(name: str) -> str:
-        return beside(own, null, f"{name}_without_first_token", ".1%")
+    def share(name: str, suffix: str = WITHOUT_FIRST_TOKEN) -> str:
+        key = f"{name}{suffix}"
+        noise = null is not None and null[key] < 0
+        return f"{resolved(own, key)} ({f'random init {NOT_RESOLVED}' if noise else null_of(null, key, '.1%')})"
 
     most = "position_without_first_token_highest"
-    return [
+    found = [
         f"Position, the same in all {own['prompts']} prompts, is {share('position')} of the score variance within "
-        f"rows, first token left out (with it {beside(own, null, 'position', '.1%')}). Most: "
+        f"rows, first token left out (with it {share('position', '')}). Most: "
         f"{at_head(own[f'{most}_head'], own[most])}.",
         f"A function of distance alone holds {share('by_distance')} of that variance, one of the key's position alone "
         f"{share('by_key')}, both together {share('by_either')}; a straight line, {share('by_line')}, is in each, "
         "since within a row distance and key position are one line.",
     ]
+    if any(NOT_RESOLVED in sentence for sentence in found):
+        chance = said(own[f"chance{WITHOUT_FIRST_TOKEN}"], ".1%")
+        found.append(f"Not resolved: chance leaves {chance} in a mean over so few prompts; give more of them.")
+    return found
 
 
 def mean_maps(result: Any) -> go.Figure:
@@ -214,7 +228,8 @@ def map_title(data: xr.Dataset, number: int, side: str) -> str:
         return ""
     layer, head = (int(data[f"example_{name}"][number]) for name in ("layer", "head"))
     share = float(data["position_without_first_token"].sel(layer=layer, head=head))
-    return f"L{layer}H{head}, position {share:.0%} · {side}"
+    told = NOT_RESOLVED if share < 0 else said(share, ".0%")
+    return f"L{layer}H{head}, position {told} · {side}"
 
 
 def by_layer(data: xr.Dataset) -> pd.DataFrame:

@@ -264,10 +264,10 @@ def loss(result: Any) -> go.Figure:
 CURVE = ("layer", "head", "distance")
 AGREEMENT = "corr over keys of the key part at d0 with that at the first d0"
 VARIABLES = {
-    "additive_r": Variable("additive r", description="corr of M with its best additive fit, sqrt(1 - interaction)"),
+    "additive_r": Variable("additive r", description="corr of M with its best additive fit, sqrt(1 - distance × key)"),
     "distance_share": Variable("distance", description="share of M's variance"),
     "key_share": Variable("key", description="share of M's variance"),
-    "interaction_share": Variable("interaction", description="share of M's variance that neither explains"),
+    "interaction_share": Variable("distance × key", description="share of M's variance that neither explains alone"),
     "slope_intervention": Variable("slope under intervention", "logits per token", "least squares of its curve"),
     "slope_fit": Variable("slope of the fit", "logits per token", "least squares of a; a convention of the gauge"),
     "curve_r": Variable("agreement of the curves", description="correlation of the two curves without their slopes"),
@@ -284,7 +284,8 @@ MEASURE = Measure(
     question="Does the key part stay when the distance changes?",
     explanation=(
         "Each query meets each key at every distance d, and the table is split into a distance part, a key part and "
-        "their interaction. Then the running model sees every pair at one distance, or no distance beyond a limit."
+        "what takes both, distance × key (not the interaction of the variance decomposition, which is over all queries "
+        "at once). Then the running model sees every pair at one distance, or no distance beyond a limit."
     ),
     source="reconstruction, after the controlled-distance claim of Han & Ji 2025 (arXiv 2503.13305)",
     options=DummyDistance,
