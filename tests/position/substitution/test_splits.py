@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
-    Turn,
     add_residual,
     attention_kl,
     attention_profile,
@@ -110,7 +109,7 @@ def test_no_other_split_is_closer_over_the_full_product(head):
 def test_a_turn_taken_from_a_distribution_splits_as_it(rope, head):
     q, k = head
     distribution = triangle(torch.tensor([2.0, 5.0]))
-    turn = Turn(torch.view_as_real(distribution.mean_turn(rope, D_HEAD)))
+    turn = distribution.mean_turn(rope, D_HEAD)
     split, expected = (split_scores(q, k, rope, SCALE, either) for either in (turn, distribution))
     torch.testing.assert_close(split.scores, expected.scores)
 

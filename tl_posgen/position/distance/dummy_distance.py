@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import HeadRows, Measure, Options, Request, Summary, Variable
+from tl_posgen.measure import Collector, Measure, Options, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
@@ -96,18 +96,16 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     d0s = torch.tensor(distances, dtype=torch.float64)
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
-        rows = HeadRows()
+        heads = Collector(variables=VARIABLES)
 
         def take(number: int, capture: LayerCapture) -> None:
             capture.prompt = number
-            rows.add(capture, **head_measures(capture, d0s))
+            heads.add(capture, **head_measures(capture, d0s))
 
         bar = tqdm(tokens, desc=f"dummy distance, {label}", unit="prompt", disable=not job.progress)
         for number, prompt in enumerate(bar):
             run_capture(other, prompt[None], partial(take, number), **where)
-        extra = {name: VARIABLES[name].dims[2:] for name in rows.names}
-        data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in extra.items()})
-        data = data.assign_coords(d0=distances, limit=limits)
+        data = heads.dataset().assign_coords(d0=distances, limit=limits)
         data = data.merge(curve_comparison(data["curve_intervention"], data["curve_fit"]))
         losses = [float(token_losses(other, tokens, at_dummy_distance(other, **edit)).mean()) for edit in edits]
         data["loss"] = float(token_losses(other, tokens).mean())
@@ -226,9 +224,9 @@ def agreement(result: Any) -> go.Figure:
     """Whether the key part stays: its correlation with that at the reference, by distance, a line a head."""
     subtitle = f"correlation over keys with the key part at d0 = {result.summary['reference']:g}"
     words: dict[str, Any] = {"title": "Does the key part stay?", "subtitle": subtitle, "y_title": "correlation"}
-    figure = layer_curves(result, "key_agreement", "d0", **words)
-    figure.for_each_trace(lambda trace: trace.update(x=trace.x + 1, mode="lines+markers"))
-    return figure.update_xaxes(type="log", title_text="d0 + 1")
+    return layer_curves(result, "key_agreement", "d0", log_x=True, share=1.0, **words).update_traces(
+        mode="lines+markers"
+    )
 
 
 def curves(result: Any) -> go.Figure:

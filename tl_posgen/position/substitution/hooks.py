@@ -19,7 +19,6 @@ from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     Split,
-    Turn,
     add_residual,
     attention_profile,
     below_quantile,
@@ -171,7 +170,7 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
             raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
         geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
         reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
-        turn = Turn(own.turn[rows].to(capture.q))
+        turn = torch.view_as_complex(own.turn[rows].to(capture.q))
         split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, turn, reference)
         return part_of(split, part, capture)
 

@@ -32,20 +32,6 @@ class DistanceDistribution:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Rbar itself, any complex factor per plane: p(d) enters a split through these numbers and no others.
-
-    Attributes:
-        factors: real and imaginary part, one row per head. No distribution need exist that has them.
-    """
-
-    factors: Float[Tensor, "head plane_and_rest 2"]
-
-    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "head plane_and_rest"]:
-        return torch.view_as_complex(self.factors)
-
-
-@dataclass(frozen=True)
 class Split:
     """The two parts of `split_scores`, never masked. Position alone and content alone are the fields themselves."""
 
@@ -126,7 +112,7 @@ def split_scores(
     k: Float[Tensor, "head pos d_head"],
     rope: Rope,
     scale: float,
-    distribution: DistanceDistribution | Turn,
+    distribution: DistanceDistribution | Complex[Tensor, "head plane_and_rest"],
     mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head pos d_head"] | None = None,
 ) -> Split:
     """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
@@ -135,7 +121,7 @@ def split_scores(
 
     Args:
         q, k: before RoPE.
-        distribution: p, or Rbar as it is. `point_mass(d0)` is the mean-key estimator.
+        distribution: p, or Rbar itself, which is all of p that enters. `point_mass(d0)` is the mean-key estimator.
         mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
 
     Source: the mean-key estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025; the
@@ -153,7 +139,8 @@ def split_scores(
     turn = turning_factors(torch.arange(q.shape[1], device=q.device), rope, q.shape[-1])
     # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
     position = _flat(zq * zm.conj() * turn.to(zq)) @ _flat(turn.sgn().to(zq)).mT
-    mean_turn = distribution.mean_turn(rope, q.shape[-1]).to(zq)
+    given = isinstance(distribution, Tensor)
+    mean_turn = (distribution if given else distribution.mean_turn(rope, q.shape[-1])).to(zq)
     turned = _flat(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
     content = turned @ _flat(zk).mT - (turned * _flat(zm)).sum(-1, keepdim=True)
     return Split(scale * position, scale * content)

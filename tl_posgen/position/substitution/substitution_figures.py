@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.position.substitution.optimise_split import CONTROLS
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_maps, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_map, line, model_label, sides
 from tl_posgen.report.intervals import error_bars
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "residual_cost"}
@@ -130,14 +130,12 @@ def splits(result: Any) -> go.Figure:
     return panels.finish(f"The splits found · {model_label(data)}", subtitle)
 
 
-def heads(result: Any) -> go.Figure:
-    """What each head alone loses."""
-    data, names = result.dataset, ("residual_cost", "uniform_cost")
-    labels = {name: result.measure.variables[name].label for name in names}
-    width = result.summary["cost_width"]
-    subtitle = f"rise of the loss (nats) with this head alone replaced: by the split of triangle {width:g}; by nothing"
-    title = f"What each head's residual is worth · {model_label(data)}"
-    return head_maps(data, None, labels, title=title, subtitle=subtitle, limits=None)
-
-
-FIGURES = {one.__name__: one for one in (loss, dose, correlation, search, splits, heads)}
+FIGURES = {one.__name__: one for one in (loss, dose, correlation, search, splits)} | {
+    "heads": head_map(
+        *("residual_cost", "uniform_cost"),
+        title="What each head's residual is worth",
+        subtitle="rise of the loss (nats) with this head alone replaced: by the split of triangle {cost_width:g}; by "
+        "nothing",
+        limits=None,
+    )
+}
