@@ -27,12 +27,14 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
     def say(shares: Summary, losses: Summary) -> str:
-        words = f"additive r {shares['additive_r']:.3f}; attention is worth {losses['worth']:.2f} nats"
+        words = f"additive r {shares['additive_r']:.3f}; attention is worth {said(losses['worth'], '.2f')} nats"
         if losses["nothing_to_recover"]:
             return f"{words}, so there is nothing to recover"
-        words += f", of which the split by each query's profile recovers {losses['recovered_query_profile']:.0%}"
+        words += (
+            f", of which the split by each query's profile recovers {said(losses['recovered_query_profile'], '.0%')}"
+        )
         searched = losses["search_recovered_free"]
-        return words if searched is None else f"{words}, a searched one {searched:.0%}"
+        return words if searched is None else f"{words}, a searched one {said(searched, '.0%')}"
 
     own = substitution.summary
     if substitution.encodings and set(substitution.encodings) <= substitution.measure.without_meaning:
@@ -43,7 +45,7 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
     def say(own: Summary) -> str:
-        at = ", ".join(f"{d0:g}: {own[f'agreement_at_{d0:g}']:.2f}" for d0 in own["distances"])
+        at = ", ".join(f"{d0:g}: {said(own[f'agreement_at_{d0:g}'], '.2f')}" for d0 in own["distances"])
         return (
             f"key part at distance {own['reference']:g} against others, r {at}; distance × key "
             f"{own['interaction_share']:.0%} of the table's variance"

@@ -431,17 +431,6 @@ def test_pooled_r_leaves_out_heads_of_constant_scores():
     assert pooled_r(torch.tensor([0.6, math.nan]), torch.tensor([2.0, 0.0])) == pytest.approx(0.6)
 
 
-def test_unknown_gauge_is_refused_with_the_choices():
-    with pytest.raises(InputError, match="flat_keys, flat_queries, flat_distance"):
-        fit_three_axis(pair_moments(*random_qk(5)), gauge="level")
-
-
-@pytest.mark.parametrize("ridge", [-1.0, math.inf, math.nan])
-def test_a_ridge_that_is_none_is_refused(ridge):
-    with pytest.raises(InputError, match="ridge"):
-        fit_three_axis(pair_moments(*random_qk(5)), ridge=ridge)
-
-
 def test_a_set_without_pairs_is_refused():
     for empty in ({"n_tokens": 1, "first_token": False}, {"n_tokens": 9, "window": 1, "diagonal": False}):
         with pytest.raises(InputError, match="no \\(query, key\\) pair is left"):

@@ -8,7 +8,6 @@ from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.errors import InputError
 from tl_posgen.position.distance.distance_table import distance_table
 from tl_posgen.position.planes.plane_patterns import (
     PlaneMoments,
@@ -208,11 +207,3 @@ def test_a_plane_that_meets_a_condition_has_a_small_score(seed, eps, quiet, name
     product = gain * complex_planes(q, rope).abs().mean(1) * complex_planes(k, rope).abs().mean(1)
     assert (scores <= eps * 1.000001)[found["quiet"]].all()
     assert (scores <= 2 * eps * SCALE * product * 1.000001)[found["position"] | found["slow"]].all()
-
-
-@pytest.mark.parametrize(("n_distances", "eps"), [(0, 0.1), (4, 0.0)])
-def test_bad_input_is_refused(n_distances, eps):
-    q, k = random_head()
-    moments = PlaneMoments.of(q, k, ROPES["half"])
-    with pytest.raises(InputError):
-        sufficiency(moments, ROPES["half"], SCALE, D_HEAD, n_distances, torch.ones(2, dtype=torch.float64), eps)

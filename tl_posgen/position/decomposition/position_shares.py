@@ -77,12 +77,7 @@ def position_shares(
         below 0. `position` is the same in every prompt (the rest is content); of it, `by_distance` is a function of
         i - j alone, `by_key` of j alone, `by_either` a(i - j) + c(j), and `by_line`, a straight line in j, is in each,
         since within a row it is one in i - j. `chance` is what chance alone leaves, already subtracted.
-
-    Raises:
-        InputError: fewer than two prompts.
     """
-    if n_prompts < 2:
-        raise InputError("one prompt cannot show what is the same in every prompt; give at least 2 (n_prompts=)")
     noise = (prompts - mean) / (n_prompts - 1)
     total = prompts[:, :1]
     names = ("position", *(f"by_{part}" for part in PARTS[1:]))

@@ -23,7 +23,7 @@ from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.token_pairs import TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
-from tl_posgen.report.sentences import at_head, beside, extremes, means, null_of
+from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
@@ -257,15 +257,14 @@ def findings(own: Summary, null: Any) -> list[str]:
         plane = own["top_plane"]
         lengths = ", ".join(f"{length:g}" for length in own["top_plane_wavelengths"])
         found.append(
-            f"Of the residual, {own[f'plane_{plane}']:.0%} ({null_of(null, f'plane_{plane}', '.0%')}) is in plane "
-            f"{plane} (wavelength {lengths} tokens), which holds {own['top_plane_of_scores']:.0%} of the scores within "
-            "rows."
+            f"Of the residual, {beside(own, null, f'plane_{plane}', '.0%')} is in plane {plane} (wavelength {lengths} "
+            f"tokens), which holds {said(own['top_plane_of_scores'], '.0%')} of the scores within rows."
         )
     if "pair_head" in own:
         layer, head = own["pair_head"].split(".")
         found.append(
             f"Kind of token pair that explains most in layer {layer} head {head}: query {own['pair_query']} on key "
-            f"{own['pair_key']}, {own['pair_mean']:+.2f} logits over {own['pair_count']} pairs, "
+            f"{own['pair_key']}, {said(own['pair_mean'], '+.2f')} logits over {own['pair_count']} pairs, "
             f"{own['pair_share']:.1%} of the head's residual."
         )
     return found

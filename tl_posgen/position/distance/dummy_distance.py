@@ -16,16 +16,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.measure import Collector, Measure, Options, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.distance.distance_table import key_agreement, table_energies
-from tl_posgen.position.distance.hooks import at_dummy_distance
+from tl_posgen.position.distance.hooks import at_dummy_distance, require_distances
 from tl_posgen.report.figures import COLOURS, Panels, head_map, layer_curves, line, model_label, sides, thinned
 from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.result import Result
@@ -73,15 +72,6 @@ class DummyDistance(Options):
                 raise InputError(f"dummy_distance: {name}={list(values)}: distances must be 0 or more, and finite")
             if not len(values) or len(set(values)) < len(values):
                 raise InputError(f"dummy_distance: {name}={list(values)}: give one at least, and each once")
-
-
-def require_distances(model: Model) -> None:
-    """Refuse a model whose positions are embeddings."""
-    if encoding_of(model) == "absolute":
-        raise UnsupportedModelError(
-            "positions of this model are embeddings added to the residual stream, so its scores know no distance; "
-            "dummy_distance needs rotary positions or ALiBi"
-        )
 
 
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
@@ -288,7 +278,7 @@ MEASURE = Measure(
     source="reconstruction, after the controlled-distance claim of Han & Ji 2025 (arXiv 2503.13305)",
     options=DummyDistance,
     procedure=run,
-    requires=require_distances,
+    requires=partial(require_distances, "dummy_distance"),
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.option_checks import is_number, is_real_tensor
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
@@ -88,6 +89,15 @@ def seen_at(
     products = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, wanted)
     scores = finished(products, capture, wanted)
     return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
+
+
+def require_distances(measure: str, model: Model) -> None:
+    """Refuse a model whose positions are embeddings."""
+    if encoding_of(model) == "absolute":
+        raise UnsupportedModelError(
+            "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
+            f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"
+        )
 
 
 def check_distance(model: Model, name: str, value: Any) -> None:

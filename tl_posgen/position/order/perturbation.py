@@ -24,7 +24,7 @@ from tl_posgen.position.order import perturbation_figures as figures
 from tl_posgen.position.order.cloze import encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import beside, null_of
+from tl_posgen.report.sentences import beside, null_of, said
 from tl_posgen.result import Result
 
 RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -251,8 +251,8 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     if "positions" in conditions and features:
         gaps = "; ".join(f"{NAMES[one]} {with_interval(own, f'{one}_gap_many', '+.3f')}" for one in features)
         sentences.append(
-            f"Index against features, {own['ratio_many']:.0%} moved: positions {own['positions_change_many']:+.3f} "
-            f"({null_of(null, 'positions_change_many', '+.3f')}) nats, and against that {gaps}. "
+            f"Index against features, {own['ratio_many']:.0%} moved: positions "
+            f"{beside(own, null, 'positions_change_many', '+.3f')} nats, and against that {gaps}. "
             "An interval that holds 0 means that nothing sets them apart."
         )
     return sentences + cloze_findings(own, null)
@@ -278,7 +278,7 @@ def cloze_findings(own: Summary, null: NullSummary | None) -> list[str]:
         return []
     parts = [
         f"{condition.replace('_', ' ')} {with_interval(own, f'{condition}_cloze_accuracy_most', '.0%')}, "
-        f"{own[f'{condition}_cloze_log_likelihood_change_most']:+.2f}"
+        f"{said(own[f'{condition}_cloze_log_likelihood_change_most'], '+.2f')}"
         for condition in own["conditions"]
     ]
     return [

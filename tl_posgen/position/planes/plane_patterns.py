@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
@@ -151,8 +150,6 @@ def sufficiency(
     The plane scores then add up to at most eps (std(W) for each quiet plane + 2 scale E|q^m| E|k^m| for each other).
     Ours.
     """
-    if not eps > 0:
-        raise InputError(f"eps {eps}: the tolerance must be above 0")
     q, k = moments.q.magnitude / moments.n, moments.k.magnitude / moments.n
     gain, reach = _gain_and_reach(moments, rope, d_head, n_distances, reference)
     return {
@@ -166,8 +163,6 @@ def _gain_and_reach(
     moments: PlaneMoments, rope: Rope, d_head: int, n_distances: int, reference: int | float
 ) -> Float[Tensor, "gain_and_reach=2 plane"]:
     """YaRN's factor on a plane's score, and max_d |e^{i theta d} - e^{i theta d0}| over d = 0 .. n_distances - 1."""
-    if n_distances < 1:
-        raise InputError(f"{n_distances} distances: give at least 1")
     away = torch.arange(n_distances, dtype=torch.float64) - reference
     reach = (2 * (turning_factors(away, rope, d_head).angle() / 2).sin().abs()).amax(0)
     return torch.stack([turning_factors(torch.zeros(1), rope, d_head)[0].real.to(reach), reach]).to(moments.pair.device)
