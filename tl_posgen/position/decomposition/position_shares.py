@@ -41,7 +41,7 @@ class PositionParts:
     def __init__(self, mask: Bool[Tensor, "query key"]):
         if not (mask.sum(-1) > 1).any():
             raise InputError("no query sees two keys, so nothing varies within rows; give longer prompts")
-        self.n = len(mask)
+        self.mask, self.n = mask, len(mask)
         gram = _gram(mask)
         distance, key = slice(None, self.n), slice(self.n, None)
         self.inverses = {

@@ -199,15 +199,13 @@ def findings(own: Summary, null: Any) -> list[str]:
 
 def table(data: xr.Dataset) -> pd.DataFrame:
     """One row per dummy distance, then one per limit: agreement of the key part over heads, and the loss."""
-    loss, rows = float(data["loss"]), []
-    for d0 in data["d0"].values:
-        agreement, now = data["key_agreement"].sel(d0=d0), float(data["loss_at"].sel(d0=d0))
-        ends = (said(float(agreement.mean()), ".3f"), said(float(agreement.min()), ".3f"))
-        rows.append((f"every pair at {d0:g}", *ends, now, now - loss))
-    for limit in data["limit"].values:
-        now = float(data["loss_beyond"].sel(limit=limit))
-        rows.append((f"beyond {limit:g} as at {limit:g}", "", "", now, now - loss))
-    return pd.DataFrame(rows, columns=["pairs", "key_agreement", "lowest_head", "loss", "rise"])
+    heads, (d0s, limits) = ("layer", "head"), (data[name].values for name in ("d0", "limit"))
+    agreement = (data["key_agreement"].mean(heads).values, data["key_agreement"].min(heads).values)
+    mean, least = ([*(said(one, ".3f") for one in values), *[""] * len(limits)] for values in agreement)
+    pairs = [f"every pair at {d0:g}" for d0 in d0s] + [f"beyond {limit:g} as at {limit:g}" for limit in limits]
+    loss = np.concatenate([data["loss_at"].values, data["loss_beyond"].values])
+    columns = {"pairs": pairs, "key_agreement": mean, "lowest_head": least, "loss": loss}
+    return pd.DataFrame(columns | {"rise": loss - float(data["loss"])})
 
 
 def agreement(result: Any) -> go.Figure:
