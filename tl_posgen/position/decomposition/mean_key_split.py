@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def mean_key_r(
     turned_q, turned_k = rotate(q, positions, rope), rotate(k, positions, rope)
     turned_mean = rotate(kbar.expand_as(k), positions, rope)
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
-    z_q, content = complex_planes(q, rope), _flat(complex_planes(k - kbar, rope))
+    z_q, content = complex_planes(q, rope), real_coordinates(complex_planes(k - kbar, rope))
     rows = []
     for turn in turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1]).to(z_q):
-        left = torch.cat([turned_q, _flat(z_q * turn)], -1)
+        left = torch.cat([turned_q, real_coordinates(z_q * turn)], -1)
         split = pair_moments(left, torch.cat([turned_mean, content], -1), scale, window=window)
         rest = pair_moments(left, torch.cat([turned_k - turned_mean, -content], -1), scale, window=window)
         within = _correlation(scores.within_rows, split.within_rows, rest.within_rows, scores)
@@ -93,7 +93,3 @@ def _correlation(w: Tensor, split: Tensor, rest: Tensor, scores: PairMoments) ->
     """From the sums of squares of W, of f + g and of their difference."""
     r = ((w + split - rest) / (2 * (w * split).sqrt())).nan_to_num(0).clamp(-1, 1)
     return r.masked_fill(scores.is_constant(w), torch.nan)
-
-
-def _flat(z: Tensor) -> Tensor:
-    return torch.view_as_real(z.resolve_conj()).flatten(-2)

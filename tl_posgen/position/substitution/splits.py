@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole, is_number
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def positional_profile(
     n = q.shape[1]
     zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
     turn = turning_factors(torch.arange(n, device=q.device), rope, q.shape[-1]).to(zq)
-    f = scale * _flat(zq * zm.conj()) @ _flat(turn.conj()).mT
+    f = scale * real_coordinates(zq * zm.conj()) @ real_coordinates(turn.conj()).mT
     return DistanceDistribution(torch.arange(n, device=q.device), f.softmax(-1))
 
 
@@ -138,11 +138,11 @@ def split_scores(
     zq, zk, zm = complex_planes(q, rope), complex_planes(k, rope), complex_planes(mean_key.to(k), rope)
     turn = turning_factors(torch.arange(q.shape[1], device=q.device), rope, q.shape[-1])
     # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
-    position = _flat(zq * zm.conj() * turn.to(zq)) @ _flat(turn.sgn().to(zq)).mT
+    position = real_coordinates(zq * zm.conj() * turn.to(zq)) @ real_coordinates(turn.sgn().to(zq)).mT
     given = isinstance(distribution, Tensor)
     mean_turn = (distribution if given else distribution.mean_turn(rope, q.shape[-1])).to(zq)
-    turned = _flat(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
-    content = turned @ _flat(zk).mT - (turned * _flat(zm)).sum(-1, keepdim=True)
+    turned = real_coordinates(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
+    content = turned @ real_coordinates(zk).mT - (turned * real_coordinates(zm)).sum(-1, keepdim=True)
     return Split(scale * position, scale * content)
 
 
@@ -183,8 +183,3 @@ def attention_kl(
     log_q = approximate.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
     gap = torch.where(visible, log_p - log_q, 0.0)
     return (log_p.exp() * gap).sum(-1)
-
-
-def _flat(z: Tensor) -> Tensor:
-    """Complex planes as real coordinates: flat(a) . flat(b) = Re sum_m a_m conj(b_m)."""
-    return torch.view_as_real(z.resolve_conj()).flatten(-2)
