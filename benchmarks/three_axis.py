@@ -56,7 +56,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from tl_posgen.position.decomposition.pair_moments import pair_moments  # noqa: E402
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis, three_axis_from_qk  # noqa: E402
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis  # noqa: E402
 
 
 def random_head(length: int, heads: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def row(length: int, repeats: int) -> dict[str, float]:
     heads = 8 if length <= 4096 else 1
     q, k = random_head(length, heads)
     methods: dict[str, Callable[[], object]] = {
-        "ours": lambda: three_axis_from_qk(q, k, D_HEAD**-0.5),
+        "ours": lambda: fit_three_axis(pair_moments(q, k, D_HEAD**-0.5)),
         "both fits": lambda: fit_both(q, k),
         "q k'": lambda: q @ k.mT,
         "visible": lambda: visible_blocks(q, k),
@@ -134,7 +134,7 @@ def row(length: int, repeats: int) -> dict[str, float]:
     seconds = measure(methods | others, repeats)
     found = {name: 1000 * time / (heads if name in methods else 1) for name, time in seconds.items()}
     if others:
-        scores, r = visible_scores(q, k), float(three_axis_from_qk(q[:1], k[:1], D_HEAD**-0.5).r)
+        scores, r = visible_scores(q, k), float(fit_three_axis(pair_moments(q[:1], k[:1], D_HEAD**-0.5)).r)
         found["|dr|"] = max(abs(r - np.sqrt(1 - solve().var() / scores.var())) for solve in others.values())
     return found
 
@@ -166,7 +166,7 @@ def print_peak(length: int) -> None:
     q, k = random_head(length, 1)
     before = peak_gib()
     start = time.perf_counter()
-    fit = three_axis_from_qk(q, k, D_HEAD**-0.5)
+    fit = fit_three_axis(pair_moments(q, k, D_HEAD**-0.5))
     seconds = time.perf_counter() - start
     print(
         f"L = {length}, one head, d_head {D_HEAD}: peak {peak_gib():.2f} GiB, of which {before:.2f} before the fit; "

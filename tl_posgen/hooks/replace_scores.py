@@ -57,6 +57,8 @@ def replace_scores(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
+    if not callable(scores_of):
+        raise InputError(f"{scores_of!r} stands for no scores: give a function of a LayerCapture")
     wrapped, hooks = wrap(model), []
     for index, picked in select_heads(model, layers, heads).items():
         probed = wrapped.layer(index)
@@ -96,9 +98,9 @@ class _LayerEdit:
             prompt = {part: x[row] for part, x in parts.items()}
             capture = layer_capture(self.probed, prompt, self.heads, (), row, None, span)
             scores, own = self.scores_of(capture), attn_scores[row, self.heads, span, span]
-            if scores.shape != own.shape:
+            if not isinstance(scores, Tensor) or scores.shape != own.shape:
                 raise InputError(
-                    f"layer {capture.layer}: the new scores are {list(scores.shape)}, "
+                    f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
                     f"and {list(own.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(own, dtype) != -torch.inf

@@ -5,6 +5,8 @@ from typing import Any
 
 from tl_posgen.claim import Claim, Judgement, both, threshold
 from tl_posgen.measure import Summary
+from tl_posgen.position.decomposition.across_prompts import resolved
+from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
 from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
 
@@ -25,23 +27,27 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
     def say(shares: Summary, losses: Summary) -> str:
-        words = f"additive r {shares['additive_r']:.3f}; attention is worth {losses['worth']:.2f} nats"
+        words = f"additive r {shares['additive_r']:.3f}; attention is worth {said(losses['worth'], '.2f')} nats"
         if losses["nothing_to_recover"]:
             return f"{words}, so there is nothing to recover"
-        words += f", of which the split by each query's profile recovers {losses['recovered_query_profile']:.0%}"
+        words += (
+            f", of which the split by each query's profile recovers {said(losses['recovered_query_profile'], '.0%')}"
+        )
         searched = losses["search_recovered_free"]
-        return words if searched is None else f"{words}, a searched one {searched:.0%}"
+        return words if searched is None else f"{words}, a searched one {said(searched, '.0%')}"
 
     own = substitution.summary
+    if substitution.encodings and set(substitution.encodings) <= substitution.measure.without_meaning:
+        return Judgement("open", *both(say, variance, substitution))
     recovered = float("nan") if own["nothing_to_recover"] else own["split_recovered"]
     return Judgement(threshold(recovered, 0.95, 0.75), *both(say, variance, substitution))
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
     def say(own: Summary) -> str:
-        at = ", ".join(f"{d0:g}: {own[f'agreement_at_{d0:g}']:.2f}" for d0 in own["distances"])
+        at = ", ".join(f"{d0:g}: {said(own[f'agreement_at_{d0:g}'], '.2f')}" for d0 in own["distances"])
         return (
-            f"key part at distance {own['reference']:g} against others, r {at}; interaction "
+            f"key part at distance {own['reference']:g} against others, r {at}; distance × key "
             f"{own['interaction_share']:.0%} of the table's variance"
         )
 
@@ -59,7 +65,7 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
             return f"{words}: not measured"
         return (
             f"{words}: sum of plane scores against interaction share r {said(pearson, '.2f')}, interaction "
-            f"{interaction:.0%}, certified additive {additive:.0%} of heads"
+            f"{interaction:.0%}, first token left out; with it, certified additive {additive:.0%} of heads"
         )
 
     error = any_distance.summary["exact_error"]
@@ -71,16 +77,11 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
     return Judgement(verdict, measured, f"{say('random_init', 'random init')}; {say('shuffled', 'shuffled')}")
 
 
-def nats(change: float) -> str:
-    """'+0.38', and never '-0.00'."""
-    return f"{round(change, 2) + 0.0:+.2f}"
-
-
 def word_order(perturbation: Result) -> Judgement:
     def say(own: Summary) -> str:
         parts = [
-            f"{words} {nats(own[f'{name}_change_few'])} nats at {own['ratio_few']:.0%}, "
-            f"{nats(own[f'{name}_change_many'])} at {own['ratio_many']:.0%}"
+            f"{words} {said(own[f'{name}_change_few'], '+.2f')} nats at {own['ratio_few']:.0%}, "
+            f"{said(own[f'{name}_change_many'], '+.2f')} at {own['ratio_many']:.0%}"
             for name, words in MOVED.items()
             if own[f"{name}_change_few"] is not None
         ]
@@ -100,12 +101,12 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     def say(own: Summary) -> str:
         parts = [
             f"{name.replace('_', ' ')} {said(own[f'within_noise_{name}'], '.0%')}, loss "
-            f"{said(own[f'loss_last_{name}'], '.2f')}"
+            f"{said(own[f'loss_beyond_{name}'], '.2f')}"
             for name in own["conditions"]
         ]
         return (
-            f"heads within the noise level up to {own['times']:g} times the length: {'; '.join(parts)} "
-            f"(loss inside {own['loss_inside']:.2f})"
+            f"heads within the noise level, and loss, mean from the training length to {own['times']:g} times it: "
+            f"{'; '.join(parts)} (loss inside {own['loss_inside']:.2f})"
         )
 
     own = length_extrapolation.summary
@@ -117,9 +118,9 @@ def length_claim(length_extrapolation: Result) -> Judgement:
 def left_over(residual: Result, across_prompts: Result) -> Judgement:
     def say(left: Summary, shared: Summary) -> str:
         return (
-            f"the fit leaves {left['share']:.0%} of the variance within rows, {left['top_share']:.0%} of that in one "
-            f"direction; {shared['position']:.0%} is the same in every prompt, {shared['by_distance']:.0%} by distance "
-            "alone"
+            f"first token left out, the fit leaves {left[f'share{OUT}']:.0%} of the variance within rows, "
+            f"{left[f'top_share{OUT}']:.0%} of that in one direction; {resolved(shared, f'position{OUT}', '.0%')} is "
+            f"the same in every prompt, {resolved(shared, f'by_distance{OUT}', '.0%')} by distance alone"
         )
 
     return Judgement("open", *both(say, residual, across_prompts))

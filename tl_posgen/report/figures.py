@@ -110,12 +110,17 @@ def head_names(index: Iterable[Any]) -> list[str]:
 
 
 def head_map(*names: str, title: str, subtitle: str = "", limits: tuple[float, float] | None = (0.0, 1.0)) -> Callable:
-    """A figure for `Measure.figures`: layer x head maps of these variables, under the labels that they declare."""
+    """A figure for `Measure.figures`: layer x head maps of these variables, under the labels that they declare.
+
+    The subtitle may name numbers of the summary: "at distance {d0:g}".
+    """
 
     def figure(result: Any) -> go.Figure:
         labels = {name: result.measure.variables[name].label for name in names}
         heading = f"{title} · {model_label(result.dataset)}"
-        return head_maps(result.dataset, result.null, labels, title=heading, subtitle=subtitle, limits=limits)
+        told = subtitle.format(**result.summary)
+        null = result.null if result.null is not None and set(names) & set(result.null) else None
+        return head_maps(result.dataset, null, labels, title=heading, subtitle=told, limits=limits)
 
     return figure
 

@@ -41,7 +41,7 @@ def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
         '0.058 [0.041, 0.073]'
     """
     low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
-    return said(own[key], form) + ("" if low is None or low != low else f" [{low:{form}}, {high:{form}}]")
+    return said(own[key], form) + ("" if low is None or low != low else f" [{said(low, form)}, {said(high, form)}]")
 
 
 def error_bars(data: xr.Dataset, name: str) -> dict[str, Any]:

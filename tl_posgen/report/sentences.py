@@ -39,7 +39,18 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f") -> str:
 
 def said(value: Any, form: str) -> str:
     """A number in this format; a number that could not be had in words."""
-    return "not defined" if value is None or value != value else format(value, form)
+    return "not defined" if value is None or value != value else unsigned_zero(value, form)
+
+
+def unsigned_zero(value: int | float, form: str) -> str:
+    """A number in this format, never "-0.000".
+
+    Example:
+        >>> [unsigned_zero(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
+        ['0.000', '0.0%', '+0.00', '-0.0001']
+    """
+    text = format(value, form)
+    return text if text.strip("+-0.%") else format(0.0, form)
 
 
 def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:
@@ -78,7 +89,7 @@ def at_head(reference: str | None, value: float, form: str = ".3f") -> str:
     if reference is None:
         return "none"
     layer, head = reference.split(".")
-    return f"layer {layer} head {head} ({value:{form}})"
+    return f"layer {layer} head {head} ({said(value, form)})"
 
 
 def caveat(name: str, caveats: Mapping[str, str], encodings: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ from tl_posgen.claim import WIDTHS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import rows_of
 from tl_posgen.report.figures import model_label
+from tl_posgen.report.sentences import unsigned_zero
 from tl_posgen.report.tables import MOST_HEADS, compact, head_means
 from tl_posgen.result import Report, Result
 
@@ -121,7 +122,7 @@ def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
 
 
 def cell(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return unsigned_zero(value, ".3f") if isinstance(value, float) else str(value)
 
 
 def fitting(cells: dict[str, list[str]], width: int) -> list[list[str]]:
@@ -148,5 +149,6 @@ def empty_table(title: str, caption: str | None = None) -> Table:
 
 def short(value: float) -> str:
     """Three decimals, and no zero before the point: .917, -.500, but 10.250."""
-    sign, digits = ("-" if value < 0 else ""), f"{abs(value):.3f}"
+    text = unsigned_zero(value, ".3f")
+    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
     return sign + (digits[1:] if digits.startswith("0.") else digits)

@@ -80,6 +80,11 @@ def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Ten
     return torch.cat([to_planes(x, rope), torch.complex(real.contiguous(), imag.contiguous())], dim=-1)
 
 
+def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batch two_planes"]:
+    """Complex planes as real numbers: <real_coordinates(a), real_coordinates(b)> = Re sum_m a_m conj(b_m)."""
+    return torch.view_as_real(z.resolve_conj()).flatten(-2)
+
+
 def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_rest"]:
     """theta of every plane of `complex_planes`: the rotary ones, then zeros for the remainder."""
     zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, dtype=torch.float64, device=rope.inv_freq.device)

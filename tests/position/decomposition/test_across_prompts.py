@@ -1,5 +1,7 @@
 """What is the same in every prompt: known answers, and real models."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.position.decomposition import across_prompts
 from tl_posgen.position.decomposition.position_shares import row_centred
+from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
+from tl_posgen.result import Result
 
 N = 14
 I = torch.arange(float(N))  # noqa: E741
@@ -118,6 +122,19 @@ def test_prompts_of_different_lengths_are_refused(found):
 def test_rows_of_a_single_key_are_refused(found):
     with pytest.raises(InputError, match="no query sees two keys"):
         found(noise(1, 8, 8), noise(1, 8, 8), window=1)
+
+
+def test_a_share_below_zero_is_said_to_be_noise(result):
+    data, null = result.dataset.copy(), result.dataset.copy()
+    data[f"by_key{OUT}"], null[f"position{OUT}"] = data[f"by_key{OUT}"] * 0 - 0.119, null[f"position{OUT}"] * 0 - 0.01
+    told = Result("across_prompts", data, (null,), result.provenance)
+    sentences = " ".join(told.findings())
+    assert "key's position alone not resolved (random init " in sentences
+    assert "(random init not resolved) of the score variance" in sentences
+    chance = float(data[f"chance{OUT}"].mean())
+    assert f"Not resolved: chance leaves {chance:.1%} in a mean over so few prompts" in sentences
+    assert not re.search(r"-\d", sentences)
+    assert "ot resolved" not in " ".join(result.findings())
 
 
 @pytest.fixture(scope="module")

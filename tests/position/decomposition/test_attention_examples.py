@@ -14,7 +14,8 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples, attention_examples
 from tl_posgen.position.decomposition.attention_examples import labels, pick_heads
-from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
         one = result.dataset.isel(example=number)
         layer, head = kept[int(one["layer"])], int(one["head"])
         np.testing.assert_allclose(one["pattern"], layer.pattern[head], atol=1e-5)
-        fit = three_axis_from_scores(layer.scores()[[head]])
+        fit = fit_three_axis(pair_moments_from_scores(layer.scores()[[head]]))
         additive = fit.fitted(everything, everything).nan_to_num(-torch.inf).softmax(-1)[0]
         np.testing.assert_allclose(one["additive_pattern"], additive, atol=1e-4)
         np.testing.assert_allclose(one["residual"], one["pattern"] - one["additive_pattern"], atol=1e-6)

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.position_shares import PARTS, PositionParts, position_shares, row_centred
+from tl_posgen.position.decomposition.position_shares import PARTS, PositionParts, row_centred
 
 N = 14
 I = torch.arange(float(N))  # noqa: E741
@@ -29,8 +28,3 @@ def test_energies_are_those_of_dense_least_squares(window, first, seed):
         design = torch.cat([columns, eye[query]], 1)
         fitted = design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
         assert energy[name] == pytest.approx(float(fitted @ target), abs=1e-8), name
-
-
-def test_one_prompt_has_no_shares():
-    with pytest.raises(InputError, match="at least 2"):
-        position_shares(torch.ones(1, 5), torch.ones(1, 5), 1, 10)

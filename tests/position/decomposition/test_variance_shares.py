@@ -191,18 +191,6 @@ def test_a_head_that_never_varies_has_no_shares():
 # Bad input
 
 
-def test_unknown_weights_are_refused_with_the_choices():
-    rope = ROPES["half"]
-    moments = TripleMoments.of(*random_qk(4, 4, 6), rope)
-    with pytest.raises(InputError, match="uniform, causal"):
-        variance_shares(moments, rope, 1.0, 4, weights="near")
-    for bad in (torch.ones(3), torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, 1.0])):
-        with pytest.raises(InputError, match="give 4 of them"):
-            variance_shares(moments, rope, 1.0, 4, weights=bad)
-    with pytest.raises(InputError, match="0 distances"):
-        variance_shares(moments, rope, 1.0, 0)
-
-
 def test_a_prompt_of_one_token_cannot_lose_it():
     with pytest.raises(InputError, match="no token is left"):
         TripleMoments.of(*random_qk(1, 1, 6), ROPES["half"], first_token=False)

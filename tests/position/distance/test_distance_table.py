@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.distance_table import additive_fit, distance_table, key_agreement, table_energies
+from tl_posgen.position.distance.distance_table import distance_table, key_agreement, table_energies
 from tl_posgen.position.order.swaps import jittered_distances
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions, scores_frozen_beyond
@@ -59,21 +60,12 @@ def test_distance_table_at_the_true_distance_is_the_true_score(rope):
 def test_energies_from_moments_equal_those_of_the_table(rope, distances):
     q, k = random_head()
     energies = table_energies(q, k, rope, SCALE, distances)
+    distance, key, neither = energies
     for query in range(q.shape[1]):
         fit = additive_fit(distance_table(q[:, query], k, rope, SCALE, distances))
-        torch.testing.assert_close(energies.distance[:, query], fit.rows.square().mean(-1))
-        torch.testing.assert_close(energies.key[:, query], fit.columns.square().mean(-1))
-        torch.testing.assert_close(energies.interaction_share[:, query], fit.interaction_share)
-        torch.testing.assert_close(energies.additive_r[:, query], fit.r)
-
-
-def test_pooled_energies_are_those_of_all_tables_together():
-    q, k = random_head()
-    rope, distances = ROPES["half"], torch.arange(7)
-    pooled = table_energies(q, k, rope, SCALE, distances).pooled()
-    fits = [additive_fit(distance_table(q[:, i], k, rope, SCALE, distances)) for i in range(q.shape[1])]
-    rows = torch.stack([fit.rows.square().mean(-1) for fit in fits]).mean(0)
-    torch.testing.assert_close(pooled.distance[:, 0], rows)
+        torch.testing.assert_close(distance[:, query], fit.rows.square().mean(-1))
+        torch.testing.assert_close(key[:, query], fit.columns.square().mean(-1))
+        torch.testing.assert_close((neither / energies.sum(0))[:, query], fit.interaction_share)
 
 
 def test_additive_fit_is_the_least_squares_fit():
@@ -92,8 +84,8 @@ def test_a_head_whose_fast_planes_hold_constant_keys_is_additive():
     rope = Rope(torch.tensor([1.0, 0.7, 0.0, 0.0], dtype=torch.float64))
     k = k.clone()
     k[..., [0, 1, 4, 5]] = 1.0
-    share = table_energies(q, k, rope, SCALE, torch.arange(64)).interaction_share
-    torch.testing.assert_close(share, torch.zeros_like(share))
+    energies = table_energies(q, k, rope, SCALE, torch.arange(64))
+    torch.testing.assert_close(energies[2] / energies.sum(0), torch.zeros(2, 12, dtype=torch.float64))
 
 
 def test_key_agreement_is_the_correlation_of_the_key_parts(rope):

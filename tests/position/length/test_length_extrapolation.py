@@ -69,7 +69,7 @@ def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini_brid
     expected = output_drift(halves, beyond)
     found = result.dataset.sel(condition="vanilla", layer=2, segment=2)
     for name in ("frechet", "mahalanobis", "norm_ratio", "off_axes", "noise_level"):
-        np.testing.assert_allclose(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_chosen_heads_alone_are_measured_and_edited(result, of_one_head):

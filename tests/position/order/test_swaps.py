@@ -161,7 +161,7 @@ def test_a_word_with_a_protected_token_stays():
         ({"ratio": 1.1}, "outside"),
         ({"ratio": float("nan")}, "outside"),
         ({"ratio": 0.1, "protected": [10]}, "position 10"),
-        ({"ratio": 0.1, "reach": "window", "window": 0}, "at least 1"),
+        ({"ratio": 0.1, "reach": "window", "window": 0}, "1 or more"),
     ],
 )
 def test_bad_input_is_refused(options, match):

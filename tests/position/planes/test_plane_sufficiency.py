@@ -132,6 +132,19 @@ def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
     assert loaded.table()["weights"].tolist() == GROUPS
 
 
+def test_the_table_says_which_numbers_are_without_the_first_token(result):
+    table = result.table().set_index("weights")
+    suffix = {"first out": f"_{WITHOUT}", "all tokens": ""}
+    for heading in ("score_sum, first out", "interaction, first out", "planes_met, all tokens", "additive, all tokens"):
+        name, tokens = heading.split(", ")
+        expected = result.dataset[f"{name}{suffix[tokens]}"].mean(("layer", "head"))
+        np.testing.assert_allclose(table.loc[GROUPS[:3], heading], expected)
+    assert list(table)[:2] == ["pearson, first out", "spearman, first out"]
+    said = " ".join(result.findings())
+    assert f"First token left out, mean sum of scores {table.loc['trained', 'score_sum, first out']:.2f}" in said
+    assert f"with it, certified additive {table.loc['trained', 'additive, all tokens']:.0%}" in said
+
+
 def test_every_variable_is_declared(result, without_random):
     assert_declared(result)
     assert_declared(without_random)

@@ -15,8 +15,8 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.variance import Variance
+from tl_posgen.position.planes.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import CONDITIONS, EPS_GRID, SHOWN, WITH_AND_WITHOUT, Planes
-from tl_posgen.position.planes.planes_figures import PARTS, magnitude, phases
 
 OPTIONS = {"length": 48, "n_prompts": 2, "progress": False}
 TOKENS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
@@ -250,16 +250,17 @@ def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
 
 
 def test_phases_have_a_marker_a_plane_for_queries_and_keys(result):
-    figure = phases(result, heads=[(1, 2)], first_token=True)
-    assert [trace.name for trace in figure.data] == ["queries", "keys"] * 2
-    one = result.dataset.sel(layer=1, head=2)
-    np.testing.assert_allclose(figure.data[1].r, one["concentration_k"])
-    np.testing.assert_allclose(np.radians(figure.data[1].theta), one["phase_k"])
-    np.testing.assert_allclose(figure.data[2].r, result.null.sel(layer=1, head=2)["concentration_q"])
+    figure = result.plot("phases")
+    assert [trace.name for trace in figure.data] == ["queries", "keys"] * 6
+    layer, head = (int(one) for one in result.summary["position_highest_head"].split("."))
+    one, null = (data.sel(layer=layer, head=head) for data in (result.dataset, result.null))
+    np.testing.assert_allclose(figure.data[1].r, one[f"concentration_k{OUT}"])
+    np.testing.assert_allclose(np.radians(figure.data[1].theta), one[f"phase_k{OUT}"])
+    np.testing.assert_allclose(figure.data[6].r, null[f"concentration_q{OUT}"])
 
 
 def test_the_heads_drawn_by_default_are_the_extreme_ones_and_stand_in_the_summary(result):
-    titles = [note.text for note in phases(result, radius="magnitude").layout.annotations]
+    titles = [note.text for note in result.plot("phases").layout.annotations]
     for part, title in zip(PARTS, titles, strict=False):
         layer, head = result.dataset[part].to_series().idxmax()
         assert result.summary[f"{part}_highest_head"] == f"{layer}.{head}"
@@ -271,8 +272,7 @@ def test_magnitudes_are_drawn_by_wavelength_trained_beside_null(result):
     assert len(traces) == 2 * 2 * 4
     np.testing.assert_allclose(traces[1].y, result.dataset[f"magnitude_q{OUT}"].mean("head").sel(layer=1))
     np.testing.assert_allclose(traces[1].x, result.dataset["wavelength"].sel(layer=1))
-    with_first = magnitude(result, first_token=True).data[4]
-    np.testing.assert_allclose(with_first.y, result.dataset["magnitude_k"].mean("head").sel(layer=0))
+    np.testing.assert_allclose(traces[4].y, result.dataset[f"magnitude_k{OUT}"].mean("head").sel(layer=0))
 
 
 def test_shares_have_a_row_a_head_and_a_column_a_plane(result):
@@ -299,14 +299,6 @@ def test_heads_that_were_not_asked_for_are_no_rows(mini, result):
 def test_an_unknown_picture_is_refused(result):
     with pytest.raises(InputError, match="nonsense"):
         result.plot("nonsense")
-    with pytest.raises(InputError, match=r"radius='nonsense': choose from concentration, magnitude"):
-        phases(result, radius="nonsense")
-
-
-@pytest.mark.parametrize("heads", [[(0, 9)], []])
-def test_a_head_that_is_not_there_is_refused(result, heads):
-    with pytest.raises(InputError, match="pairs that the result has"):
-        phases(result, heads=heads)
 
 
 def test_the_sentences_say_the_summary_with_the_null_or_without(result):

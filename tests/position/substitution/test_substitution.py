@@ -1,6 +1,7 @@
 """Substituted scores: the reference values of real models, and the search's honesty."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import jsonable
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.random_like import random_like
+from tl_posgen.position.claims import two_axes
+from tl_posgen.position.decomposition import variance
 from tl_posgen.position.substitution import Substitution, by_free_split, by_split, substitute, substitution, triangle
 from tl_posgen.position.substitution.optimise_split import FAMILIES, free_splits
 from tl_posgen.position.substitution.substituted_loss import recovered
@@ -67,7 +70,8 @@ def test_shares_run_from_uniform_to_unchanged(result):
 
 
 def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
-    found = substitution(mini, alice, length=16, n_prompts=2, widths=(4,), gamma=0, search=False, **QUIET)
+    untrained = random_like(mini, 0)
+    found = substitution(untrained, alice, length=16, n_prompts=2, widths=(4,), search=False, **QUIET)
     assert found.summary["nothing_to_recover"]
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
@@ -220,10 +224,10 @@ def test_figures_draw_the_data(result):
     assert list(own.text) == [f"{share:.0%}" for share in data.recovered.values]
     assert null.y.tolist() == result.null.loss_mean.values.tolist()
     dose = {trace.name: trace for trace in result.plot("dose").data}
-    np.testing.assert_array_equal(dose["triangle_4<br>mini"].y, data.dose_loss.sel(stand_in="triangle_4"))
+    np.testing.assert_array_equal(dose["triangle of width 4<br>mini"].y, data.dose_loss.sel(stand_in="triangle_4"))
     points = {trace.name: trace for trace in result.plot("correlation").data}
-    assert points["triangle_4"].x[0] == pytest.approx(result.summary["r_triangle_4"])
-    assert points["triangle_4"].y[0] == result.summary["loss_triangle_4"] - result.summary["loss_unchanged"]
+    assert points["triangle of width 4"].x[0] == pytest.approx(result.summary["r_triangle_4"])
+    assert points["triangle of width 4"].y[0] == result.summary["loss_triangle_4"] - result.summary["loss_unchanged"]
     (bars,) = result.plot("search").data
     np.testing.assert_array_equal(bars.y, data.search_recovered)
     splits = result.plot("splits").data
@@ -239,12 +243,39 @@ def test_sentences_and_titles_say_the_summary(result):
     assert own["recovered_three_axis"] == float(data.recovered.sel(condition="three_axis"))
     assert own["search_recovered_free"] == float(data.search_recovered.sel(family="free")) == own["split_recovered"]
     assert f"r = {own['r_three_axis']:.3f}; in their place it recovers {own['recovered_three_axis']:.1%}" in text
-    assert f"({own['best']}) recovers {own['recovered_best']:.1%} of the {own['worth']:.3f} nats" in text
+    assert own["best"] == "triangle_4"
+    assert f"(triangle of width 4) recovers {own['recovered_best']:.1%} of the {own['worth']:.3f} nats" in text
     assert f"(random init {result.null_summary['worth']:.4f})" in text
     ends = (own[f"search_recovered_{end}_free"] for end in ("low", "high"))
     assert f"per head {own['search_recovered_free']:.1%} ({' to '.join(f'{x:.1%}' for x in ends)})" in text
     assert f"their KL from the unchanged model's is {own['search_prediction_kl_triangle']:.3f} nats" in text
     assert f"share recovered {own['r_rank']:.2f}, of" in result.plot("correlation").layout.title.text
+
+
+def test_no_sentence_and_no_legend_has_an_internal_name(result):
+    drawn = [result.plot(kind) for kind in ("loss", "dose", "correlation", "splits")]
+    legends = [str(trace.name) for figure in drawn for trace in figure.data]
+    titles = [figure.layout.title.text for figure in drawn]
+    titles += [note.text for figure in drawn for note in figure.layout.annotations]
+    ticks = [str(x) for x in drawn[0].data[0].x]
+    assert "triangle of width 4" in ticks
+    for words in (*result.findings(), *legends, *titles, *ticks):
+        assert not re.search(r"_\d|[a-z]_[a-z]|Rbar|mean turn", words), words
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("gpt2", "absolute"), ("bloom", "alibi")])
+def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family_model, name, encoding):
+    model = family_model(name, "bridge")
+    tokens = torch.randint(0, model.cfg.d_vocab, (2, 12), generator=torch.Generator().manual_seed(0))
+    options = {"widths": (4,), "dummy_distances": (2,), "search": False, "null_seeds": (), "progress": False}
+    found = substitution(model, tokens, **options)
+    assert found.provenance["encoding"] == encoding
+    loss = found.dataset.loss_mean
+    for split in ("mean_key_2", "triangle_4", "own_profile", "query_profile"):
+        assert float(loss.sel(condition=split)) == pytest.approx(float(loss.sel(condition="unchanged")), abs=1e-4)
+    assert found.findings() == [found.caveat]
+    assert "by construction" in found.caveat
+    assert two_axes(variance(model, tokens, null_seeds=(), progress=False), found).verdict == "open"
 
 
 def test_findings_stand_without_a_null_and_with_several(unsearched):
@@ -274,6 +305,7 @@ def test_the_table_ends_with_the_searched_splits(result):
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"gamma": 0},
         {"gamma": 2},
         {"gamma": float("nan")},
         {"from_layer": 9},

@@ -21,7 +21,7 @@ from tl_posgen.position.decomposition.position_shares import PositionParts, posi
 from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
-from tl_posgen.report.sentences import at_head, beside, extremes, means
+from tl_posgen.report.sentences import at_head, extremes, means, null_of, said
 
 CROP = 256
 
@@ -67,7 +67,7 @@ class LayerSums:
     """Sums over prompts for one layer: its scores over the pairs that count, and their `PositionParts.energy`."""
 
     heads: list[int]
-    masks: Bool[Tensor, "variant query key"]
+    parts: list[PositionParts]
     scores: Float[Tensor, "head pair"]
     energy: Float[Tensor, "variant head part=5"]
 
@@ -78,20 +78,22 @@ class AcrossPromptsCollector(Collector):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._layers: dict[int, LayerSums] = {}
-        self._parts: dict[bytes, PositionParts] = {}
+        self._parts: dict[int | None, list[PositionParts]] = {}  # by window, with the first token and without
         self._prompts: set[int] = set()
 
     def update(self, layer: LayerCapture) -> None:
         n = min(self.options.crop, layer.length)
         self._prompts.add(layer.prompt)
-        sums = self._layers.get(layer.layer)
-        masks = masks_of(n, layer.geometry.window, layer.positions.device) if sums is None else sums.masks
-        check_lengths([n, masks.shape[-1]])
+        window, sums = layer.geometry.window, self._layers.get(layer.layer)
+        if window not in self._parts:
+            self._parts[window] = [PositionParts(mask) for mask in masks_of(n, window, layer.positions.device)]
+        parts = self._parts[window]
+        check_lengths([n, parts[0].n])
         scores = layer.scores(n)
-        seen, energy = scores[:, masks[0]].double(), self._energy(scores, masks)
+        seen, energy = scores[:, parts[0].mask].double(), energies(scores, parts)
         if sums is not None:
             seen, energy = seen + sums.scores, energy + sums.energy
-        self._layers[layer.layer] = LayerSums(list(layer.heads), masks, seen, energy)
+        self._layers[layer.layer] = LayerSums(list(layer.heads), parts, seen, energy)
 
     def dataset(self) -> xr.Dataset:
         if len(self._prompts) < 2:
@@ -105,26 +107,17 @@ class AcrossPromptsCollector(Collector):
                 dataset[f"{name}_of_position{suffix}"] = dataset[f"by_{name}{suffix}"] / surely
         return dataset.assign(self._example_maps(dataset)).assign_attrs(prompts=len(self._prompts))
 
-    def _energy(self, scores: Tensor, masks: Tensor) -> Float[Tensor, "variant head part=5"]:
-        return torch.stack([self._parts_of(mask).energy(row_centred(scores, mask)) for mask in masks])
-
-    def _parts_of(self, mask: Tensor) -> PositionParts:
-        """Made once for every mask: layers of one window share it."""
-        key = np.packbits(mask.cpu().numpy()).tobytes()
-        if key not in self._parts:
-            self._parts[key] = PositionParts(mask)
-        return self._parts[key]
-
     def _mean_scores(self, sums: LayerSums) -> Float[Tensor, "head query key"]:
-        mean = sums.scores.new_zeros(len(sums.scores), *sums.masks[0].shape)
-        mean[:, sums.masks[0]] = sums.scores / len(self._prompts)
+        mask = sums.parts[0].mask
+        mean = sums.scores.new_zeros(len(sums.scores), *mask.shape)
+        mean[:, mask] = sums.scores / len(self._prompts)
         return mean
 
     def _shares(self, layer: int) -> xr.Dataset:
         sums, n, data = self._layers[layer], len(self._prompts), {}
-        prompts, mean = sums.energy / n, self._energy(self._mean_scores(sums), sums.masks)
-        for of_prompts, of_mean, mask, suffix in zip(prompts, mean, sums.masks, VARIANTS, strict=True):
-            shares = position_shares(of_prompts, of_mean, n, int(mask.sum()))
+        prompts, mean = sums.energy / n, energies(self._mean_scores(sums), sums.parts)
+        for of_prompts, of_mean, parts, suffix in zip(prompts, mean, sums.parts, VARIANTS, strict=True):
+            shares = position_shares(of_prompts, of_mean, n, int(parts.mask.sum()))
             data |= {f"{name}{suffix}": ("head", share.cpu().numpy()) for name, share in shares.items()}
         return xr.Dataset(data, {"head": sums.heads})
 
@@ -137,9 +130,13 @@ class AcrossPromptsCollector(Collector):
         for layer, head in most:
             sums = self._layers[layer]
             mean = self._mean_scores(sums)[[sums.heads.index(head)]]
-            maps.append(row_centred(mean, sums.masks[1])[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy())
+            maps.append(row_centred(mean, sums.parts[1].mask)[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy())
         found: dict[str, tuple] = {"example_layer": ("example", list(layers)), "example_head": ("example", list(heads))}
         return found | {"example_position": (("example", "query", "key"), np.stack(maps))}
+
+
+def energies(scores: Tensor, parts: Sequence[PositionParts]) -> Float[Tensor, "variant head part=5"]:
+    return torch.stack([part.energy(row_centred(scores, part.mask)) for part in parts])
 
 
 def masks_of(n: int, window: int | None, device: torch.device) -> Bool[Tensor, "variant query key"]:
@@ -172,19 +169,33 @@ def summarise(data: xr.Dataset) -> Summary:
     }
 
 
+NOT_RESOLVED = "not resolved"
+
+
+def resolved(own: Summary, key: str, form: str = ".1%") -> str:
+    """A share of the summary; one below 0 is noise about a small share."""
+    return NOT_RESOLVED if own[key] < 0 else said(own[key], form)
+
+
 def findings(own: Summary, null: Any) -> list[str]:
-    def share(name: str) -> str:
-        return beside(own, null, f"{name}_without_first_token", ".1%")
+    def share(name: str, suffix: str = WITHOUT_FIRST_TOKEN) -> str:
+        key = f"{name}{suffix}"
+        noise = null is not None and null[key] < 0
+        return f"{resolved(own, key)} ({f'random init {NOT_RESOLVED}' if noise else null_of(null, key, '.1%')})"
 
     most = "position_without_first_token_highest"
-    return [
+    found = [
         f"Position, the same in all {own['prompts']} prompts, is {share('position')} of the score variance within "
-        f"rows, first token left out (with it {beside(own, null, 'position', '.1%')}). Most: "
+        f"rows, first token left out (with it {share('position', '')}). Most: "
         f"{at_head(own[f'{most}_head'], own[most])}.",
         f"A function of distance alone holds {share('by_distance')} of that variance, one of the key's position alone "
         f"{share('by_key')}, both together {share('by_either')}; a straight line, {share('by_line')}, is in each, "
         "since within a row distance and key position are one line.",
     ]
+    if any(NOT_RESOLVED in sentence for sentence in found):
+        chance = said(own[f"chance{WITHOUT_FIRST_TOKEN}"], ".1%")
+        found.append(f"Not resolved: chance leaves {chance} in a mean over so few prompts; give more of them.")
+    return found
 
 
 def mean_maps(result: Any) -> go.Figure:
@@ -214,7 +225,8 @@ def map_title(data: xr.Dataset, number: int, side: str) -> str:
         return ""
     layer, head = (int(data[f"example_{name}"][number]) for name in ("layer", "head"))
     share = float(data["position_without_first_token"].sel(layer=layer, head=head))
-    return f"L{layer}H{head}, position {share:.0%} · {side}"
+    told = NOT_RESOLVED if share < 0 else said(share, ".0%")
+    return f"L{layer}H{head}, position {told} · {side}"
 
 
 def by_layer(data: xr.Dataset) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Attention examples: a head's true attention beside the attention of its additive fit, token by token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -62,11 +62,11 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, AttentionExamples)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)[:1]
     picks = pick_heads(job.after["three_axis"].dataset, request.options.examples)
-    found: dict[tuple[int, int], Mapping[str, Any]] = {}
+    found: dict[tuple[int, int], xr.Dataset] = {}
     if picks:
-        heads = [(layer, head) for layer, head, _ in picks]
-        run_capture(model, tokens[0][None], lambda one: found.update(patterns(one)), heads=heads)
-    dataset = examples_dataset(picks, found, token_strings(model, tokens[0][:CROP]))
+        run_capture(model, tokens[0][None], lambda one: found.update(patterns(one)), heads=[pick[:2] for pick in picks])
+    texts = token_strings(model, tokens[0][:CROP])
+    dataset = examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
     dataset = dataset.assign_attrs(model=model_label(job.after["three_axis"].dataset))
     return as_result(request, [dataset], provenance_of(model, tokens, (), job.seed))
 
@@ -80,7 +80,7 @@ def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
     return best + [(*head, "furthest from position + key") for head in heads[-n:] if head not in heads[:n]]
 
 
-def patterns(layer: LayerCapture) -> dict[tuple[int, int], dict[str, Any]]:
+def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     """The three maps and r within rows of every head that was captured, by (layer, head)."""
     fit, _ = layer.once(fit_capture)
     n = min(CROP, layer.length)
@@ -88,25 +88,23 @@ def patterns(layer: LayerCapture) -> dict[tuple[int, int], dict[str, Any]]:
     true = scores.double().softmax(-1)
     additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
     maps = {"pattern": true, "additive_pattern": additive, "residual": true - additive}
-    return {
-        (layer.layer, head): {
-            **{name: x[index].float().cpu().numpy() for name, x in maps.items()},
-            "r_within_rows": float(fit.r_within_rows[index]),
-        }
-        for index, head in enumerate(layer.heads)
-    }
+    data: dict[str, tuple] = {name: (("head", *MAP[1:]), x.float().cpu().numpy()) for name, x in maps.items()}
+    data["r_within_rows"] = ("head", fit.r_within_rows.cpu().numpy())
+    heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads)})
+    return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
 
 
-def examples_dataset(
-    picks: Sequence[Pick], found: Mapping[tuple[int, int], Mapping[str, Any]], tokens: Sequence[str]
-) -> xr.Dataset:
-    n, chosen = len(tokens), [found[layer, head] for layer, head, _ in picks]
-    maps = {name: np.array([one[name] for one in chosen]).reshape(-1, n, n) for name in MAPS}
-    data: dict[str, tuple] = {name: (MAP, map_of_all) for name, map_of_all in maps.items()}
-    data["r_within_rows"] = ("example", np.array([one["r_within_rows"] for one in chosen]))
-    places = {name: ("example", [pick[axis] for pick in picks]) for axis, name in enumerate(("layer", "head", "why"))}
-    coords = {**places, "token": ("key", list(tokens)), "example": np.arange(len(chosen))}
-    return xr.Dataset(data, coords, {"rows": "example"})
+def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> xr.Dataset:
+    """The examples along "example"; empty maps where no head was picked."""
+    none: dict[str, tuple] = {name: (MAP, np.zeros((0, len(tokens), len(tokens)))) for name in MAPS}
+    places = dict.fromkeys(("layer", "head", "why"), ("example", []))
+    found = (
+        xr.concat(examples, "example", coords="all")
+        if examples
+        else xr.Dataset(none | {"r_within_rows": ("example", [])}, places)
+    )
+    coords = {"token": ("key", list(tokens)), "example": np.arange(len(examples))}
+    return found.assign_coords(coords).assign_attrs(rows="example")
 
 
 # What is shown

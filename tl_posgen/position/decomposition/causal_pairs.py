@@ -90,12 +90,7 @@ class CausalPairs:
     @property
     def iid_r(self) -> float:
         """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): the r that iid Gaussian scores reach by chance."""
-        return _root_share(self.rank - 1, self.n_pairs - 1)
-
-    @property
-    def iid_r_within_rows(self) -> float:
-        """The same within rows: sqrt((rank - n) / (n_pairs - n)), the mean of every row being removed."""
-        return _root_share(self.rank - self.size, self.n_pairs - self.size)
+        return math.sqrt((self.rank - 1) / (self.n_pairs - 1)) if self.n_pairs > 1 else math.nan
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
         """Number of pairs at every index of every axis, in corner coordinates."""
@@ -153,7 +148,3 @@ class CausalPairs:
             return torch.nn.functional.pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
 
         return place(distance, self.first_distance), place(query, self.first_query), place(key, self.first_key)
-
-
-def _root_share(part: int, whole: int) -> float:
-    return math.sqrt(part / whole) if whole else math.nan

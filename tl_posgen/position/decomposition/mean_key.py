@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.errors import InputError
@@ -15,7 +14,7 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.position.decomposition.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import moments_of
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
-from tl_posgen.report.figures import head_maps, layer_curves, model_label
+from tl_posgen.report.figures import head_map, layer_curves
 from tl_posgen.report.sentences import beside, means
 
 BY_DISTANCE = ("r", "r_within_rows", "r_without_first_token", "r_within_rows_without_first_token")
@@ -89,15 +88,6 @@ def findings(own: Summary, null: Any) -> list[str]:
     return [f"The mean-key split at dummy distance {own['d0']:g} correlates with the scores at {r}."]
 
 
-def at_d0(result: Any) -> go.Figure:
-    names = ("mean_key_r", "mean_key_r_without_first_token")
-    labels = {name: VARIABLES[name].label for name in names}
-    d0 = result.summary["d0"]
-    subtitle = f"f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)"
-    title = f"Mean-key split · {model_label(result.dataset)}"
-    return head_maps(result.dataset, result.null, labels, title=title, subtitle=subtitle, limits=(0.0, 1.0))
-
-
 HEAD = ("layer", "head")
 WITHOUT = "the first token left out, as query, as key and of the mean key"
 WITHIN = "the mean of each row removed: all that softmax sees"
@@ -125,7 +115,11 @@ MEASURE = Measure(
     summarise=summarise,
     findings=findings,
     figures={
-        "map": at_d0,
+        "map": head_map(
+            *("mean_key_r", "mean_key_r_without_first_token"),
+            title="Mean-key split",
+            subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
+        ),
         "curves": partial(
             layer_curves,
             measure="r_by_distance",

@@ -2,23 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes, rotate
-
-
-@runtime_checkable
-class Distances(Protocol):
-    """A distribution p(d) of distances, by its Rbar = E_p[R_d]: one complex factor a plane, for all heads or each."""
-
-    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*rows plane_and_rest"]: ...
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
 
 @dataclass(frozen=True)
@@ -30,8 +22,8 @@ class MeanKeyCorrelation:
         r_within_rows: within rows, which is all that softmax sees.
     """
 
-    r: Float[Tensor, "distribution head"]
-    r_within_rows: Float[Tensor, "distribution head"]
+    r: Float[Tensor, "distance head"]
+    r_within_rows: Float[Tensor, "distance head"]
 
 
 def mean_key_r(
@@ -39,14 +31,13 @@ def mean_key_r(
     k: Float[Tensor, "head pos d_head"],
     rope: Rope,
     scale: float,
-    distributions: Sequence[Distances | int | float],
+    distances: Sequence[int | float],
     *,
-    mean_key: Float[Tensor, "head d_head"] | None = None,
     window: int | None = None,
     first_token: bool = True,
     scores: PairMoments | None = None,
 ) -> MeanKeyCorrelation:
-    r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]; corr(W, f + g).
+    r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; corr(W, f + g).
 
     W, f + g and the residual W - f - g are bilinear in vectors of twice the width,
 
@@ -58,8 +49,7 @@ def mean_key_r(
 
     Args:
         q, k: before RoPE.
-        distributions: each p(d), or a dummy distance d0 that stands for the point mass there; a row of the result each.
-        mean_key: kbar; the mean of the keys that count unless given.
+        distances: dummy distances d0, a row of the result each. kbar is the mean of the keys that count.
         window: a query sees the `window` last keys, itself included.
         first_token: whether token 0 counts, as query, as key and in kbar.
         scores: the moments of W over these pairs, where they are known.
@@ -68,7 +58,7 @@ def mean_key_r(
         InputError: where no token is left; a distance below 0.
 
     Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
-    (arXiv 2503.13305); p as the general case, and this way to compute r, are ours.
+    (arXiv 2503.13305); this way to compute r is ours.
 
     Example:
         >>> rope = Rope(torch.zeros(1, dtype=torch.float64))  # a plane that never turns splits exactly
@@ -78,19 +68,19 @@ def mean_key_r(
     """
     if not first_token:
         q, k = q[:, 1:], k[:, 1:]
+    if wrong := [distance for distance in distances if not distance >= 0]:
+        raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")
     if not q.shape[1]:
         raise InputError("no token is left for the mean-key split; give a longer text")
-    kbar = (k.double().mean(1).to(k.dtype) if mean_key is None else mean_key.to(k))[:, None]
+    kbar = k.double().mean(1, keepdim=True).to(k.dtype)
     positions = torch.arange(q.shape[1], device=q.device)
     turned_q, turned_k = rotate(q, positions, rope), rotate(k, positions, rope)
     turned_mean = rotate(kbar.expand_as(k), positions, rope)
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
-    z_q, content = complex_planes(q, rope), _flat(complex_planes(k - kbar, rope))
+    z_q, content = complex_planes(q, rope), real_coordinates(complex_planes(k - kbar, rope))
     rows = []
-    for one in distributions:
-        mean_turn = _turn_at(one, rope, q) if isinstance(one, int | float) else one.mean_turn(rope, q.shape[-1])
-        mean_turn = (mean_turn if mean_turn.ndim == 1 else mean_turn[:, None]).to(z_q)
-        left = torch.cat([turned_q, _flat(z_q * mean_turn)], -1)
+    for turn in turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1]).to(z_q):
+        left = torch.cat([turned_q, real_coordinates(z_q * turn)], -1)
         split = pair_moments(left, torch.cat([turned_mean, content], -1), scale, window=window)
         rest = pair_moments(left, torch.cat([turned_k - turned_mean, -content], -1), scale, window=window)
         within = _correlation(scores.within_rows, split.within_rows, rest.within_rows, scores)
@@ -99,17 +89,7 @@ def mean_key_r(
     return MeanKeyCorrelation(r, r_within_rows)
 
 
-def _turn_at(distance: int | float, rope: Rope, q: Tensor) -> Complex[Tensor, " plane_and_rest"]:
-    if not distance >= 0:
-        raise InputError(f"dummy distance {distance}: distances must be 0 or more")
-    return turning_factors(torch.tensor([float(distance)], dtype=torch.float64), rope, q.shape[-1])[0]
-
-
 def _correlation(w: Tensor, split: Tensor, rest: Tensor, scores: PairMoments) -> Float[Tensor, " head"]:
     """From the sums of squares of W, of f + g and of their difference."""
     r = ((w + split - rest) / (2 * (w * split).sqrt())).nan_to_num(0).clamp(-1, 1)
     return r.masked_fill(scores.is_constant(w), torch.nan)
-
-
-def _flat(z: Tensor) -> Tensor:
-    return torch.view_as_real(z.resolve_conj()).flatten(-2)

@@ -1,24 +1,44 @@
-"""What several measures and hooks ask of their numbers: refused before anything runs, with the place and the remedy."""
+"""What several measures and hooks ask of their arguments: refused before anything runs, with place and remedy."""
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
+
+from torch import Tensor
 
 from tl_posgen.errors import InputError
 
 
-def check_whole(measure: str, least: int, **options: Any) -> None:
-    """Refuse options that are no whole numbers of `least` or more.
+def check_whole(place: str, least: int, **values: Any) -> None:
+    """Refuse values that are no whole numbers of `least` or more.
 
     Example:
         >>> check_whole("residual", 1, n_pairs=0)
         Traceback (most recent call last):
         tl_posgen.errors.InputError: residual: n_pairs=0: give a whole number, 1 or more
     """
-    for name, value in options.items():
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InputError(f"{measure}: {name}={value!r}: give a whole number, {least} or more")
+            raise InputError(f"{place}: {name}={value!r}: give a whole number, {least} or more")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is no number from 0 to 1."""
+    if not is_number(value) or value > 1:
+        raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
+
+
+def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
+    """Refuse what is none of these words."""
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} {value!r}: choose from {', '.join(known)}")
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a number that counts or measures: finite, not negative, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
+
+
+def is_real_tensor(value: Any, ndim: int) -> bool:
+    """Whether a value is a tensor of numbers with so many axes."""
+    return isinstance(value, Tensor) and value.ndim == ndim and not value.is_complex()

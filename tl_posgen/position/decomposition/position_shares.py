@@ -41,7 +41,7 @@ class PositionParts:
     def __init__(self, mask: Bool[Tensor, "query key"]):
         if not (mask.sum(-1) > 1).any():
             raise InputError("no query sees two keys, so nothing varies within rows; give longer prompts")
-        self.n = len(mask)
+        self.mask, self.n = mask, len(mask)
         gram = _gram(mask)
         distance, key = slice(None, self.n), slice(self.n, None)
         self.inverses = {
@@ -77,12 +77,7 @@ def position_shares(
         below 0. `position` is the same in every prompt (the rest is content); of it, `by_distance` is a function of
         i - j alone, `by_key` of j alone, `by_either` a(i - j) + c(j), and `by_line`, a straight line in j, is in each,
         since within a row it is one in i - j. `chance` is what chance alone leaves, already subtracted.
-
-    Raises:
-        InputError: fewer than two prompts.
     """
-    if n_prompts < 2:
-        raise InputError("one prompt cannot show what is the same in every prompt; give at least 2 (n_prompts=)")
     noise = (prompts - mean) / (n_prompts - 1)
     total = prompts[:, :1]
     names = ("position", *(f"by_{part}" for part in PARTS[1:]))

@@ -23,7 +23,7 @@ from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.token_pairs import TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
-from tl_posgen.report.sentences import at_head, beside, extremes, means, null_of
+from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
@@ -78,7 +78,7 @@ class ResidualCollector(Collector):
         self._tallies: dict[tuple[int, str], TokenPairTally] = {}  # (layer, variant)
         self._heads: dict[int, list[int]] = {}
         self._wavelengths: dict[int, np.ndarray] = {}  # of the layers whose scores are sums over planes
-        self._examples: list[dict[str, Any]] = []  # heads on the first prompt: layer, head, share, maps, tokens
+        self._examples: xr.Dataset | None = None  # the heads that leave most of the first prompt
 
     def update(self, layer: LayerCapture) -> None:
         check_length(layer.length)
@@ -106,7 +106,7 @@ class ResidualCollector(Collector):
             found |= {f"{name}{suffix}": value for name, value in values.items()}
             if part.tokens is not None:
                 tallies[suffix] = TokenPairTally.of(left, mask, part.tokens.to(left.device))
-            if suffix and part.prompt == 0:
+            if suffix and part.prompt == 0 and self.options.examples:
                 self._keep_examples(part, left, within)
         return found, tallies
 
@@ -130,28 +130,29 @@ class ResidualCollector(Collector):
         return found
 
     def _keep_examples(self, part: LayerCapture, left: Tensor, within: Tensor) -> None:
-        share = left.square().sum((1, 2)) / within.square().sum((1, 2))
         tokens = (part.positions if part.tokens is None else part.tokens)[:CROP].cpu().numpy()
         maps = {"residual": left, "scores": within}
-        maps = {name: x[:, :CROP, :CROP].float().cpu().numpy() for name, x in maps.items()}
-        for index, head in enumerate(part.heads):
-            of_head = {"layer": part.layer, "head": head, "share": float(share[index]), "token": tokens}
-            self._examples.append(of_head | {name: x[index].copy() for name, x in maps.items()})
-        self._examples.sort(key=lambda example: -example["share"])
-        del self._examples[self.options.examples :]
+        numbers = {"layer": torch.full((len(left),), part.layer), "head": torch.tensor(part.heads)}
+        numbers |= {"share": left.square().sum((1, 2)) / within.square().sum((1, 2))}
+        heads = xr.Dataset(
+            {f"example_{name}": (EXAMPLE_MAP, x[:, :CROP, :CROP].float().cpu().numpy()) for name, x in maps.items()}
+            | {f"example_{name}": ("example", x.cpu().numpy()) for name, x in numbers.items()}
+            | {"example_token": ("key", tokens, TOKEN_IDS)}
+        )
+        both = xr.concat([one for one in (self._examples, heads) if one is not None], "example", data_vars="minimal")
+        most = np.argsort(-both["example_share"].values, kind="stable")[: self.options.examples]
+        self._examples = both.isel(example=most)
 
     def dataset(self) -> xr.Dataset:
         data: dict[str, Any] = {}
         for suffix in VARIANTS:
             values = self._shares(suffix) | self._token_pairs(suffix)
             data |= {f"{name}{suffix}": value for name, value in values.items()}
-        dataset = xr.Dataset(data | self._example_maps())
+        dataset = xr.Dataset(data)
         if self._wavelengths:
-            layers = sorted(self._wavelengths)
-            rows = [pd.Series(self._wavelengths[layer]) for layer in layers]
-            lengths = pd.DataFrame(rows, index=pd.Index(layers, name="layer")).rename_axis(columns="plane")
-            dataset["wavelength"] = xr.DataArray(lengths)
-        return dataset
+            lengths = {layer: pd.Series(one) for layer, one in sorted(self._wavelengths.items())}
+            dataset["wavelength"] = (("layer", "plane"), pd.DataFrame(lengths).T.values)
+        return dataset if self._examples is None else dataset.merge(self._examples)
 
     def _shares(self, suffix: str) -> dict[str, xr.DataArray]:
         def total(name: str, *dims: str) -> xr.DataArray:
@@ -182,26 +183,19 @@ class ResidualCollector(Collector):
         tallies = {layer: tally for (layer, kind), tally in sorted(self._tallies.items()) if kind == suffix}
         if not tallies:
             return {}
-        heads = sorted(set().union(*self._heads.values()))
-        ranks = min(self.options.n_pairs, max(tally.kind.shape[1] for tally in tallies.values()))
+        names = {"query_token": "query_token", "key_token": "key_token"}
+        names |= {f"pair_{name}": name for name in ("share", "mean", "count")}
 
-        def stack(name: str, fill: int | float) -> xr.DataArray:
-            values = np.full((len(tallies), len(heads), ranks), fill)
-            for row, (layer, tally) in zip(values, tallies.items(), strict=True):
-                found = getattr(tally, name)[:, :ranks].cpu().numpy()
-                row[[heads.index(head) for head in self._heads[layer]], : found.shape[1]] = found
-            return xr.DataArray(values, {"layer": list(tallies), "head": heads}, ("layer", "head", "rank"))
+        def of_layer(layer: int, tally: TokenPairTally) -> xr.Dataset:
+            columns = {column: getattr(tally, name)[:, : self.options.n_pairs] for column, name in names.items()}
+            data = {column: (("head", "rank"), x.cpu().numpy()) for column, x in columns.items()}
+            n = len(data["pair_mean"][1].T)
+            return xr.Dataset(data, {"layer": layer, "head": self._heads[layer], "rank": range(n)})
 
-        ids = {name: stack(name, -1).assign_attrs(TOKEN_IDS) for name in ("query_token", "key_token")}
-        return ids | {f"pair_{name}": stack(name, np.nan) for name in ("share", "mean", "count")}
-
-    def _example_maps(self) -> dict[str, tuple]:
-        if not self._examples:
-            return {}
-        dims = {"residual": EXAMPLE_MAP, "scores": EXAMPLE_MAP} | dict.fromkeys(("layer", "head", "share"), "example")
-        values = {name: (of, np.stack([one[name] for one in self._examples])) for name, of in dims.items()}
-        found: dict[str, tuple] = {f"example_{name}": value for name, value in values.items()}
-        return {"example_token": ("key", self._examples[0]["token"], TOKEN_IDS)} | found
+        no_id = dict.fromkeys(("query_token", "key_token"), -1)
+        whole = xr.concat([of_layer(*one) for one in tallies.items()], "layer", join="outer", fill_value=no_id)
+        whole = whole.drop_vars("rank")
+        return {name: x.assign_attrs(TOKEN_IDS if name in no_id else {}) for name, x in whole.data_vars.items()}
 
 
 def check_length(n: int) -> None:
@@ -262,15 +256,14 @@ def findings(own: Summary, null: Any) -> list[str]:
         plane = own["top_plane"]
         lengths = ", ".join(f"{length:g}" for length in own["top_plane_wavelengths"])
         found.append(
-            f"Of the residual, {own[f'plane_{plane}']:.0%} ({null_of(null, f'plane_{plane}', '.0%')}) is in plane "
-            f"{plane} (wavelength {lengths} tokens), which holds {own['top_plane_of_scores']:.0%} of the scores within "
-            "rows."
+            f"Of the residual, {beside(own, null, f'plane_{plane}', '.0%')} is in plane {plane} (wavelength {lengths} "
+            f"tokens), which holds {said(own['top_plane_of_scores'], '.0%')} of the scores within rows."
         )
     if "pair_head" in own:
         layer, head = own["pair_head"].split(".")
         found.append(
             f"Kind of token pair that explains most in layer {layer} head {head}: query {own['pair_query']} on key "
-            f"{own['pair_key']}, {own['pair_mean']:+.2f} logits over {own['pair_count']} pairs, "
+            f"{own['pair_key']}, {said(own['pair_mean'], '+.2f')} logits over {own['pair_count']} pairs, "
             f"{own['pair_share']:.1%} of the head's residual."
         )
     return found

@@ -1,7 +1,7 @@
 """How far a head's scores are a function of distance plus one of the query plus one of the key."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.pair_moments import PairMoments
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
@@ -62,47 +62,6 @@ class ThreeAxisFit:
         return values.masked_fill(~counted, torch.nan)
 
 
-def three_axis_from_qk(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
-    scale: float = 1.0,
-    *,
-    window: int | None = None,
-    first_token: bool = True,
-    diagonal: bool = True,
-    ridge: float = 0.0,
-    gauge: Gauge | str = "flat_keys",
-) -> ThreeAxisFit:
-    r"""W_ij = scale <q_i, k_j> ~ a_{i-j} + b_i + c_j from ROTATED q and k. See `fit_three_axis`, `pair_moments`.
-
-    To fit both with and without the first token take `pair_moments` once, and fit it and its
-    `without_first_token`.
-
-    Example:
-        >>> position = torch.arange(8.0)
-        >>> q = torch.stack([torch.ones(8), position], -1)[None]
-        >>> k = torch.stack([position, torch.ones(8)], -1)[None]
-        >>> three_axis_from_qk(q, k).r.round(decimals=6).tolist()  # W_ij = i + j
-        [1.0]
-    """
-    moments = pair_moments(q, k, scale, window=window, diagonal=diagonal)
-    return fit_three_axis(_choose_tokens(moments, first_token), ridge=ridge, gauge=gauge)
-
-
-def three_axis_from_scores(
-    scores: Float[Tensor, "head query key"],
-    *,
-    window: int | None = None,
-    first_token: bool = True,
-    diagonal: bool = True,
-    ridge: float = 0.0,
-    gauge: Gauge | str = "flat_keys",
-) -> ThreeAxisFit:
-    """The same fit from the scores themselves; entries that the mask hides are not read."""
-    moments = pair_moments_from_scores(scores, window=window, diagonal=diagonal)
-    return fit_three_axis(_choose_tokens(moments, first_token), ridge=ridge, gauge=gauge)
-
-
 def fit_three_axis(
     moments: PairMoments, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", tolerance: float = 1e-10
 ) -> ThreeAxisFit:
@@ -125,15 +84,17 @@ def fit_three_axis(
         tolerance: of the residual in the norm of the preconditioner, relative to the right side.
 
     Raises:
-        InputError: for a gauge or a ridge that is none; where the tolerance cannot be reached, in a window thousands of
-            times shorter than the text.
+        InputError: where the tolerance cannot be reached, in a window thousands of times shorter than the text.
 
     Source: Han & Ji 2025 (arXiv 2503.13305) propose the three axes; the method of solution is ours.
+
+    Example:
+        >>> from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
+        >>> position = torch.arange(8.0)
+        >>> scores = (position[:, None] + position)[None]  # W_ij = i + j
+        >>> fit_three_axis(pair_moments_from_scores(scores)).r.round(decimals=6).tolist()
+        [1.0]
     """
-    if gauge not in get_args(Gauge):
-        raise InputError(f"gauge {gauge!r} is not one of {', '.join(get_args(Gauge))}")
-    if not 0 <= ridge < float("inf"):
-        raise InputError(f"ridge must be at least 0 and finite; got {ridge}")
     pairs, mean = moments.pairs, moments.mean
     counts = pairs.counts(moments.sums.device)
     centred = pairs.consistent(moments.sums - mean[:, None] * counts, counts)
@@ -156,14 +117,6 @@ def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
     known = ~r.isnan()
     r, tss = r[known].double(), tss[known].double()
     return float((r.square() @ tss / tss.sum()).sqrt())
-
-
-def _choose_tokens(moments: PairMoments, first_token: bool) -> PairMoments:
-    if first_token:
-        return moments
-    if moments.without_first_token is None:
-        raise InputError(f"nothing is left of {moments.pairs} without the first token; give a longer text")
-    return moments.without_first_token
 
 
 def _conjugate_gradients(

@@ -1,7 +1,5 @@
 """What a head's scores would be if a pair stood at another distance than it does, and how additive that table is."""
 
-from dataclasses import dataclass
-
 import torch
 from einops import einsum
 from jaxtyping import Float, Real
@@ -10,52 +8,6 @@ from torch import Tensor
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
-
-
-@dataclass(frozen=True)
-class AdditiveFit:
-    """table_dj ~ mean + rows_d + columns_j, the least-squares fit of a full table: row and column means.
-
-    r is the correlation of the table with its fit and interaction_share = 1 - r^2 what the fit leaves of the variance;
-    both are NaN where the table is constant.
-    """
-
-    mean: Float[Tensor, "*batch"]
-    rows: Float[Tensor, "*batch row"]
-    columns: Float[Tensor, "*batch column"]
-    r: Float[Tensor, "*batch"]
-    interaction_share: Float[Tensor, "*batch"]
-
-
-@dataclass(frozen=True)
-class TableEnergies:
-    """Variance of the table M_dj of each query: var(M) = distance + key + interaction, without the table.
-
-    distance is the variance of the row means, key that of the column means, interaction what neither explains.
-    `interaction_share` and `additive_r` (the correlation of M with its best additive fit) are per query; take the mean
-    over queries of either, or `pooled()` for the ratio of the summed energies.
-    """
-
-    distance: Float[Tensor, "head query"]
-    key: Float[Tensor, "head query"]
-    interaction: Float[Tensor, "head query"]
-
-    @property
-    def total(self) -> Float[Tensor, "head query"]:
-        return self.distance + self.key + self.interaction
-
-    @property
-    def interaction_share(self) -> Float[Tensor, "head query"]:
-        return self.interaction / self.total
-
-    @property
-    def additive_r(self) -> Float[Tensor, "head query"]:
-        return (1 - self.interaction_share).clamp(min=0).sqrt()
-
-    def pooled(self) -> "TableEnergies":
-        """The same, averaged over queries (the query axis keeps length one): queries with larger scores count more."""
-        parts = (self.distance, self.key, self.interaction)
-        return TableEnergies(*(part.mean(dim=1, keepdim=True) for part in parts))
 
 
 def distance_table(
@@ -82,43 +34,28 @@ def distance_table(
     return scale * turned @ unturned(k, rope).mT
 
 
-def additive_fit(table: Float[Tensor, "*batch row column"]) -> AdditiveFit:
-    """table ~ row mean + column mean - grand mean, taken in float64: the best additive fit of a full table.
-
-    Example:
-        >>> additive_fit(torch.tensor([[0.0, 1.0], [5.0, 6.0]])).interaction_share.item()
-        0.0
-    """
-    table = table.double()
-    mean = table.mean((-2, -1))
-    rows, columns = table.mean(-1) - mean[..., None], table.mean(-2) - mean[..., None]
-    centred = table - mean[..., None, None]
-    left = centred - rows[..., :, None] - columns[..., None, :]
-    share = left.square().mean((-2, -1)) / centred.square().mean((-2, -1))
-    return AdditiveFit(mean, rows, columns, (1 - share).clamp(min=0).sqrt(), share)
-
-
 def table_energies(
     q: Float[Tensor, "head query d_head"],
     k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
     distances: Real[Tensor, " distance"],
-) -> TableEnergies:
-    r"""var of M_dj = scale Re sum_m z^q_m u_m(d) conj(z^k_jm) over d and j, split by its two axes, for every query.
+) -> Float[Tensor, "part=3 head query"]:
+    r"""var of M_dj = scale Re sum_m z^q_m u_m(d) conj(z^k_jm) over d and j, for every query: of the row means
+    (distance), of the column means (key), and of what neither explains.
 
     M is bilinear in u(d) and k_j, so centring an axis of M centres that factor: with cov over distances and over keys
 
-    distance = Q(cov u, kbar kbar'), key = Q(ubar ubar', cov k), interaction = Q(cov u, cov k),
+    distance = Q(cov u, kbar kbar'), key = Q(ubar ubar', cov k), neither = Q(cov u, cov k),
     Q(A, B) = scale^2 / 2 Re sum_lm (z_l z_m A_lm conj(B_lm) + z_l conj(z_m) A*_lm conj(B*_lm)),
 
     where A, A* are the plain and the conjugate second moments. Cost (query + key + distance) x plane^2 instead of
-    query x key x distance x plane. Ours; equal to `additive_fit` of `distance_table` for each query.
+    query x key x distance x plane. Ours.
 
     Example:
         >>> k = torch.ones(1, 5, 4)  # every key the same: the table depends on the distance only
         >>> rope = Rope(torch.tensor([1.0, 0.1], dtype=torch.float64))
-        >>> table_energies(torch.ones(1, 3, 4), k, rope, 1.0, torch.arange(9)).interaction.tolist()
+        >>> table_energies(torch.ones(1, 3, 4), k, rope, 1.0, torch.arange(9))[2].tolist()
         [[0.0, 0.0, 0.0]]
     """
     turn = turning_factors(distances.to(q.device), rope, q.shape[-1])
@@ -126,7 +63,7 @@ def table_energies(
     mean_turn, turn_spread = SecondMoments.of_mean_and_spread(turn)
     mean_key, key_spread = SecondMoments.of_mean_and_spread(key)
     parts = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
-    return TableEnergies(*(scale**2 * a.times(b).mean_square(z) for a, b in parts))
+    return torch.stack([scale**2 * a.times(b).mean_square(z) for a, b in parts])
 
 
 def key_agreement(

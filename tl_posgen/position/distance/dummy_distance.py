@@ -16,16 +16,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
-from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import HeadRows, Measure, Options, Request, Summary, Variable
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Collector, Measure, Options, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.distance.distance_table import key_agreement, table_energies
-from tl_posgen.position.distance.hooks import at_dummy_distance
+from tl_posgen.position.distance.hooks import at_dummy_distance, require_distances
 from tl_posgen.report.figures import COLOURS, Panels, head_map, layer_curves, line, model_label, sides, thinned
 from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.result import Result
@@ -75,15 +74,6 @@ class DummyDistance(Options):
                 raise InputError(f"dummy_distance: {name}={list(values)}: give one at least, and each once")
 
 
-def require_distances(model: Model) -> None:
-    """Refuse a model whose positions are embeddings."""
-    if encoding_of(model) == "absolute":
-        raise UnsupportedModelError(
-            "positions of this model are embeddings added to the residual stream, so its scores know no distance; "
-            "dummy_distance needs rotary positions or ALiBi"
-        )
-
-
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     options = request.options
     assert isinstance(options, DummyDistance)
@@ -96,18 +86,16 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     d0s = torch.tensor(distances, dtype=torch.float64)
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
-        rows = HeadRows()
+        heads = Collector(variables=VARIABLES)
 
         def take(number: int, capture: LayerCapture) -> None:
             capture.prompt = number
-            rows.add(capture, **head_measures(capture, d0s))
+            heads.add(capture, **head_measures(capture, d0s))
 
         bar = tqdm(tokens, desc=f"dummy distance, {label}", unit="prompt", disable=not job.progress)
         for number, prompt in enumerate(bar):
             run_capture(other, prompt[None], partial(take, number), **where)
-        extra = {name: VARIABLES[name].dims[2:] for name in rows.names}
-        data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in extra.items()})
-        data = data.assign_coords(d0=distances, limit=limits)
+        data = heads.dataset().assign_coords(d0=distances, limit=limits)
         data = data.merge(curve_comparison(data["curve_intervention"], data["curve_fit"]))
         losses = [float(token_losses(other, tokens, at_dummy_distance(other, **edit)).mean()) for edit in edits]
         data["loss"] = float(token_losses(other, tokens).mean())
@@ -121,14 +109,15 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
 def head_measures(capture: LayerCapture, d0s: Real[Tensor, " d0"]) -> dict[str, Tensor]:
     """One layer of one prompt."""
     geometry, q, k = capture.geometry, capture.q, capture.k
-    table = table_energies(q, k, geometry.rope, geometry.scale, capture.positions).pooled()
+    energies = table_energies(q, k, geometry.rope, geometry.scale, capture.positions).mean(-1)
+    of_distance, of_key, of_both = energies / energies.sum(0)
     fit, _ = capture.once(fit_capture)
     agreement = key_agreement(q, k, geometry.rope, d0s, reference=float(d0s[0]))
     return {
-        "additive_r": table.additive_r[:, 0],
-        "distance_share": (table.distance / table.total)[:, 0],
-        "key_share": (table.key / table.total)[:, 0],
-        "interaction_share": table.interaction_share[:, 0],
+        "additive_r": (1 - of_both).clamp(min=0).sqrt(),
+        "distance_share": of_distance,
+        "key_share": of_key,
+        "interaction_share": of_both,
         "key_agreement": agreement.mean(1),
         "curve_intervention": curve_under_intervention(capture),
         "curve_fit": fit.a,
@@ -210,24 +199,22 @@ def findings(own: Summary, null: Any) -> list[str]:
 
 def table(data: xr.Dataset) -> pd.DataFrame:
     """One row per dummy distance, then one per limit: agreement of the key part over heads, and the loss."""
-    loss, rows = float(data["loss"]), []
-    for d0 in data["d0"].values:
-        agreement, now = data["key_agreement"].sel(d0=d0), float(data["loss_at"].sel(d0=d0))
-        ends = (said(float(agreement.mean()), ".3f"), said(float(agreement.min()), ".3f"))
-        rows.append((f"every pair at {d0:g}", *ends, now, now - loss))
-    for limit in data["limit"].values:
-        now = float(data["loss_beyond"].sel(limit=limit))
-        rows.append((f"beyond {limit:g} as at {limit:g}", "", "", now, now - loss))
-    return pd.DataFrame(rows, columns=["pairs", "key_agreement", "lowest_head", "loss", "rise"])
+    heads, (d0s, limits) = ("layer", "head"), (data[name].values for name in ("d0", "limit"))
+    agreement = (data["key_agreement"].mean(heads).values, data["key_agreement"].min(heads).values)
+    mean, least = ([*(said(one, ".3f") for one in values), *[""] * len(limits)] for values in agreement)
+    pairs = [f"every pair at {d0:g}" for d0 in d0s] + [f"beyond {limit:g} as at {limit:g}" for limit in limits]
+    loss = np.concatenate([data["loss_at"].values, data["loss_beyond"].values])
+    columns = {"pairs": pairs, "key_agreement": mean, "lowest_head": least, "loss": loss}
+    return pd.DataFrame(columns | {"rise": loss - float(data["loss"])})
 
 
 def agreement(result: Any) -> go.Figure:
     """Whether the key part stays: its correlation with that at the reference, by distance, a line a head."""
     subtitle = f"correlation over keys with the key part at d0 = {result.summary['reference']:g}"
     words: dict[str, Any] = {"title": "Does the key part stay?", "subtitle": subtitle, "y_title": "correlation"}
-    figure = layer_curves(result, "key_agreement", "d0", **words)
-    figure.for_each_trace(lambda trace: trace.update(x=trace.x + 1, mode="lines+markers"))
-    return figure.update_xaxes(type="log", title_text="d0 + 1")
+    return layer_curves(result, "key_agreement", "d0", log_x=True, share=1.0, **words).update_traces(
+        mode="lines+markers"
+    )
 
 
 def curves(result: Any) -> go.Figure:
@@ -263,10 +250,10 @@ def loss(result: Any) -> go.Figure:
 CURVE = ("layer", "head", "distance")
 AGREEMENT = "corr over keys of the key part at d0 with that at the first d0"
 VARIABLES = {
-    "additive_r": Variable("additive r", description="corr of M with its best additive fit, sqrt(1 - interaction)"),
+    "additive_r": Variable("additive r", description="corr of M with its best additive fit, sqrt(1 - distance × key)"),
     "distance_share": Variable("distance", description="share of M's variance"),
     "key_share": Variable("key", description="share of M's variance"),
-    "interaction_share": Variable("interaction", description="share of M's variance that neither explains"),
+    "interaction_share": Variable("distance × key", description="share of M's variance that neither explains alone"),
     "slope_intervention": Variable("slope under intervention", "logits per token", "least squares of its curve"),
     "slope_fit": Variable("slope of the fit", "logits per token", "least squares of a; a convention of the gauge"),
     "curve_r": Variable("agreement of the curves", description="correlation of the two curves without their slopes"),
@@ -283,12 +270,13 @@ MEASURE = Measure(
     question="Does the key part stay when the distance changes?",
     explanation=(
         "Each query meets each key at every distance d, and the table is split into a distance part, a key part and "
-        "their interaction. Then the running model sees every pair at one distance, or no distance beyond a limit."
+        "what takes both, distance × key (not the interaction of the variance decomposition, which is over all queries "
+        "at once). Then the running model sees every pair at one distance, or no distance beyond a limit."
     ),
     source="reconstruction, after the controlled-distance claim of Han & Ji 2025 (arXiv 2503.13305)",
     options=DummyDistance,
     procedure=run,
-    requires=require_distances,
+    requires=partial(require_distances, "dummy_distance"),
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

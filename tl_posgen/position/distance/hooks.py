@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.option_checks import is_number
+from tl_posgen.position.decomposition.option_checks import is_number, is_real_tensor
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
@@ -55,12 +56,15 @@ def at_dummy_distance(
     """
     if distance is None and beyond is None:
         raise InputError("at_dummy_distance: give distance=, beyond=, or both")
-    for name, value in (("distance", distance), ("beyond", beyond)):
-        if isinstance(value, Tensor) and value.numel():
-            for end in (value.tril().min(), value.tril().max()):  # above the diagonal no pair is seen
-                check_distance(model, name, end.item())
-        elif not isinstance(value, Tensor) and value is not None and not (name == "distance" and callable(value)):
-            check_distance(model, name, value)
+    if beyond is not None:
+        check_distance(model, "beyond", beyond)
+    if isinstance(distance, Tensor):
+        if not is_real_tensor(distance, 2) or not distance.numel():
+            raise InputError(f"distance of shape {list(distance.shape)}: give real numbers [query, key]")
+        for end in distance.tril().aminmax():  # above the diagonal no pair is seen
+            check_distance(model, "distance", end.item())
+    elif distance is not None and not callable(distance):
+        check_distance(model, "distance", distance)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return seen_at(capture, distance, beyond)
@@ -80,10 +84,20 @@ def seen_at(
     wanted = distance(true.clamp(min=0)) if callable(distance) else distance
     if isinstance(wanted, Tensor):
         wanted = wanted.to(true.device)
-    assert wanted is not None
+    elif not isinstance(wanted, int | float):
+        raise InputError(f"distance gave {wanted!r}: let it give a number, 0 or more, or a tensor [query, key]")
     products = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, wanted)
     scores = finished(products, capture, wanted)
     return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
+
+
+def require_distances(measure: str, model: Model) -> None:
+    """Refuse a model whose positions are embeddings."""
+    if encoding_of(model) == "absolute":
+        raise UnsupportedModelError(
+            "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
+            f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"
+        )
 
 
 def check_distance(model: Model, name: str, value: Any) -> None:

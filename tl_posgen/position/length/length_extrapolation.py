@@ -14,15 +14,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.measure import HeadRows, Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capture_hooks
 from tl_posgen.models.loss import logits_of, losses_of, prompts_of_one_length, require_length
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
 from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.length_figures import ATTENTION, FIGURES
 from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
@@ -93,15 +93,6 @@ class LengthExtrapolation(Options):
         check_whole(NAME, 0, n_global=self.n_global)
         if unknown := [one for one in self.conditions if one not in CONDITIONS]:
             raise InputError(f"{NAME}: conditions: {unknown[0]!r} is none; choose from {', '.join(CONDITIONS)}")
-
-
-def require_distances(model: Model) -> None:
-    """Refuse a model whose positions are embeddings."""
-    if encoding_of(model) == "absolute":
-        raise UnsupportedModelError(
-            "positions of this model are embeddings, so it has none beyond its training length and no distance to "
-            "change; length_extrapolation needs rotary positions or ALiBi"
-        )
 
 
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
@@ -235,9 +226,8 @@ def drift_of(run: Run, vanilla: Run, times: int) -> xr.Dataset:
     for layer, heads in run.heads.items():
         halves = (vanilla.halves[layer, 0], vanilla.halves[layer, 1])
         drifts = [output_drift(halves, run.segments[layer, segment]) for segment in range(times)]
-        names = (*DRIFT, "noise_level")
-        columns = (torch.stack([getattr(one, name) for one in drifts], -1).cpu().numpy() for name in names)
-        data = {name: (("head", "segment"), column) for name, column in zip(names, columns, strict=True)}
+        columns = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
+        data = {name: (("head", "segment"), column.cpu().numpy()) for name, column in columns.items()}
         layers.append(xr.Dataset(data, {"layer": layer, "head": heads, "segment": range(times)}))
     found = xr.concat(layers, "layer", join="outer")
     assert isinstance(found, xr.Dataset)
@@ -297,7 +287,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     noise = f"{said(own['noise_level'], '.2f')} ({null_of(null, 'noise_level', '.2f')})"
     return [
         *(f"{CONDITIONS[one]}, beyond the training length: {told(one)}." for one in own["conditions"]),
-        f"Inside it the untouched loss is {own['loss_inside']:.2f} and the noise level {noise}.",
+        f"Inside it the untouched loss is {said(own['loss_inside'], '.2f')} and the noise level {noise}.",
     ]
 
 
@@ -341,7 +331,7 @@ MEASURE = Measure(
     source="the claim: Han & Ji 2025 (arXiv 2503.13305); the measures: ours",
     options=LengthExtrapolation,
     procedure=run,
-    requires=require_distances,
+    requires=partial(require_distances, "length_extrapolation"),
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
-
 
 @dataclass(frozen=True)
 class OutputMoments:
@@ -50,48 +48,15 @@ class PrincipalAxes:
     kept: Real[Tensor, " head"]
 
 
-@dataclass(frozen=True)
-class OutputDrift:
-    """Outputs beyond the training length against those inside, per head, along the axes fitted inside.
-
-    Attributes:
-        frechet: Frechet distance between Gaussians of their means and covariances, over the variance inside.
-        noise_level: the same between two halves of the outputs inside: what no drift at all gives.
-        mahalanobis: root mean square of the Mahalanobis distance of the outputs beyond, over that of those inside
-            (the root of the number of axes): 1 is no drift.
-        norm_ratio: mean |o| beyond over mean |o| inside, in the whole space.
-        off_axes: share of the outputs' mean square about the mean inside that lies outside the axes; beyond.
-    """
-
-    frechet: Float[Tensor, " head"]
-    noise_level: Float[Tensor, " head"]
-    mahalanobis: Float[Tensor, " head"]
-    norm_ratio: Float[Tensor, " head"]
-    off_axes: Float[Tensor, " head"]
-
-
-def principal_axes(
-    inside: OutputMoments, share: int | float = 0.95, n_axes: int | None = None, tolerance: float = 1e-10
-) -> PrincipalAxes:
-    """PCA of the outputs inside: the fewest axes with `share` of the variance, or n_axes where that is given.
+def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
+    """PCA of the outputs inside: the fewest axes with `share` of the variance.
 
     Axes with less than `tolerance` of the largest variance are never kept: nothing can be divided by them.
-
-    Raises:
-        InputError: share outside (0, 1], n_axes below 1, or fewer than two outputs.
     """
-    if not 0 < share <= 1:
-        raise InputError(f"variance share {share} is outside (0, 1]")
-    if n_axes is not None and n_axes < 1:
-        raise InputError(f"{n_axes} axes asked for; give at least 1")
-    if inside.n < 2:
-        raise InputError(f"{inside.n} outputs inside the training length; at least 2 are needed for a distribution")
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
     before = values.cumsum(-1) - values
     wanted = before < share * values.sum(-1, keepdim=True)
-    if n_axes is not None:
-        wanted = (torch.arange(values.shape[-1], device=values.device) < n_axes).expand_as(wanted)
     keep = wanted & (values > tolerance * values[..., :1])
     return PrincipalAxes(inside.mean, vectors * keep[:, None], values * keep, keep.sum(-1))
 
@@ -123,9 +88,13 @@ def output_drift(
     halves: tuple[OutputMoments, OutputMoments],
     beyond: OutputMoments,
     share: int | float = 0.95,
-    n_axes: int | None = None,
-) -> OutputDrift:
+) -> dict[str, Float[Tensor, " head"]]:
     """The drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
+
+    frechet: Frechet distance between Gaussians of their means and covariances along the axes, over the variance inside;
+    noise_level: the same between the halves. mahalanobis: root mean square beyond, over that inside (the root of the
+    number of axes). norm_ratio: mean |o| over that inside, in the whole space. off_axes: share of the mean square about
+    the mean inside that lies outside the axes.
 
     Fill the halves from different prompts: neighbouring positions of one prompt are alike, and halves made of them
     would put the noise level too low. A Frechet distance between samples grows as they shrink, so `beyond` should hold
@@ -134,19 +103,19 @@ def output_drift(
     Source: the claim (outputs stay in their training distribution) is of Han & Ji 2025; these measures are ours.
     """
     inside = halves[0] + halves[1]
-    axes = principal_axes(inside, share, n_axes)
+    axes = principal_axes(inside, share)
     variance = axes.variance.sum(-1)
     away = beyond.mean - axes.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
     along = _along(square, axes.axes).diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(axes.variance > 0, 1 / axes.variance, 0.0)
-    return OutputDrift(
-        frechet=_frechet_along(inside, beyond, axes) / variance,
-        noise_level=_frechet_along(*halves, axes) / variance,
-        mahalanobis=((along * inverse).sum(-1) / axes.kept).sqrt(),
-        norm_ratio=(beyond.norm / beyond.n) / (inside.norm / inside.n),
-        off_axes=1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
-    )
+    return {
+        "frechet": _frechet_along(inside, beyond, axes) / variance,
+        "noise_level": _frechet_along(*halves, axes) / variance,
+        "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
+        "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
+        "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
+    }
 
 
 def entropy_and_normaliser(

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.models.loss import logits_of
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of
 from tl_posgen.position.order.disturbance import disturb, draw
@@ -162,16 +162,5 @@ def score_choices(
         same = [number for number, choice in enumerate(choices) if len(choice) == length]
         rows = torch.stack([torch.cat([context, choices[number]]) for number in same])
         rows, hooks = disturb(model, rows, condition, disturbance, **where)
-        scores |= dict(zip(same, choice_log_p(model, rows, hooks, length), strict=True))
+        scores |= dict(zip(same, -token_losses(model, rows, hooks)[:, -length:], strict=True))
     return [scores[number] for number in range(len(choices))]
-
-
-def choice_log_p(
-    model: Model, rows: Int[Tensor, "row pos"], hooks: Sequence[Any], n_choice: int
-) -> Float[Tensor, "row choice"]:
-    """ln p of the last n_choice tokens of each row."""
-    rows = rows.to(next(model.parameters()).device)
-    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
-        logits = logits_of(model, rows)[:, -n_choice - 1 : -1]
-    log_p = logits.double().log_softmax(-1)
-    return log_p.gather(-1, rows[:, -n_choice:, None])[..., 0].cpu()

@@ -9,6 +9,7 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, fin
 from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.position.decomposition.option_checks import is_real_tensor
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions
 
@@ -41,6 +42,9 @@ def permute_positions(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=shifted), model(tokens), atol=1e-4)
         True
     """
+
+    if not isinstance(keys_only, bool):
+        raise InputError(f"keys_only={keys_only!r}: give True or False")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return at_positions(capture, capture.positions if keys_only else positions, positions)
@@ -77,7 +81,7 @@ def jitter_distances(
         matrix, geometry = distances.to(capture.q.device), capture.geometry
         return finished(scores_at(capture.q, capture.k, geometry.rope, geometry.scale, matrix), capture, matrix)
 
-    return _of_one_length(model, distances, scores_of, layers, heads)
+    return _of_one_length(model, distances, scores_of, layers, heads, n_axes=2)
 
 
 def permute_position_part(
@@ -100,8 +104,15 @@ def permute_position_part(
     return _of_one_length(model, positions, scores_of, layers, heads)
 
 
-def _of_one_length(model: Model, given: Tensor, scores_of: ScoresOf, layers: Layers, heads: Heads) -> HookList:
+def _of_one_length(
+    model: Model, given: Tensor, scores_of: ScoresOf, layers: Layers, heads: Heads, n_axes: int = 1
+) -> HookList:
     """`replace_scores` for prompts of the length that the positions or distances were made for."""
+    if not is_real_tensor(given, n_axes):
+        what = (
+            "positions: give a tensor of real numbers, one a token" if n_axes == 1 else "distances: give [query, key]"
+        )
+        raise InputError(f"{what}, not {list(given.shape) if isinstance(given, Tensor) else repr(given)}")
 
     def checked(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         n = capture.q.shape[1]

@@ -19,11 +19,12 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
+from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.order import perturbation_figures as figures
 from tl_posgen.position.order.cloze import encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import beside, null_of
+from tl_posgen.report.sentences import beside, null_of, said
 from tl_posgen.result import Result
 
 RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -84,25 +85,19 @@ class Perturbation(Options):
     n_cloze: int = 40
 
     def check(self) -> None:
-        check_choice("reach", self.reaches, REACHES)
-        if self.conditions is not None:
-            check_choice("condition", self.conditions, CONDITIONS)
+        for name, given, known in (("reach", self.reaches, REACHES), ("condition", self.conditions, CONDITIONS)):
+            for one in () if given is None else given:
+                check_choice(name, one, known)
+            if given is not None and not len(given):
+                raise InputError(f"no {name} chosen; choose from {', '.join(known)}")
         if not len(self.ratios):
             raise InputError("ratios: none given; give shares of tokens to move, such as ratios=(0.05, 0.1)")
-        if outside := [ratio for ratio in self.ratios if not 0 <= ratio <= 1]:
-            raise InputError(f"ratio {outside[0]} is outside [0, 1]; it is the share of tokens to move")
+        for ratio in self.ratios:
+            check_share("ratio", ratio)
         if not 0 <= self.clean < 1:
             raise InputError(f"clean {self.clean} is outside [0, 1); it is the share left in order at the prompt's end")
-        for name, least in (("window", 1), ("n_draws", 1), ("n_cloze", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} {getattr(self, name)}: give {least} at least")
-
-
-def check_choice(name: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := [one for one in given if one not in known]:
-        raise InputError(f"{name} {unknown[0]!r}: choose from {', '.join(known)}")
-    if not len(given):
-        raise InputError(f"no {name} chosen; choose from {', '.join(known)}")
+        check_whole("perturbation", 1, window=self.window, n_draws=self.n_draws)
+        check_whole("perturbation", 0, n_cloze=self.n_cloze)
 
 
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
@@ -256,8 +251,8 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     if "positions" in conditions and features:
         gaps = "; ".join(f"{NAMES[one]} {with_interval(own, f'{one}_gap_many', '+.3f')}" for one in features)
         sentences.append(
-            f"Index against features, {own['ratio_many']:.0%} moved: positions {own['positions_change_many']:+.3f} "
-            f"({null_of(null, 'positions_change_many', '+.3f')}) nats, and against that {gaps}. "
+            f"Index against features, {own['ratio_many']:.0%} moved: positions "
+            f"{beside(own, null, 'positions_change_many', '+.3f')} nats, and against that {gaps}. "
             "An interval that holds 0 means that nothing sets them apart."
         )
     return sentences + cloze_findings(own, null)
@@ -283,7 +278,7 @@ def cloze_findings(own: Summary, null: NullSummary | None) -> list[str]:
         return []
     parts = [
         f"{condition.replace('_', ' ')} {with_interval(own, f'{condition}_cloze_accuracy_most', '.0%')}, "
-        f"{own[f'{condition}_cloze_log_likelihood_change_most']:+.2f}"
+        f"{said(own[f'{condition}_cloze_log_likelihood_change_most'], '+.2f')}"
         for condition in own["conditions"]
     ]
     return [

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 
 Reach = Literal["adjacent", "window", "uniform"]
 
@@ -63,7 +64,7 @@ def swap_tokens(
         >>> swaps.ratio, bool((swaps.permutation[swaps.permutation] == torch.arange(10)).all())
         (0.2, True)
     """
-    furthest, fixed = _checked(n, n, ratio, reach, window, protected)
+    furthest, fixed = _checked(n, n, ratio, reach, window, protected, seed)
     free = [position for position in range(n) if position not in fixed]
     pairs = _matching(free, furthest, seed)
     pairs = pairs[: _how_many([2] * len(pairs), ratio * n)]
@@ -97,8 +98,8 @@ def swap_words(
     Raises:
         InputError: as `swap_tokens`, or words that are empty, overlap, are out of order or leave the text.
     """
-    furthest, fixed = _checked(n, len(words), ratio, reach, window, protected)
     _refuse_words(words, n)
+    furthest, fixed = _checked(n, len(words), ratio, reach, window, protected, seed)
     free = [number for number, (start, stop) in enumerate(words) if fixed.isdisjoint(range(start, stop))]
     pairs = _matching(free, furthest, seed)
     lengths = [stop - start for start, stop in words]
@@ -124,9 +125,9 @@ def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> 
     Raises:
         InputError: ratio outside [0, 1], or width below 1.
     """
-    _refuse_ratio(ratio)
-    if width < 1:
-        raise InputError(f"jitter width {width}: give at least 1 token")
+    check_share("jitter ratio", ratio)
+    check_whole("jitter", 1, width=width)
+    check_whole("jitter", 0, n=n, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     chosen, draw = torch.rand(2, n, n, generator=generator, dtype=torch.float64)
     distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
@@ -161,26 +162,25 @@ def _how_many(sizes: Sequence[int], target: int | float) -> int:
 
 
 def _checked(
-    n: int, units: int, ratio: int | float, reach: Reach | str, window: int, protected: Iterable[int]
+    n: int, units: int, ratio: int | float, reach: Reach | str, window: int, protected: Iterable[int], seed: int
 ) -> tuple[int, set[int]]:
     """How far apart two units may be, and which tokens stay."""
-    _refuse_ratio(ratio)
-    if reach not in get_args(Reach):
-        raise InputError(f"swap reach {reach!r} is not known; choose one of {', '.join(get_args(Reach))}")
-    if reach == "window" and window < 1:
-        raise InputError(f"swap window {window}: give at least 1 token")
+    check_share("swap ratio", ratio)
+    check_choice("swap reach", reach, get_args(Reach))
+    check_whole("swaps", 0, n=n, seed=seed)
+    if reach == "window":
+        check_whole("swaps", 1, window=window)
+    if not isinstance(protected, Iterable) or not all(isinstance(position, int) for position in protected):
+        raise InputError(f"protected={protected!r}: give positions, such as protected=(0,)")
     fixed = set(protected)
     if outside := sorted(position for position in fixed if not 0 <= position < n):
         raise InputError(f"protected position {outside[0]} does not exist in {n} tokens; give positions 0 to {n - 1}")
     return {"adjacent": 1, "window": window, "uniform": units}[reach], fixed
 
 
-def _refuse_ratio(ratio: int | float) -> None:
-    if not 0 <= ratio <= 1:
-        raise InputError(f"swap ratio {ratio} is outside [0, 1]; it is the share of tokens to move")
-
-
 def _refuse_words(words: Sequence[tuple[int, int]], n: int) -> None:
+    if not isinstance(words, Sequence) or not all(isinstance(word, Sequence) and len(word) == 2 for word in words):
+        raise InputError(f"words={words!r}: give the token range (start, stop) of each word")
     end = 0
     for number, (start, stop) in enumerate(words):
         if not end <= start < stop <= n:

@@ -21,7 +21,7 @@ from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.variance import Variance
-from tl_posgen.position.distance.distance_table import additive_fit, distance_table
+from tl_posgen.position.distance.distance_table import distance_table
 from tl_posgen.position.planes.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.figures import COLOURS, Panels, finish, head_names, line, model_label, sides
@@ -187,9 +187,9 @@ def exact_scores(table: Table) -> tuple[Table, float, int]:
 
 def additive_r(table: Real[Tensor, "query_token key_token distance"]) -> float:
     """Correlation with the best f(q, d) + g(q, k), after the mean of each query is taken off, which softmax ignores."""
-    share = additive_fit(table).interaction_share
-    variance = table.var((-2, -1), correction=0)
-    return float(1 - (share * variance).nansum() / variance.sum()) ** 0.5
+    centred = table.double() - table.double().mean((-2, -1), keepdim=True)
+    left = centred - centred.mean(-1, keepdim=True) - centred.mean(-2, keepdim=True)
+    return float(1 - left.square().sum() / centred.square().sum()) ** 0.5
 
 
 # What is shown

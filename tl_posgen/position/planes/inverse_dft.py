@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope, from_planes
 
 
@@ -47,9 +46,6 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     decomposition C_m = sum_r s_r u_r v_r^H gives planes that all turn at theta_m, with z^q_a = sqrt(s_r) u_ar and
     z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
 
-    Raises:
-        InputError: the table has no distances, or a value that is not finite.
-
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
 
     Example:
@@ -59,7 +55,6 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
         >>> table.flatten().round(decimals=6).tolist()
         [3.0, 1.0, 4.0, 1.0, 5.0]
     """
-    _refuse_unusable(table)
     n = table.shape[-1]
     spectrum = torch.fft.rfft(table.double()) / n
     # a real cosine is two conjugate exponentials, of which a plane has one; the ends of the spectrum have no partner
@@ -79,13 +74,7 @@ def fit_frequencies(
 
     Least squares on cos(theta_m d), -sin(theta_m d), by a pseudo-inverse: slow planes look alike within N tokens, so
     directions below rcond times the largest singular value are left out. A larger rcond gives smaller logits.
-
-    Raises:
-        InputError: no distances, no plane, or a value that is not finite.
     """
-    _refuse_unusable(values)
-    if not len(inv_freq):
-        raise InputError("no frequencies to fit with: this head has no rotary plane")
     distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
     angles = distance[:, None] * inv_freq.double().to(values.device)
     design = torch.cat([angles.cos(), -angles.sin()], dim=1)
@@ -101,10 +90,3 @@ def fit_frequencies(
 def _vectors(z: Complex[Tensor, "frequency token rank"], rope: Rope) -> Float[Tensor, "token d_head"]:
     planes = z.permute(1, 0, 2).flatten(1)
     return from_planes(planes, planes.real[:, :0], rope)
-
-
-def _refuse_unusable(values: Tensor) -> None:
-    if not values.shape[-1]:
-        raise InputError("a function on no distances; give at least one value")
-    if not bool(values.isfinite().all()):
-        raise InputError("the function of distance has a value that is not finite; mask or replace it first")

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
 
+PARTS = ("position", "content", "interaction")
 S = TypeVar("S", bound="Sums")
 
 
@@ -66,39 +66,6 @@ class PlaneMoments(Sums):
         return cls(n, PlaneSums.of(zq), PlaneSums.of(zk), pair, n * (n + 1) // 2)
 
 
-@dataclass(frozen=True)
-class PlaneParts:
-    """Variance of the logit's parts, plane by plane; each sums over planes to the part's own variance.
-
-    `share` gives the entries as fractions of that sum; a negative one is a plane that works against the others.
-    """
-
-    position: Float[Tensor, "head plane"]
-    content: Float[Tensor, "head plane"]
-    interaction: Float[Tensor, "head plane"]
-
-    def share(self) -> "PlaneParts":
-        parts = (self.position, self.content, self.interaction)
-        return PlaneParts(*(part / part.sum(-1, keepdim=True) for part in parts))
-
-
-@dataclass(frozen=True)
-class Sufficiency:
-    """Whether every plane meets one condition of the sufficient criterion, so that its head is nearly additive.
-
-    Attributes:
-        position: the key is nearly constant, E|k - kbar| <= eps E|k|.
-        quiet: the plane can hardly matter, 4 scale E|q| E|k| <= eps std(W).
-        slow: the plane hardly turns over the distances, max_d 2|sin(theta (d - d0) / 2)| <= eps: it carries content.
-        additive: no plane of the head is left over.
-    """
-
-    position: Bool[Tensor, "head plane"]
-    quiet: Bool[Tensor, "head plane"]
-    slow: Bool[Tensor, "head plane"]
-    additive: Bool[Tensor, " head"]
-
-
 def side_pattern(sums: PlaneSums, n: int, tolerance: float = 1e-6) -> dict[str, Real[Tensor, "head *plane"]]:
     """One side (queries or keys) of every head, plane by plane: `side_pattern(moments.q, moments.n)`. Measures ours.
 
@@ -123,12 +90,8 @@ def side_pattern(sums: PlaneSums, n: int, tolerance: float = 1e-6) -> dict[str, 
         **{"mean": z.abs(), "magnitude": magnitude, "concentration": z.abs() / magnitude, "phase": z.angle()},
         "phase_std": (-2 * resultant.clamp(max=1).log()).sqrt(),
         "energy": (real + imag) / (real + imag).sum(-1, keepdim=True),
-        **{
-            "participation": spread,
-            "centred_participation": centred_spread,
-            "rank": rank,
-            "centred_rank": centred_rank,
-        },
+        **{"participation": spread, "rank": rank},
+        **{"centred_participation": centred_spread, "centred_rank": centred_rank},
     }
 
 
@@ -139,8 +102,8 @@ def relative_phase(moments: PlaneMoments) -> Float[Tensor, "head plane"]:
 
 def plane_parts(
     moments: PlaneMoments, rope: Rope, scale: float, d_head: int, distances: Real[Tensor, " distance"]
-) -> PlaneParts:
-    r"""Share of each plane in position, in content and in what is neither.
+) -> dict[str, Float[Tensor, "head plane"]]:
+    r"""Variance of the logit's position, content and interaction, plane by plane; negative: works against the others.
 
     w = f + g + e with u = u(d) the plane factors and d uniform over `distances`, independent of query and key:
     f_m = scale Re z^q_m u_m conj(kbar_m), g_m = scale Re z^q_m ubar_m conj(k_m - kbar_m), e_m with both centred.
@@ -155,7 +118,7 @@ def plane_parts(
     every_key = _second_moments(moments.k, moments.n)
     key_spread = SecondMoments(every_key.plain - mean_key.plain, every_key.conjugate - mean_key.conjugate)
     pairs = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
-    return PlaneParts(*(scale**2 * _with_the_whole(query, a.times(b)) for a, b in pairs))
+    return {part: scale**2 * _with_the_whole(query, a.times(b)) for part, (a, b) in zip(PARTS, pairs, strict=True)}
 
 
 def plane_scores(
@@ -179,28 +142,27 @@ def sufficiency(
     std: Float[Tensor, " head"],
     eps: float = 0.1,
     reference: int | float = 0,
-) -> Sufficiency:
-    """Label each plane by the conditions it meets (see `Sufficiency`); std is the head's standard deviation of logits.
+) -> dict[str, Bool[Tensor, "head plane"]]:
+    """Which planes meet each condition of the sufficient criterion: a head all of whose planes meet one is additive.
 
-    A plane may meet several. If all meet one, the plane scores add up to at most eps (std(W) for each quiet plane +
-    2 scale E|q^m| E|k^m| for each other). Ours.
+    position: the key is nearly constant, E|k - kbar| <= eps E|k|. quiet: the plane can hardly matter,
+    4 scale E|q| E|k| <= eps std(W). slow: it hardly turns, max_d 2|sin(theta (d - d0) / 2)| <= eps.
+    The plane scores then add up to at most eps (std(W) for each quiet plane + 2 scale E|q^m| E|k^m| for each other).
+    Ours.
     """
-    if not eps > 0:
-        raise InputError(f"eps {eps}: the tolerance must be above 0")
     q, k = moments.q.magnitude / moments.n, moments.k.magnitude / moments.n
     gain, reach = _gain_and_reach(moments, rope, d_head, n_distances, reference)
-    position = moments.k.spread / moments.n <= eps * k
-    quiet = 4 * scale * gain * q * k <= eps * std[:, None].to(q)
-    slow = (reach <= eps).expand_as(q)
-    return Sufficiency(position, quiet, slow, (position | quiet | slow).all(-1))
+    return {
+        "position": moments.k.spread / moments.n <= eps * k,
+        "quiet": 4 * scale * gain * q * k <= eps * std[:, None].to(q),
+        "slow": (reach <= eps).expand_as(q),
+    }
 
 
 def _gain_and_reach(
     moments: PlaneMoments, rope: Rope, d_head: int, n_distances: int, reference: int | float
 ) -> Float[Tensor, "gain_and_reach=2 plane"]:
     """YaRN's factor on a plane's score, and max_d |e^{i theta d} - e^{i theta d0}| over d = 0 .. n_distances - 1."""
-    if n_distances < 1:
-        raise InputError(f"{n_distances} distances: give at least 1")
     away = torch.arange(n_distances, dtype=torch.float64) - reference
     reach = (2 * (turning_factors(away, rope, d_head).angle() / 2).sin().abs()).amax(0)
     return torch.stack([turning_factors(torch.zeros(1), rope, d_head)[0].real.to(reach), reach]).to(moments.pair.device)

@@ -155,20 +155,22 @@ def findings(own: Summary, null: Any) -> list[str]:
 
     random = f"random init {correlated('random init')}" if with_random else "no random init measured"
     return [
-        f"Over {own['n_heads']} heads the sum of the plane scores correlates with the interaction share at r = "
-        f"{correlated('trained')}; {random}, shuffled {correlated('shuffled')}, pooled {correlated(POOLED)}. First "
-        "token left out.",
-        f"Mean sum of scores {mean(MEANS[0], '.2f')}, interaction share {mean(MEANS[1], '.3f')}; certified additive "
-        f"{mean('additive', '.0%')}. A sum above 1 bounds nothing by itself: it ranks heads, it does not prove them "
-        "additive.",
+        f"Over {own['n_heads']} heads, first token left out, the sum of the plane scores correlates with the "
+        f"interaction share at r = {correlated('trained')}; {random}, shuffled {correlated('shuffled')}, pooled "
+        f"{correlated(POOLED)}.",
+        f"First token left out, mean sum of scores {mean(MEANS[0], '.2f')}, interaction share {mean(MEANS[1], '.3f')}; "
+        f"with it, certified additive {mean('additive', '.0%')} of heads. A sum above 1 bounds nothing by itself: it "
+        "ranks heads, it does not prove them additive.",
     ]
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """A row per kind of weights: correlations without the first token, and means over heads."""
-    means = data[["score_sum", "interaction", "planes_met", "additive"]].mean(("layer", "head")).to_dataframe()
+    """A row per kind of weights: correlations and means over heads, as the sentences give them."""
+    means = data[[*MEANS, "planes_met", "additive"]].mean(("layer", "head")).to_dataframe()
     columns = data[list(CORRELATIONS)].sel(variant="without_first_token", drop=True).to_dataframe()
-    return columns.join(means).reset_index(names="weights")
+    frame = columns.join(means).rename(columns=lambda name: name.removesuffix(WITHOUT_FIRST_TOKEN))
+    tokens = {"planes_met": "all tokens", "additive": "all tokens"}
+    return frame.rename(columns=lambda name: f"{name}, {tokens.get(name, 'first out')}").reset_index(names="weights")
 
 
 LOOKS = {"trained": (COLOURS[0], "circle"), "random init": (NULL_COLOUR, "diamond-open")}

@@ -1,6 +1,7 @@
 """RoPE's planes: magnitude and phase of queries and keys in each, and what each plane of a head is used for."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tl_posgen.models.provenance import encoding_of
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.position.planes.plane_patterns import (
+    PARTS,
     PlaneMoments,
     plane_parts,
     plane_scores,
@@ -26,7 +28,7 @@ from tl_posgen.position.planes.plane_patterns import (
     side_pattern,
     sufficiency,
 )
-from tl_posgen.position.planes.planes_figures import PARTS, magnitude, phases, shares
+from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
 from tl_posgen.report.sentences import beside, head_reference, means
 from tl_posgen.rope.rotation import complex_frequencies
 
@@ -144,7 +146,7 @@ class PlanesCollector(Collector):
         data = {name: (DIMS[value.ndim], numbers(value)) for name, value in found.items()}
         dataset = xr.Dataset(data, {"layer": layer, "head": heads, "plane": range(found["score"].shape[1])})
         where = (geometry.rope, geometry.scale, geometry.d_head, n, found["std"])
-        by_eps = [sufficiency(both[0], *where, eps, self.options.reference).additive for eps in EPS_GRID]
+        by_eps = [any_met(sufficiency(both[0], *where, eps, self.options.reference)).all(-1) for eps in EPS_GRID]
         dataset["wavelength"] = ("plane", numbers(2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)))
         dataset["additive_by_eps"] = (("head", "eps"), numbers(torch.stack(by_eps, -1)))
         return dataset.assign_coords(eps=list(EPS_GRID))
@@ -162,22 +164,26 @@ def uses(moments: PlaneMoments, geometry: LayerGeometry, n_distances: int, optio
     """What the planes carry, and which meet a condition of the sufficient criterion."""
     rope, scale, d_head = geometry.rope, geometry.scale, geometry.d_head
     parts = plane_parts(moments, rope, scale, d_head, torch.arange(n_distances))
-    sums = {name: getattr(parts, name).sum(-1) for name in PARTS}
+    sums = {name: part.sum(-1) for name, part in parts.items()}
     variance = torch.stack(list(sums.values())).sum(0)
-    std, share = variance.sqrt(), parts.share()
+    std = variance.sqrt()
     score = plane_scores(moments, rope, scale, d_head, n_distances, options.reference)
     met = sufficiency(moments, rope, scale, d_head, n_distances, std, options.eps, options.reference)
-    conditions = {name: getattr(met, name) for name in CONDITIONS}
     return {
-        **{f"{name}_by_plane": getattr(share, name) for name in PARTS},
+        **{f"{name}_by_plane": part / sums[name][:, None] for name, part in parts.items()},
         **{name: part / variance for name, part in sums.items()},
-        **{f"meets_{name}": condition for name, condition in conditions.items()},
-        "planes_met": torch.stack(list(conditions.values())).any(0).double().mean(-1),
-        "additive": met.additive,
+        **{f"meets_{name}": condition for name, condition in met.items()},
+        "planes_met": any_met(met).double().mean(-1),
+        "additive": any_met(met).all(-1),
         "score": score,
         "score_sum": score.sum(-1) / std,
         "std": std,
     }
+
+
+def any_met(conditions: Mapping[str, Tensor]) -> Tensor:
+    """Which planes meet a condition."""
+    return torch.stack(list(conditions.values())).any(0)
 
 
 def numbers(x: Tensor) -> np.ndarray:

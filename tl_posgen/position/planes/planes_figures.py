@@ -1,6 +1,5 @@
 """Figures of RoPE's planes: phases of queries and keys, magnitude by wavelength, and what each plane carries."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,34 +7,21 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
-from tl_posgen.errors import InputError
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
+from tl_posgen.position.planes.plane_patterns import PARTS
 from tl_posgen.report.figures import SCALE, Panels, colour_axis, head_rows, heat, line, model_label, sides
 
-PARTS = ("position", "content", "interaction")
-RADII = ("concentration", "magnitude")
+OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
 NEVER = 10  # a plane that never turns is drawn this many times beyond the longest wavelength
 
 
-def phases(
-    result: Any,
-    heads: Sequence[tuple[int, int]] | None = None,
-    radius: str = "concentration",
-    first_token: bool = False,
-) -> go.Figure:
-    """One marker a plane: its angle the mean phase, its radius the concentration or the magnitude.
-
-    Args:
-        heads: (layer, head) pairs; those with the largest share of position, of content and of interaction if left out.
-        radius: "concentration" or "magnitude".
-        first_token: with the first token.
-    """
-    if radius not in RADII:
-        raise InputError(f"radius={radius!r}: choose from {', '.join(RADII)}")
-    suffix = "" if first_token else WITHOUT_FIRST_TOKEN
-    chosen, both = named_heads(result, heads), sides(result)
-    titles = [f"{name} · {model_label(result.dataset)}" for name in chosen]
+def phases(result: Any) -> go.Figure:
+    """The heads with the largest share of each part, one marker a plane: its angle the mean phase."""
+    highest = {part: result.summary[f"{part}_highest_head"] for part in PARTS}
+    chosen = {part: [int(one) for one in head.split(".")] for part, head in highest.items() if head}
+    both = sides(result)
+    titles = [f"most {part}: L{layer} H{head} · {both[0][0]}" for part, (layer, head) in chosen.items()]
     titles += [f"L{layer} H{head} · {side}" for side, *_ in both[1:] for layer, head in chosen.values()]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
     panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
@@ -44,44 +30,42 @@ def phases(
             one = data.sel(layer=layer, head=head)
             one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the rest has no phase of its own
             for side in MARKERS:
-                panels.add(row * len(chosen) + column, phase_markers(one, side, radius, suffix))
+                panels.add(row * len(chosen) + column, phase_markers(one, side))
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
-    panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45})
-    if radius == "concentration":
-        panels.figure.update_polars(radialaxis_range=[0, 1.03])
+    panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
     legend = {"orientation": "h", "y": -0.05, "x": 0}
     panels.figure.update_layout(coloraxis=wavelength_colours(result.dataset), legend=legend)
     panels.figure.update_annotations(font_size=11, yshift=16)
-    subtitle = f"one marker a plane: angle = mean phase before RoPE, radius = {radius}{tokens_of(suffix)}"
+    subtitle = f"one marker a plane: angle = mean phase before RoPE, radius = concentration; {OUT}"
     title = f"Phases of queries and keys · {model_label(result.dataset)}"
     return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
 
-def phase_markers(one: xr.Dataset, side: str, radius: str, suffix: str) -> go.Scatterpolar:
+def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
     """The planes of one head's queries or keys, coloured by wavelength."""
     (name, symbol), wavelengths = MARKERS[side], one["wavelength"].values
     return go.Scatterpolar(
-        r=one[f"{radius}_{side}{suffix}"].values,
-        theta=np.degrees(one[f"phase_{side}{suffix}"].values),
+        r=one[f"concentration_{side}{WITHOUT_FIRST_TOKEN}"].values,
+        theta=np.degrees(one[f"phase_{side}{WITHOUT_FIRST_TOKEN}"].values),
         mode="markers",
         marker={"color": np.log10(wavelengths), "symbol": symbol, "coloraxis": "coloraxis"}
         | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
         text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in wavelengths],
-        hovertemplate=f"%{{text}}<br>{radius} %{{r:.3f}}, %{{theta:.0f}}°<extra></extra>",
+        hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
         name=name,
     )
 
 
-def magnitude(result: Any, first_token: bool = False) -> go.Figure:
+def magnitude(result: Any) -> go.Figure:
     """Mean length of queries and of keys in each plane by its wavelength: a line a layer, mean over heads."""
-    suffix, dataset = "" if first_token else WITHOUT_FIRST_TOKEN, result.dataset
+    dataset = result.dataset
     both, layers = sides(result), dataset["layer"].values
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
     panels = Panels(titles, columns=2, row_height=250, shared_yaxes="columns")
     colours = sample_colorscale(SCALE, [0.9 * number / max(1, len(layers) - 1) for number in range(len(layers))])
     for row, (_, data, _) in enumerate(both):
         for column, (side, (name, _)) in enumerate(MARKERS.items()):
-            values = data[f"magnitude_{side}{suffix}"].mean("head")
+            values = data[f"magnitude_{side}{WITHOUT_FIRST_TOKEN}"].mean("head")
             for layer, colour in zip(layers, colours, strict=True):
                 x, y = drawable(data["wavelength"].sel(layer=layer)), values.sel(layer=layer).values
                 order = np.argsort(x)
@@ -90,15 +74,15 @@ def magnitude(result: Any, first_token: bool = False) -> go.Figure:
                 panels.add(2 * row + column, line(x[order], y[order], f"layer {layer}", str(colour), **look))
     panels.axes("wavelength 2 pi / theta, tokens", "mean |z|, mean over heads", log_x=True)
     panels.figure.update_xaxes(exponentformat="power").update_yaxes(rangemode="tozero")
-    subtitle = f"length of queries and keys in each plane, before RoPE{tokens_of(suffix)}"
+    subtitle = f"length of queries and keys in each plane, before RoPE; {OUT}"
     if np.isinf(dataset["wavelength"]).any():
         subtitle += f"; what never turns stands {NEVER} times beyond the longest wavelength"
     return panels.finish(f"Magnitude by wavelength · {model_label(dataset)}", subtitle)
 
 
-def shares(result: Any, first_token: bool = False) -> go.Figure:
+def shares(result: Any) -> go.Figure:
     """Share of each plane in the variance of the head's position part and content part: a row a head."""
-    suffix, dataset = "" if first_token else WITHOUT_FIRST_TOKEN, result.dataset
+    dataset = result.dataset
     both, names = sides(result), ("position", "content")
     titles = [f"{name} · {side}" for side, *_ in both for name in names]
     row_height = max(220, min(11 * dataset.sizes["layer"] * dataset.sizes["head"], 900))
@@ -107,29 +91,14 @@ def shares(result: Any, first_token: bool = False) -> go.Figure:
         ordered = data.isel(plane=np.argsort(data["wavelength"].min("layer").values))
         labels = plane_labels(ordered["wavelength"])
         for column, name in enumerate(names):
-            named = ordered[f"{name}_by_plane{suffix}"].assign_coords(plane=labels).rename(plane="wavelength")
+            named = (
+                ordered[f"{name}_by_plane{WITHOUT_FIRST_TOKEN}"].assign_coords(plane=labels).rename(plane="wavelength")
+            )
             panels.add(2 * row + column, heat(head_rows(named, "wavelength")))
     panels.axes("wavelength of the plane, tokens").figure.update_xaxes(type="category")
     panels.figure.update_yaxes(type="category", autorange="reversed").update_layout(coloraxis=colour_axis(0.0, 1.0))
-    subtitle = f"share of each plane in the variance of the head's position part and content part{tokens_of(suffix)}"
+    subtitle = f"share of each plane in the variance of the head's position part and content part; {OUT}"
     return panels.finish(f"What each plane carries · {model_label(dataset)}", subtitle)
-
-
-def named_heads(result: Any, heads: Sequence[tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Title -> (layer, head)."""
-    dataset = result.dataset
-    if heads is None:
-        highest = {part: result.summary[f"{part}_highest_head"] for part in PARTS}
-        pairs = {part: tuple(map(int, reference.split("."))) for part, reference in highest.items() if reference}
-        return {f"most {part}: L{layer} H{head}": (layer, head) for part, (layer, head) in pairs.items()}
-    missing = [unit for unit in heads if unit[0] not in dataset["layer"] or unit[1] not in dataset["head"]]
-    if missing or not len(heads):
-        raise InputError(f"heads {list(heads)}: give (layer, head) pairs that the result has")
-    return {f"L{layer} H{head}": (layer, head) for layer, head in heads}
-
-
-def tokens_of(suffix: str) -> str:
-    return "; first token left out" if suffix else "; all tokens"
 
 
 def drawable(wavelength: xr.DataArray) -> np.ndarray:

@@ -13,20 +13,18 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.three_axis_fit import three_axis_from_scores
+from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     Split,
-    Turn,
     add_residual,
     attention_profile,
     below_quantile,
-    check_share,
-    constant_scores,
     positional_profile,
     running_mean_key,
     split_scores,
-    three_axis_scores,
 )
 
 Part = Literal["both", "position", "content"]
@@ -68,6 +66,8 @@ def substitute(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
         True
     """
+    if not callable(by):
+        raise InputError(f"substitute: by={by!r}: give by_split(...), by_three_axis, or a function of a LayerCapture")
     check_share("gamma", gamma)
     check_share("residual", residual)
     chosen = heads_from(model, from_layer, layers, heads)
@@ -76,9 +76,10 @@ def substitute(
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
     """(layer, head) of the chosen heads, from this layer on."""
+    check_whole("scores replaced", 0, from_layer=from_layer)
     selected = select_heads(model, layers, heads)
     pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]
-    if from_layer < 0 or not pairs:
+    if not pairs:
         raise InputError(
             f"from_layer {from_layer} leaves no layer: this model has layers 0 to {model.cfg.n_layers - 1}, "
             f"and {', '.join(map(str, selected))} were chosen"
@@ -116,9 +117,11 @@ def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey 
         InputError: an unknown part or mean_key; in the forward pass, a distribution with rows for another number of
             heads, or none for a layer.
     """
-    for name, given, known in (("part", part, get_args(Part)), ("mean_key", mean_key, get_args(MeanKey))):
-        if given not in known:
-            raise InputError(f"{name} {given!r}: choose one of {', '.join(known)}")
+    check_choice("part", part, get_args(Part))
+    check_choice("mean_key", mean_key, get_args(MeanKey))
+    for one in distances.values() if isinstance(distances, Mapping) else [distances]:
+        if not callable(one) and not isinstance(one, DistanceDistribution):
+            raise InputError(f"by_split: {one!r} is no distribution of distances; give one, such as triangle(8)")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         geometry = capture.geometry
@@ -154,12 +157,20 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
 
     The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers a head.
+
+    Raises:
+        InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
     """
+    check_choice("part", part, get_args(Part))
+    if not isinstance(splits, Mapping) or not all(isinstance(one, FreeSplit) for one in splits.values()):
+        raise InputError(f"by_free_split: {splits!r}: give layer -> FreeSplit")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        if capture.layer not in splits:
+            raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
         geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
         reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
-        turn = Turn(own.turn[rows].to(capture.q))
+        turn = torch.view_as_complex(own.turn[rows].to(capture.q))
         split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, turn, reference)
         return part_of(split, part, capture)
 
@@ -169,7 +180,10 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
 def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
     """p(d) of this layer, with rows for the captured heads where it has a row per head."""
     if callable(distances):
-        return distances(capture)
+        found = distances(capture)
+        if not isinstance(found, DistanceDistribution):
+            raise InputError(f"by_split: the function gave {found!r}; let it give a DistanceDistribution")
+        return found
     layer, n_heads = capture.layer, capture.geometry.n_heads
     if isinstance(distances, Mapping):
         if layer not in distances:
@@ -196,14 +210,14 @@ def query_profile(capture: LayerCapture) -> DistanceDistribution:
 def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
     exact = capture.scores()
-    fit = three_axis_from_scores(exact, window=capture.geometry.window)
-    # where a window hides all pairs of a distance its a is NaN: those entries are never used
-    scores = three_axis_scores(fit.a.nan_to_num(), fit.b.nan_to_num(), fit.c.nan_to_num())
-    return scores.to(exact.dtype)
+    fit = fit_three_axis(pair_moments_from_scores(exact, window=capture.geometry.window))
+    return fit.fitted(capture.positions, capture.positions).nan_to_num().to(exact.dtype)
 
 
 def by_constant(capture: LayerCapture, gamma: int | float = 1.0) -> Float[Tensor, "head query key"]:
-    """S_ij = the mean of the head's scores up to its gamma quantile: with gamma 1 uniform attention. The control."""
+    """S_ij = the mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours."""
     exact = capture.scores()
     visible = capture.geometry.visible(exact.shape[1], exact.device)
-    return constant_scores(exact, below_quantile(exact, visible, gamma))
+    replaced = below_quantile(exact, visible, gamma)
+    total = exact.double().masked_fill(~replaced, 0).sum((1, 2), keepdim=True)
+    return (total / replaced.sum((1, 2), keepdim=True).clamp(min=1)).to(exact.dtype).expand_as(exact)

@@ -1,10 +1,11 @@
 """Which split carries the model best? Chosen by loss on some prompts, reported on others, beside controls."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -25,28 +26,6 @@ RATE = 0.04
 AT_ONCE = 4  # prompts per step
 
 
-@dataclass(frozen=True)
-class OptimisedSplit:
-    """The best split of one family.
-
-    Attributes:
-        family: see `optimise_split`.
-        parameters: how many numbers were chosen.
-        losses: of the prompts that were not searched on.
-        chosen_on: mean loss of those that were.
-        prediction_kl: KL(unchanged || substituted) of the next token's distribution, on prompts not searched on.
-        distribution: p(d) per head, where one was searched. turn: |Rbar| per plane, where that was.
-    """
-
-    family: str
-    parameters: int
-    losses: Float[Tensor, " prompt"]
-    chosen_on: float
-    prediction_kl: float
-    distribution: Float[Tensor, "layer head distance"] | None = None
-    turn: Float[Tensor, "layer head plane"] | None = None
-
-
 def optimise_split(
     model: Model,
     chosen_on: Int[Tensor, "prompt pos"],
@@ -56,8 +35,11 @@ def optimise_split(
     steps: int,
     seed: int,
     progress: bool,
-) -> tuple[list[OptimisedSplit], float]:
+) -> tuple[xr.Dataset, float]:
     """The best split of every family, and the best width of a triangle.
+
+    The dataset has a row a family: losses of the prompts that were not searched on ("search_losses"), mean loss of
+    those that were, the KL of the predictions, how many numbers were chosen; and what p(d) and |Rbar| were found.
 
     - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
     - distribution: a p(d) on 0 .. 23 per head, by gradient descent from that triangle.
@@ -72,11 +54,15 @@ def optimise_split(
     device = next(model.parameters()).device
     chosen_on, reported_on = chosen_on.to(device), reported_on.to(device)
 
-    def found(family: str, parameters: int, by: ScoresOf, **more: Tensor) -> OptimisedSplit:
+    def report(family: str, n_parameters: int, by: ScoresOf) -> None:
         hooks = substitute(model, by, **where)
-        losses = token_losses(model, reported_on, hooks).mean(1)
-        chosen = float(token_losses(model, chosen_on, hooks).mean())
-        return OptimisedSplit(family, parameters, losses, chosen, prediction_kl(model, reported_on, hooks), **more)
+        numbers = {
+            "search_losses": ("prompt", token_losses(model, reported_on, hooks).mean(1).numpy()),
+            "search_loss_chosen_on": float(token_losses(model, chosen_on, hooks).mean()),
+            "search_prediction_kl": prediction_kl(model, reported_on, hooks),
+            "search_parameters": n_parameters,
+        }
+        rows.append(xr.Dataset(numbers, {"family": family}))
 
     def optimise(family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
         def hooks() -> HookList:
@@ -85,14 +71,15 @@ def optimise_split(
         target = log_predictions if family == "imitating" else None
         descend(model, chosen_on, parameters, hooks, target, steps=steps, seed=seed, label=family, progress=progress)
 
+    rows: list[xr.Dataset] = []
     n_heads, layers = len(where["heads"]), sorted({layer for layer, _ in where["heads"]})
     width = best_width(model, chosen_on, where, progress)
-    result = [found("triangle", 1, by_split(triangle(width)))]
+    report("triangle", 1, by_split(triangle(width)))
     logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
     logits = logits.repeat(model.cfg.n_layers, model.cfg.n_heads, 1).requires_grad_(True)
     optimise("distribution", [logits], lambda: by_split(distributions(logits)))
-    by, weights = by_split(distributions(logits.detach())), logits.detach().softmax(-1)
-    result.append(found("distribution", n_heads * N_DISTANCES, by, distribution=weights))
+    report("distribution", n_heads * N_DISTANCES, by_split(distributions(logits.detach())))
+    sizes = {}
     for family in FAMILIES[2:]:
         part = family if family in CONTROLS else "both"
         splits = free_splits(model, width, layers)
@@ -101,18 +88,17 @@ def optimise_split(
         parameters = [parameter.requires_grad_(True) for parameter in parameters]
         optimise(family, parameters, lambda s=splits, p=part: by_free_split(s, p))
         each = sum(x[0].numel() for x in parameters) // len(splits)
-        more = {} if part == "position" else {"turn": sizes_of(turns, layers, model.cfg.n_layers)}
-        result.append(found(family, n_heads * each, by_free_split(splits, part), **more))
-    return result, width
-
-
-def sizes_of(
-    turns: Sequence[Float[Tensor, "head plane 2"]], layers: Sequence[int], n_layers: int
-) -> Float[Tensor, "layer head plane"]:
-    """|Rbar| of every layer; NaN in those that are not replaced."""
-    sizes = torch.full((n_layers, *turns[0].shape[:-1]), torch.nan)
-    sizes[list(layers)] = torch.stack([torch.view_as_complex(turn.detach()).abs().cpu() for turn in turns])
-    return sizes
+        if part != "position":
+            sizes[family] = torch.stack([turn.detach().norm(dim=-1).cpu() for turn in turns]).numpy()
+        report(family, n_heads * each, by_free_split(splits, part))
+    turn = xr.DataArray(
+        np.stack(list(sizes.values())),
+        {"free_family": list(sizes), "layer": layers},
+        ("free_family", "layer", "head", "plane"),
+    )
+    weights = xr.DataArray(logits.detach().softmax(-1).cpu().numpy(), dims=("layer", "head", "distance"))
+    families = xr.concat(rows, "family")
+    return families.assign(distribution=weights, turn=turn.reindex(layer=range(model.cfg.n_layers))), width
 
 
 def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], where: Mapping[str, Any], progress: bool) -> float:

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.option_checks import check_share, check_whole, is_number
 from tl_posgen.rope.planes import turning_factors
-from tl_posgen.rope.rotation import Rope, complex_planes
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
 
 
 @dataclass(frozen=True)
@@ -31,20 +32,6 @@ class DistanceDistribution:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Rbar itself, any complex factor per plane: p(d) enters a split through these numbers and no others.
-
-    Attributes:
-        factors: real and imaginary part, one row per head. No distribution need exist that has them.
-    """
-
-    factors: Float[Tensor, "head plane_and_rest 2"]
-
-    def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "head plane_and_rest"]:
-        return torch.view_as_complex(self.factors)
-
-
-@dataclass(frozen=True)
 class Split:
     """The two parts of `split_scores`, never masked. Position alone and content alone are the fields themselves."""
 
@@ -58,8 +45,8 @@ class Split:
 
 def point_mass(distance: int | float) -> DistanceDistribution:
     """All weight on one dummy distance d0: the mean-key estimator."""
-    if not distance >= 0:
-        raise InputError(f"dummy distance {distance}: distances must be 0 or more")
+    if not is_number(distance):
+        raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
     return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
 
 
@@ -70,9 +57,9 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         >>> triangle(2).weights.mul(3).round().tolist()
         [2.0, 1.0]
     """
-    widths = torch.as_tensor(width, dtype=torch.float64)
+    widths = torch.as_tensor(width if is_number(width) or isinstance(width, Tensor) else 0, dtype=torch.float64)
     if not bool((widths > 0).all()):
-        raise InputError(f"triangle width {width}: widths must be above 0")
+        raise InputError(f"triangle width {width!r}: widths must be numbers above 0")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)
     weights = (widths[..., None] - distances).clamp(min=0)
     return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))
@@ -80,8 +67,7 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
 
 def uniform(n: int) -> DistanceDistribution:
     """Equal weight on the distances 0 .. n - 1."""
-    if n < 1:
-        raise InputError(f"uniform distribution over {n} distances: give at least 1")
+    check_whole("uniform distribution of distances", 1, n=n)
     return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=torch.float64))
 
 
@@ -105,7 +91,7 @@ def positional_profile(
     n = q.shape[1]
     zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
     turn = turning_factors(torch.arange(n, device=q.device), rope, q.shape[-1]).to(zq)
-    f = scale * _flat(zq * zm.conj()) @ _flat(turn.conj()).mT
+    f = scale * real_coordinates(zq * zm.conj()) @ real_coordinates(turn.conj()).mT
     return DistanceDistribution(torch.arange(n, device=q.device), f.softmax(-1))
 
 
@@ -126,7 +112,7 @@ def split_scores(
     k: Float[Tensor, "head pos d_head"],
     rope: Rope,
     scale: float,
-    distribution: DistanceDistribution | Turn,
+    distribution: DistanceDistribution | Complex[Tensor, "head plane_and_rest"],
     mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head pos d_head"] | None = None,
 ) -> Split:
     """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
@@ -135,7 +121,7 @@ def split_scores(
 
     Args:
         q, k: before RoPE.
-        distribution: p, or Rbar as it is. `point_mass(d0)` is the mean-key estimator.
+        distribution: p, or Rbar itself, which is all of p that enters. `point_mass(d0)` is the mean-key estimator.
         mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
 
     Source: the mean-key estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025; the
@@ -152,30 +138,18 @@ def split_scores(
     zq, zk, zm = complex_planes(q, rope), complex_planes(k, rope), complex_planes(mean_key.to(k), rope)
     turn = turning_factors(torch.arange(q.shape[1], device=q.device), rope, q.shape[-1])
     # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
-    position = _flat(zq * zm.conj() * turn.to(zq)) @ _flat(turn.sgn().to(zq)).mT
-    mean_turn = distribution.mean_turn(rope, q.shape[-1]).to(zq)
-    turned = _flat(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
-    content = turned @ _flat(zk).mT - (turned * _flat(zm)).sum(-1, keepdim=True)
+    position = real_coordinates(zq * zm.conj() * turn.to(zq)) @ real_coordinates(turn.sgn().to(zq)).mT
+    given = isinstance(distribution, Tensor)
+    mean_turn = (distribution if given else distribution.mean_turn(rope, q.shape[-1])).to(zq)
+    turned = real_coordinates(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
+    content = turned @ real_coordinates(zk).mT - (turned * real_coordinates(zm)).sum(-1, keepdim=True)
     return Split(scale * position, scale * content)
-
-
-def three_axis_scores(
-    a: Float[Tensor, "head distance"], b: Float[Tensor, "head query"], c: Float[Tensor, "head key"]
-) -> Float[Tensor, "head query key"]:
-    """a_{i-j} + b_i + c_j for j <= i; above the diagonal, where no distance is fitted, a_0 stands in."""
-    distance = torch.arange(b.shape[1], device=a.device)[:, None] - torch.arange(c.shape[1], device=a.device)
-    return a[:, distance.clamp(min=0)] + b[:, :, None] + c[:, None, :]
 
 
 def add_residual(
     approximate: Float[Tensor, "head query key"], exact: Float[Tensor, "head query key"], share: int | float
 ) -> Float[Tensor, "head query key"]:
-    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate.
-
-    Raises:
-        InputError: a share outside [0, 1].
-    """
-    check_share("residual share", share)
+    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate."""
     return torch.where(exact.isfinite(), approximate + share * (exact - approximate), approximate)
 
 
@@ -199,15 +173,6 @@ def below_quantile(
     return (scores <= threshold[:, None, None]) & visible
 
 
-def constant_scores(
-    scores: Float[Tensor, "head query key"], replaced: Bool[Tensor, "head query key"]
-) -> Float[Tensor, "head query key"]:
-    """The control: one constant per head, the mean of the scores that it replaces (that choice of constant is ours)."""
-    total = scores.double().masked_fill(~replaced, 0).sum((1, 2))
-    mean = total / replaced.sum((1, 2)).clamp(min=1)
-    return mean.to(scores.dtype)[:, None, None].expand_as(scores)
-
-
 def attention_kl(
     exact: Float[Tensor, "head query key"],
     approximate: Float[Tensor, "head query key"],
@@ -218,13 +183,3 @@ def attention_kl(
     log_q = approximate.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
     gap = torch.where(visible, log_p - log_q, 0.0)
     return (log_p.exp() * gap).sum(-1)
-
-
-def _flat(z: Tensor) -> Tensor:
-    """Complex planes as real coordinates: flat(a) . flat(b) = Re sum_m a_m conj(b_m)."""
-    return torch.view_as_real(z.resolve_conj()).flatten(-2)
-
-
-def check_share(name: str, value: int | float) -> None:
-    if not 0 <= value <= 1:
-        raise InputError(f"{name} {value} is outside [0, 1]; give a number from 0 to 1")

@@ -1,6 +1,6 @@
 """What is left of the loss with scores replaced: the share recovered, by condition, by searched split, head by head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import by_constant, by_split, stand_in, substitute
-from tl_posgen.position.substitution.optimise_split import OptimisedSplit
 from tl_posgen.position.substitution.splits import attention_kl, triangle
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.stats.agreement import pearson, spearman
@@ -125,21 +124,12 @@ def score_errors(
     return data.transpose("condition", "layer", "head")
 
 
-def search_dataset(
-    found: Sequence[OptimisedSplit], held_out: xr.Dataset, replaced: xr.DataArray, seed: int
-) -> xr.Dataset:
-    """The searches as arrays over family, on the prompts that were not searched on."""
-    losses = np.stack([one.losses.numpy() for one in found])
-    columns = {"search_loss": losses.mean(1), "search_loss_chosen_on": [one.chosen_on for one in found]}
-    columns |= {f"search_{name}": [getattr(one, name) for one in found] for name in ("prediction_kl", "parameters")}
-    data = xr.Dataset({name: ("family", x) for name, x in columns.items()}, {"family": [one.family for one in found]})
-    data = data.assign(shares_of(losses, held_out, ("family",), "search_recovered", seed))
-    (weights,) = (one.distribution for one in found if one.distribution is not None)
-    turns = {one.family: one.turn for one in found if one.turn is not None}
-    turn = xr.DataArray(torch.stack(list(turns.values())).numpy(), dims=("free_family", "layer", "head", "plane"))
-    weights = xr.DataArray(weights.numpy(), dims=("layer", "head", "distance"))
-    turn = turn.assign_coords(free_family=list(turns))
-    return data.assign(distribution=weights.where(replaced), turn=turn.where(replaced))
+def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArray, seed: int) -> xr.Dataset:
+    """What `optimise_split` found, with the shares recovered on the prompts that were not searched on."""
+    losses = found["search_losses"]
+    shares = shares_of(losses.transpose("family", "prompt").values, held_out, ("family",), "search_recovered", seed)
+    data = found.drop_vars("search_losses").assign(shares | {"search_loss": losses.mean("prompt")})
+    return data.assign(distribution=found["distribution"].where(replaced), turn=found["turn"].where(replaced))
 
 
 def costs(

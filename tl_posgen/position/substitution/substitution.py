@@ -18,6 +18,7 @@ from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.position.decomposition.option_checks import check_share, check_whole
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -28,9 +29,9 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
-from tl_posgen.position.substitution.splits import check_share, point_mass, triangle
+from tl_posgen.position.substitution.splits import point_mass, triangle
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, costs, measure, search_dataset
-from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn
+from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.report.intervals import with_ends
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
@@ -87,9 +88,10 @@ class Substitution(Options):
 
     def check(self) -> None:
         check_share("gamma", self.gamma)
-        for name, least in (("from_layer", 0), ("search_prompts", 1), ("search_steps", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} {getattr(self, name)}: give {least} at least")
+        if self.gamma == 0:
+            raise InputError("gamma 0 replaces no score, so nothing would be measured; give a share above 0, up to 1")
+        check_whole("substitution", 0, from_layer=self.from_layer, search_steps=self.search_steps)
+        check_whole("substitution", 1, search_prompts=self.search_prompts)
         if infinite := [x for x in (*self.dummy_distances, *self.widths) if not math.isfinite(x)]:
             raise InputError(f"dummy_distances and widths: {infinite[0]} is no distance; give finite numbers")
         conditions_of(self)
@@ -200,21 +202,22 @@ def search_summary(data: xr.Dataset) -> dict[str, Any]:
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
-    worth = f"{own['worth']:.3f} nats"
+    worth = f"{said(own['worth'], '.3f')} nats"
     if own["nothing_to_recover"]:
         return [
             f"Against uniform attention the model's own is worth {worth} ({null_of(null, 'worth', '.4f')}): "
             "there is nothing to recover."
         ]
+    best = in_words(own["best"])
     return [
-        f"Position + content ({own['best']}) recovers {percent(own, 'recovered_best')} of the {worth} between the "
+        f"Position + content ({best}) recovers {percent(own, 'recovered_best')} of the {worth} between the "
         f"unchanged model and uniform attention ({null_of(null, 'worth', '.4f')}); position alone "
         f"{percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
         f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
         f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
-        f"loss. {own['best']}, at r = {said(own['r_best'], '.3f')}, recovers {percent(own, 'recovered_best')}. Over "
-        f"{own['n_stand_ins']} stand-ins the rank correlation of r with the share recovered is "
-        f"{said(own['r_rank'], '.2f')}; that of the attention KL is {said(own['kl_rank'], '.2f')}.",
+        f"loss. The best split ({best}), at r = {said(own['r_best'], '.3f')}, recovers "
+        f"{percent(own, 'recovered_best')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r with the "
+        f"share recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is {said(own['kl_rank'], '.2f')}.",
         *search_findings(own),
     ]
 
@@ -235,8 +238,8 @@ def search_findings(own: Summary) -> list[str]:
     return [
         f"Chosen on {own['search_prompts']} prompts, reported on {own['held_out_prompts']} others: one triangle for "
         f"the model (width {own['search_width']:g}) recovers {found('triangle')}, a distribution of distances per head "
-        f"{found('distribution')}, Rbar and reference key per head {found('free')}. With the same freedom position "
-        f"alone recovers {found('position')}, content alone {found('content')}.",
+        f"{found('distribution')}, a mean rotation and a reference key per head {found('free')}. "
+        f"With the same freedom position alone recovers {found('position')}, content alone {found('content')}.",
         f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']} nats "
         f"for the triangle and {kl['free']} for the split chosen by loss; chosen by that KL instead it is "
         f"{kl['imitating']}, and {found('imitating')} of the loss is recovered.",
@@ -275,10 +278,13 @@ VARIABLES = {
     "search_parameters": Variable("numbers searched", "", "how many were chosen", FAMILY),
     **with_ends("search_recovered", "share recovered, searched", "", "on prompts not searched on", FAMILY),
     "distribution": Variable("p(d), searched", "", "of the family `distribution`", ("layer", "head", "distance")),
-    "turn": Variable("|Rbar|, searched", "", "by plane, fast to slow", ("free_family", "layer", "head", "plane")),
+    "turn": Variable(
+        "length of the mean rotation, searched", "", "by plane, fast to slow", ("free_family", "layer", "head", "plane")
+    ),
     "residual_cost": Variable("residual dropped", "nats", "rise of the loss, this head alone split at `cost_width`"),
     "uniform_cost": Variable("uniform attention", "nats", "rise of the loss, this head alone uniform"),
 }
+EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 
 MEASURE = Measure(
     name="substitution",
@@ -296,4 +302,10 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    caveats={
+        "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
+        "alibi": f"{EXACT}. Position alone is the slope, and content alone the scores without it.",
+        "none": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
+    },
+    without_meaning=frozenset({"absolute", "alibi", "none"}),
 )

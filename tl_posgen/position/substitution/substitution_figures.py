@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.position.substitution.optimise_split import CONTROLS
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_maps, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_map, line, model_label, sides
 from tl_posgen.report.intervals import error_bars
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "residual_cost"}
@@ -17,12 +17,29 @@ def drawn(data: xr.Dataset) -> list[str]:
     return ["loss", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
 
 
+NAMES = {
+    "three_axis": "three-axis fit",
+    "mean_key": "mean key at distance",
+    "triangle": "triangle of width",
+    "own_profile": "own attention profile",
+    "query_profile": "profile of each query",
+}
+
+
+def in_words(condition: object) -> str:
+    """A condition as sentences and legends call it: 'triangle of width 8' for triangle_8."""
+    name, _, number = str(condition).rpartition("_") if str(condition)[-1].isdigit() else (str(condition), "", "")
+    return f"{NAMES.get(name, name.replace('_', ' '))} {number}".strip()
+
+
 def loss(result: Any) -> go.Figure:
     """The loss of every condition."""
     figure = go.Figure()
     for side, data, colour in sides(result):
         shares = [f"{value:.0%}" for value in data["recovered"].values] if data is result.dataset else None
-        bar = go.Bar(x=data["condition"].values, y=data["loss_mean"].values, name=side, text=shares)
+        bar = go.Bar(
+            x=[in_words(one) for one in data["condition"].values], y=data["loss_mean"].values, name=side, text=shares
+        )
         figure.add_trace(bar.update(marker_color=colour, textposition="outside", textangle=0, cliponaxis=False))
     figure.update_layout(barmode="group", yaxis_title="loss, nats per token")
     subtitle = "every score replaced; on the bars the share of the loss recovered against uniform attention"
@@ -37,7 +54,9 @@ def dose(result: Any) -> go.Figure:
         for number, name in enumerate(data["stand_in"].values):
             curve, dash = data["dose_loss"].sel(stand_in=name), "solid" if own or not number else "dot"
             x, shade = curve["residual_share"].values, COLOURS[number] if own else colour
-            figure.add_trace(line(x, curve.values, f"{name}<br>{side}", shade, dash=dash, mode="lines+markers"))
+            figure.add_trace(
+                line(x, curve.values, f"{in_words(name)}<br>{side}", shade, dash=dash, mode="lines+markers")
+            )
     figure.add_hline(y=result.summary["loss_uniform_attention"], line_dash="dot", annotation_text="uniform attention")
     figure.update_layout(xaxis_title="share of the residual added back", yaxis_title="loss, nats per token")
     subtitle = "scores = stand-in + share × what it leaves out; 0 drops the residual, 1 is the unchanged model"
@@ -51,7 +70,7 @@ def correlation(result: Any) -> go.Figure:
         stand_ins = data.drop_sel(condition=["unchanged", "uniform_attention"])
         x = stand_ins["r"].mean(("layer", "head")).values
         y = (stand_ins["loss_mean"] - data["loss_mean"].sel(condition="unchanged")).values
-        names = [str(name) for name in stand_ins["condition"].values]
+        names = [in_words(name) for name in stand_ins["condition"].values]
         if data is not result.dataset:
             marker = {"size": 9, "color": colour}
             figure.add_trace(go.Scatter(x=x, y=y, text=names, mode="markers", name=side, marker=marker))
@@ -93,7 +112,10 @@ def splits(result: Any) -> go.Figure:
     """The distributions of distances and the mean turns that were searched, mean over the heads of a layer."""
     data = result.dataset
     families = [str(name) for name in data["free_family"].values if name != "content"]
-    titles = ["p(d) of the searched distribution", *(f"|mean turn| by plane, {name}" for name in families)]
+    titles = [
+        "p(d) of the searched distribution",
+        *(f"length of the mean rotation by plane, {name}" for name in families),
+    ]
     panels = Panels(titles)
     for number, layer in enumerate(data["layer"].values):
         colour, of_layer = COLOURS[number % len(COLOURS)], data.sel(layer=layer)
@@ -104,18 +126,16 @@ def splits(result: Any) -> go.Figure:
             panels.add(panel, line(list(range(len(turn))), turn, f"layer {layer}", colour, mode="lines+markers"))
     panels.axes("plane, fast to slow").figure.update_xaxes(title_text="distance", row=1, col=1)
     panels.figure.update_yaxes(rangemode="tozero")
-    subtitle = "mean over the heads of a layer; a turn of 1: this plane carries content, 0: position averages it away"
+    subtitle = "mean over the heads of a layer; length 1: this plane carries content, 0: position averages it away"
     return panels.finish(f"The splits found · {model_label(data)}", subtitle)
 
 
-def heads(result: Any) -> go.Figure:
-    """What each head alone loses."""
-    data, names = result.dataset, ("residual_cost", "uniform_cost")
-    labels = {name: result.measure.variables[name].label for name in names}
-    width = result.summary["cost_width"]
-    subtitle = f"rise of the loss (nats) with this head alone replaced: by the split of triangle {width:g}; by nothing"
-    title = f"What each head's residual is worth · {model_label(data)}"
-    return head_maps(data, None, labels, title=title, subtitle=subtitle, limits=None)
-
-
-FIGURES = {one.__name__: one for one in (loss, dose, correlation, search, splits, heads)}
+FIGURES = {one.__name__: one for one in (loss, dose, correlation, search, splits)} | {
+    "heads": head_map(
+        *("residual_cost", "uniform_cost"),
+        title="What each head's residual is worth",
+        subtitle="rise of the loss (nats) with this head alone replaced: by the split of triangle {cost_width:g}; by "
+        "nothing",
+        limits=None,
+    )
+}

@@ -1,0 +1,40 @@
+"""Claims and sentences of one measure speak by one rule: the first token, and which part of the text."""
+
+import pytest
+
+from tl_posgen import analyze
+from tl_posgen.position import dummy_distance, length_extrapolation, variance
+from tl_posgen.position.claims import left_over, length_claim
+
+
+@pytest.fixture(scope="module")
+def report(mini, alice):
+    measures = ["residual", "across_prompts"]
+    return analyze(mini, alice, measures=measures, length=32, n_prompts=4, null_seeds=(), progress=False)
+
+
+def test_what_is_left_over_is_judged_and_said_without_the_first_token(report):
+    measured = left_over(report["residual"], report["across_prompts"]).measured
+    assert measured.startswith("first token left out")
+    share, top = (report["residual"].summary[f"{name}_without_first_token"] for name in ("share", "top_share"))
+    assert f"leaves {share:.0%} of the variance within rows, {top:.0%} of that in one direction" in measured
+    sentences = " ".join(report["residual"].findings())
+    assert f"without the first token {share:.0%}" in sentences
+    assert f"One singular direction holds {top:.0%}" in sentences
+
+
+def test_the_loss_beyond_is_the_mean_over_all_segments_in_claim_and_sentence(mini_bridge, alice):
+    options = {"inside": 16, "times": 3, "n_prompts": 2, "null_seeds": (), "progress": False}
+    result = length_extrapolation(mini_bridge, alice, **options)
+    data, measured = result.dataset, length_claim(result).measured
+    loss = float(data["loss_segment"].sel(condition="lm_infinite").isel(segment=[1, 2]).mean())
+    assert f"loss {loss:.2f}" in measured
+    assert "mean from the training length to 3 times it" in measured
+    assert any(f"LM-Infinite, beyond the training length: loss {loss:.2f}" in said for said in result.findings())
+
+
+def test_no_two_measures_call_a_number_interaction():
+    labels = [one.label for one in dummy_distance.variables.values()]
+    assert "distance × key" in labels
+    assert not [label for label in labels if "interaction" in label]
+    assert "interaction" in [one.label for one in variance.variables.values()]
