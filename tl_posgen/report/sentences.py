@@ -1,5 +1,6 @@
 """Numbers in sentences: a value with its null's beside it, heads by name, and what an encoding makes of a measure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,18 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f") -> str:
 def said(value: Any, form: str) -> str:
     """A number in this format; a number that could not be had in words."""
     return "not defined" if value is None or value != value else format(value, form)
+
+
+def at_most(summary: Summary, key: str, digits: int = 3) -> str:
+    """A bound, rounded up so that it holds; of several random inits, the largest of theirs.
+
+    Example:
+        >>> at_most({"change": 0.25}, "change"), at_most(NullSummary([{"change": 0.0}, {"change": 2e-5}]), "change")
+        ('0.250', '0.001')
+    """
+    seeds = summary.seeds if isinstance(summary, NullSummary) else [summary]
+    largest = round(max(one[key] for one in seeds) * 10**digits, 6)  # what is a float's error is not rounded up
+    return f"{math.ceil(largest) / 10**digits:.{digits}f}"
 
 
 def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:
