@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import Measure, Options, Request, Summary, Variable
+from tl_posgen.measure import HeadRows, Measure, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capturing
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
@@ -22,11 +22,9 @@ from tl_posgen.models.probe import geometry_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
 from tl_posgen.result import Result
 from tl_posgen.slash.ablation_hooks import ablate_bands
-from tl_posgen.slash.dominance import check_all_reached, check_dominance
-from tl_posgen.slash.entries import entry
-from tl_posgen.slash.layer_means import LayerMeans, at_distance, statistics_of
+from tl_posgen.slash.dominance import Dominance, check_all_reached, dominant_at
+from tl_posgen.slash.layer_means import at_distance, statistics_of
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, conditions
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 COLUMNS = {
@@ -41,7 +39,7 @@ N_HEADS = 12  # the strongest, drawn one by one
 
 
 @dataclass(frozen=True)
-class BandAblation(Options):
+class BandAblation(Dominance):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
     The conditions are those of `SlashAblation`: each frequency band dropped, frozen or kept alone, Q and K of rank one
@@ -69,11 +67,6 @@ class BandAblation(Options):
     """
 
     schemes: Sequence[Scheme] = get_args(Scheme)
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
-
-    def check(self) -> None:
-        check_dominance(self.kappa, self.distances)
 
 
 def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
@@ -99,15 +92,15 @@ def in_running_model(
     model: Any, tokens: Int[Tensor, "prompt pos"], condition: Condition, job: Job
 ) -> tuple[xr.DataArray, np.ndarray]:
     """Slash scores [layer head distance] and loss [prompt] with one condition in all layers."""
-    means = LayerMeans()
+    rows = HeadRows()
 
     def take(layer: LayerCapture) -> None:
-        means.add(layer, statistics_of(layer))
+        rows.add(layer, score=statistics_of(layer).score)
 
     hooks = ablate_bands(model, condition.kind, condition.planes if condition.band else None)
     with capturing(model, take, needs=frozenset({"pattern"}), layers=job.layers, heads=job.heads):
         losses = token_losses(model, tokens, hooks).mean(-1).numpy()
-    return means.dataset()["score"], losses
+    return rows.array("score", "distance").mean("prompt"), losses
 
 
 def measured(
@@ -124,7 +117,7 @@ def measured(
     profiles = xr.concat(running, "condition").assign_coords(condition=names)
     score = at_distance(profiles, place)
     alone = at_distance(after["slash_ablation"]["score"].reindex(condition=names), place)
-    dominant = profiles.sel(distance=sorted(set(options.distances))) >= options.kappa
+    dominant = dominant_at(profiles, options)
     before = dominant.isel(condition=0, drop=True)
     chosen = before.any("distance")
     chosen = chosen if chosen.any() else xr.ones_like(chosen)
@@ -188,9 +181,9 @@ def summarise(data: xr.Dataset) -> Summary:
     }
 
 
-def of_condition(summary: Summary, key: str, condition: str) -> float:
+def of_condition(summary: Summary, key: str, condition: str) -> int | float:
     """A list of the summary at one condition."""
-    return entry(summary, key, "conditions", condition)
+    return summary[key][summary["conditions"].index(condition)]
 
 
 def findings(own: Summary, null: Any) -> list[str]:

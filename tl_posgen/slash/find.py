@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import torch
 
 from tl_posgen.analysis import Prompts, analyze
 from tl_posgen.errors import InputError
 from tl_posgen.models import open_model, to_prompts
 from tl_posgen.slash.slash import Slash
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA, dominant_heads
+from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 
 def find_slash_heads(
@@ -53,12 +52,7 @@ def find_slash_heads(
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
     data = analyze(model, prompts, measures=options, **where, null_seeds=(), progress=progress)["slash"].dataset
-    rows = []
-    for layer in data["layer"].values:
-        score, uniform = (torch.from_numpy(data[name].sel(layer=layer).values) for name in ("score", "uniform"))
-        found = dominant_heads(score, uniform, kappa, sorted(set(distances)))
-        columns = {"head": found.index[:, 0], "distance": found.distance, "score": found.score, "ratio": found.ratio}
-        frame = pd.DataFrame({name: column.numpy() for name, column in columns.items()}).assign(layer=layer)
-        rows.append(frame.assign(head=data["head"].values[frame["head"].to_numpy()]))
-    table = pd.concat(rows).sort_values("score", ascending=False, kind="stable")
+    found = data[["score"]].assign(ratio=data["score"] / data["uniform"]).sel(distance=sorted(set(distances)))
+    table = found.to_dataframe(dim_order=["layer", "head", "distance"]).reset_index()
+    table = table[table["score"] >= kappa].sort_values("score", ascending=False, kind="stable")
     return pd.DataFrame(table[["layer", "head", "distance", "score", "ratio"]]).reset_index(drop=True)
