@@ -109,6 +109,11 @@ def count(n: int | float, words: str = "") -> str:
     return heads if n == int(n) else f"{heads} on average"
 
 
+def averaged(n: int | float) -> str:
+    """The number alone: '2', or '1.67 on average'."""
+    return f"{n:.3g}" if n == int(n) else f"{n:.3g} on average"
+
+
 def group_table(summary: Summary, names: Mapping[str, str]) -> pd.DataFrame:
     """A row for each choice of tokens and group of heads, a column for each name (variable -> heading)."""
     rows = [

@@ -74,6 +74,11 @@ def conditions(schemes: Sequence[str], n: int) -> list[Condition]:
     return [Condition("unchanged"), *banded, *(Condition(kind) for kind in WHOLE_KINDS)]
 
 
+def in_words(label: str) -> str:
+    """A condition as axes and legends call it."""
+    return WHOLE_KINDS.get(label, label)
+
+
 @dataclass(frozen=True)
 class SlashAblation(Options):
     r"""SlashScore(D) of softmax(scale <R' q', R' k'>) with one layer's own q and k ablated, nothing before it changed.

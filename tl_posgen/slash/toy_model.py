@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from tl_posgen.slash.ablations import keep
 from tl_posgen.slash.slash_scores import slash_statistics
 
 Planes = Literal["all", "high_medium", "high", "medium", "low"]
+SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ToySettings(Options):
     """What one training run is; see `slash_toy`."""
 
     distance: int
-    planes: str
+    planes: Planes
     steps: int
     batch: int
     n_tokens: int
@@ -36,10 +37,11 @@ class ToySettings(Options):
     rope_base: float
     init_std: float
     learning_rate: float
+    seeds: Sequence[int]
+    every: int
+    snapshots: Sequence[int] | None
 
     def check(self) -> None:
-        if self.planes not in get_args(Planes):
-            raise InputError(f"planes {self.planes!r}: choose one of {', '.join(get_args(Planes))}")
         if not 0 <= self.distance <= self.n_tokens - 3:
             raise InputError(
                 f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
@@ -48,6 +50,18 @@ class ToySettings(Options):
             raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
         if not min(self.rope_base, self.init_std, self.learning_rate) > 0:
             raise InputError("rope_base, init_std and learning_rate must be positive")
+        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds {list(self.seeds)}: give different seeds, at least one, such as (0, 1)")
+        if self.every < 1:
+            raise InputError(f"every = {self.every}: give a whole number of steps, 1 or more")
+        if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
+            raise InputError(f"snapshots {self.kept_steps}: choose steps in 0..{self.steps}")
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """The steps at which a pattern is kept: those asked for, else some early ones and the last."""
+        early = {step for step in SNAPSHOTS if step < self.steps}
+        return sorted(early | {self.steps} if self.snapshots is None else set(self.snapshots))
 
     @property
     def rope(self) -> Rope:
