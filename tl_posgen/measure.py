@@ -14,6 +14,7 @@ share = Measure(
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
@@ -131,9 +132,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = getattr(self, one.name)
-            if not fits(value, one.type):
-                raise InputError(f"{one.name} = {value!r}: give {in_words(one.type)}")
+            require(one.name, getattr(self, one.name), one.type)
         self.check()
 
     def check(self) -> None:
@@ -141,6 +140,13 @@ class Options:
 
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
+NAMES |= {os.PathLike: "a path", pd.DataFrame: "a DataFrame"}
+
+
+def require(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value of another type than `fits` takes."""
+    if not fits(value, kind):
+        raise InputError(f"{name} = {value!r}: give {in_words(kind)}")
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -23,6 +23,7 @@ from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, V
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
+from tl_posgen.models.tokens import check_numbers
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
@@ -56,7 +57,7 @@ class Coupling(Options):
     fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the trace
     normalisation (for comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
     expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
-    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95 % bootstrap over prompts.
+    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95% bootstrap over prompts.
 
     The model must be float32 at least, its writing weights not centred.
 
@@ -110,6 +111,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, Coupling)
     if job.heads is not None:
         raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
+    check_numbers(model, job.length, job.n_prompts)
     rows = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     settings = checked(model, rows.shape[1], request.options, job)
 
@@ -168,7 +170,7 @@ def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def chance_line(found: xr.Dataset) -> dict[str, xr.DataArray]:
-    """The chance line of each layer's Jacobian: its mean and central 95 %."""
+    """The chance line of each layer's Jacobian: its mean and central 95%."""
     chance = found["chance"].stack(draw=("prompt", "token", "sample"))
     low, high = (chance.quantile(share, "draw").drop_vars("quantile") for share in (0.025, 0.975))
     return {"chance": chance.mean("draw"), "chance_low": low, "chance_high": high}
@@ -219,7 +221,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """One row a K, each headline with its 95 % interval."""
+    """One row a K, each headline with its 95% interval."""
     own = summarise(data)
     shown = ("coupling", "chance", "swapped", "line_shape_score", "expodistance", "growth_r2", "linearisation")
     labels = {"line_shape_score": "line-shape score", "growth_r2": "growth R²"}
@@ -243,7 +245,7 @@ def of_means(described: Mapping[str, str], dims: tuple[str, ...]) -> dict[str, V
 SQUARE, PATH, LOG_NORM = ("k", "layer", "layer_2"), ("prompt", "position"), ("prompt", "state")
 ALIGNMENT, TRIPLETS = ("lower_layer", "row", "column"), ("prompt", "token", "layer")
 TOKENS, TRAJECTORY = ("kind", "k", "layer", "token", "token_2"), ("prompt", "position", "state", "component")
-DRAWS = "of the central 95 % of draws"
+DRAWS = "of the central 95% of draws"
 FORMULA = "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2"
 VARIABLES = {
     **with_ends("coupling", "coupling", "", FORMULA, SQUARE),
@@ -275,7 +277,7 @@ MEASURE = Measure(
     explanation=(
         "Coupling of the residual Jacobians of two layers at the last token: 1 - || |A| - S ||_F / ||S||_F, top K "
         "singular vectors: 1 for shared ones, about 0 for unrelated ones. Beside it random bases with the same spectra "
-        "and a random-init model; then how straight tokens move and how evenly their norms grow. 95 % intervals over "
+        "and a random-init model; then how straight tokens move and how evenly their norms grow. 95% intervals over "
         "prompts."
     ),
     source="Aubry et al. 2024 (arXiv 2407.07810); chance line, intervals, growth fit and linearisation: ours",

@@ -69,7 +69,7 @@ def against_chance(result: Any) -> go.Figure:
     panels = Panels(titles, columns=len(shown), row_height=280, shared_yaxes="rows")
     for number, (k, (_, data, _)) in enumerate(product(ks, shown)):
         found, layers = data.sel(k=k), data["layer"].values
-        name = "random bases, 95 %"
+        name = "random bases, 95%"
         panels.add(number, band(layers, found["chance_low"].values, found["chance_high"].values, name, grey=True))
         for place, other in enumerate(layers):
             pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
@@ -79,7 +79,7 @@ def against_chance(result: Any) -> go.Figure:
             panels.add(number, points.update(marker={"color": COLOURS[place % len(COLOURS)], "size": 6}))
     panels.figure.update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
     panels.axes("Jacobian of layer", "coupling, top K")
-    subtitle = "mean and 95 % interval over prompts of every pair of layers; grey: one Jacobian in random bases"
+    subtitle = "mean and 95% interval over prompts of every pair of layers; grey: one Jacobian in random bases"
     return panels.finish(f"Coupling against chance · {model_label(result.dataset)}", subtitle)
 
 

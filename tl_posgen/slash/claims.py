@@ -7,6 +7,7 @@ from tl_posgen.result import Result
 from tl_posgen.slash.band_ablation import of_condition
 from tl_posgen.slash.cone_figures import BEST
 from tl_posgen.slash.head_groups import count, in_groups
+from tl_posgen.slash.slash_ablation import in_words
 
 CONDITIONS = ("unchanged", "drop high, thirds", "drop medium, thirds", "drop low, thirds", "no_rope")
 
@@ -46,7 +47,7 @@ def axis(cone: Result) -> Judgement:
 
 def frequencies(band_ablation: Result) -> Judgement:
     def say(own: Summary) -> str:
-        names = [condition.removesuffix(", thirds") for condition in CONDITIONS]
+        names = [in_words(condition).removesuffix(", thirds") for condition in CONDITIONS]
         scores = [of_condition(own, "slash_score", condition) for condition in CONDITIONS]
         losses = [f"{of_condition(own, 'loss', condition):.2f}" for condition in CONDITIONS]
         parts = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]

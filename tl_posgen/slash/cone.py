@@ -270,4 +270,12 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    caveats={
+        "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
+        "projections, and a fixed distance has to come from the position vectors in the inputs.",
+        "alibi": "nothing turns q and k, and the slopes stay in the score of the axis alone and of the rest: compare "
+        "these with random init rather than with uniform attention.",
+        "none": "nothing turns q and k, so rank one alone makes no slash; ranks, gains and the axis are of the "
+        "projections.",
+    },
 )

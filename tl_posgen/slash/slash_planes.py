@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.measure import HeadRows, Measure, NullSummary, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.report.sentences import at_most
+from tl_posgen.report.sentences import at_most, said
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 from tl_posgen.slash.dominance import Dominance, check_any_reached, is_dominant
@@ -31,8 +31,8 @@ class SlashPlanes(Dominance):
 
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
-    directions give; `predicted` is the slash score that g alone gives, and chance its match with other heads' profiles.
-    C is taken at the distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over
+    directions give; `predicted` is the slash score that g alone gives, and chance its match with the profiles of the
+    other heads measured: of a choice (`heads=`, `layers=`) only those, and of one head none. C is taken at the distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over
     the other distances up to 8 tokens away, as a slow plane lifts all short distances alike and makes no line. Bands
     are thirds of the planes or go by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
 
@@ -178,14 +178,15 @@ def prediction(own: Summary, null: Any) -> list[str]:
         return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
     lines = [
         f"In {count(own[f'n_{group}'], words)} the slash scores predicted from rank one, less those of uniform "
-        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with other heads: "
-        f"{own[f'chance_correlation_{group}']:.3f}); the peak is right in {own[f'same_peak_{group}']:.0%} (of another "
-        f"head, in {own[f'chance_peak_{group}']:.0%})."
+        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with the other "
+        f"heads measured: {said(own[f'chance_correlation_{group}'], '.3f')}); the peak is right in "
+        f"{own[f'same_peak_{group}']:.0%} (of another head, in {said(own[f'chance_peak_{group}'], '.0%')})."
         for group, words in GROUPS.items()
         if own[f"n_{group}"]
     ]
     if null is not None:
-        lines[-1] += f" Random init: {null['correlation']:.3f} and {null['chance_correlation']:.3f}."
+        r, chance = (said(null[name], ".3f") for name in ("correlation", "chance_correlation"))
+        lines[-1] += f" Random init: {r} and {chance}."
     return lines
 
 
@@ -223,10 +224,10 @@ VARIABLES = {
         "correlation with its own profile", description="predicted with measured, less uniform attention", dims=PER_HEAD
     ),
     "chance_correlation": Variable(
-        "correlation with other heads' profiles", description="mean over all other heads", dims=PER_HEAD
+        "correlation with other heads' profiles", description="mean over the other heads measured", dims=PER_HEAD
     ),
     "same_peak": Variable("its own peak is right", description="1 or 0", dims=PER_HEAD),
-    "chance_peak": Variable("other heads' peaks that agree", description="share of the other heads", dims=PER_HEAD),
+    "chance_peak": Variable("other heads' peaks that agree", description="share of the others measured", dims=PER_HEAD),
 }
 
 MEASURE = Measure(
@@ -249,4 +250,11 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    caveats={
+        "absolute": "no plane turns, so every plane counts as unrotated, and queries and keys of rank one would make "
+        "no slash; what C adds up is content and position vectors together.",
+        "alibi": "no plane turns, and the slopes, which make near slashes by themselves, are neither in the lift nor "
+        "in the prediction.",
+        "none": "no plane turns, so every plane counts as unrotated; the lift is all content.",
+    },
 )

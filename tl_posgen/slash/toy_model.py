@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, one_hot
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Options
+from tl_posgen.null import MOST
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum
@@ -48,10 +49,12 @@ class ToySettings(Options):
             )
         if self.d_head % 2 or min(self.d_head, self.steps, self.batch, self.n_features) < 1:
             raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
-        if not min(self.rope_base, self.init_std, self.learning_rate) > 0:
-            raise InputError("rope_base, init_std and learning_rate must be positive")
-        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"seeds {list(self.seeds)}: give different seeds, at least one, such as (0, 1)")
+        if not all(0 < one < math.inf for one in (self.rope_base, self.init_std, self.learning_rate)):
+            raise InputError("rope_base, init_std and learning_rate must be positive and finite")
+        if not math.isfinite(self.angle):
+            raise InputError(f"angle = {self.angle}: give degrees, such as 30")
+        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds) or not all(0 <= n < MOST for n in self.seeds):
+            raise InputError(f"seeds {list(self.seeds)}: give different seeds, 0 or more, at least one, such as (0, 1)")
         if self.every < 1:
             raise InputError(f"every = {self.every}: give a whole number of steps, 1 or more")
         if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
