@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -17,7 +16,6 @@ from tl_posgen.analysis import Job
 from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
 from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
 from tl_posgen.coupling.jacobians import DENSE_UP_TO
-from tl_posgen.coupling.overlap import off_diagonal_mean
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.loss import prompts_of_one_length
@@ -141,18 +139,19 @@ def measure(
 ) -> xr.Dataset:
     """Every prompt through one model: per prompt, means over prompts, and their intervals."""
     bar = tqdm(prompts, desc=f"coupling, {label}", unit="prompt", disable=not progress)
-    found = xr.concat([one_prompt(model, prompt, settings) for prompt in bar], dim="prompt")
+    found = xr.concat(
+        [one_prompt(model, prompt, settings) for prompt in bar], pd.RangeIndex(len(prompts), name="prompt")
+    )
     assert isinstance(found, xr.Dataset)
-    found = found.assign_coords(prompt=np.arange(len(prompts)))
     dataset = found[[name for name in PER_PROMPT if name in found]]
-    dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found))
+    dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found["chance"]))
     if settings.token_wise:
-        dataset = dataset.assign(token_coupling=found["token_coupling"].mean("prompt"))
-    of_prompts = {f"mean_{name}": values for name, values in headlines(found).items()}
-    for name, array in ({"coupling": found["coupling"].mean("token")} | of_prompts).items():
-        prompts_first = array.transpose("prompt", ...)
-        dims = tuple(map(str, prompts_first.dims[1:]))
-        dataset = dataset.assign(mean_and_ends(name, prompts_first.values, dims, settings.seed))
+        dataset["token_coupling"] = found["token_coupling"].mean("prompt")
+    of_prompts = {"coupling": found["coupling"].mean("token")}
+    of_prompts |= {f"mean_{name}": values for name, values in headlines(found).items()}
+    for name, array in of_prompts.items():
+        first = array.transpose("prompt", ...)
+        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:])), settings.seed))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataset.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, parameters=n_parameters)
 
@@ -160,7 +159,9 @@ def measure(
 def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
     """One number per prompt (and k) for each of `HEADLINES` that was measured."""
     sources = {"coupling": "coupling", "trace": "coupling_trace", "swapped": "coupling_swapped"}
-    numbers = {name: over_different_layers(found[source].mean("token")) for name, source in sources.items()}
+    different = found["layer"] != found["layer_2"]
+    pairs = ("layer", "layer_2")
+    numbers = {name: found[source].mean("token").where(different).mean(pairs) for name, source in sources.items()}
     numbers["chance"] = found["chance"].mean(["token", "layer", "sample"])
     # the median: expodistance has no mean where a norm hardly grows
     numbers |= {name: found[name].median("position") for name in OF_PATHS}
@@ -169,17 +170,11 @@ def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
     return numbers
 
 
-def chance_line(found: xr.Dataset) -> dict[str, xr.DataArray]:
+def chance_line(chance: xr.DataArray) -> dict[str, xr.DataArray]:
     """The chance line of each layer's Jacobian: its mean and central 95%."""
-    chance = found["chance"].stack(draw=("prompt", "token", "sample"))
-    low, high = (chance.quantile(share, "draw").drop_vars("quantile") for share in (0.025, 0.975))
-    return {"chance": chance.mean("draw"), "chance_low": low, "chance_high": high}
-
-
-def over_different_layers(couplings: xr.DataArray) -> xr.DataArray:
-    couplings = couplings.transpose(..., "layer", "layer_2")
-    means = off_diagonal_mean(torch.from_numpy(couplings.values)).numpy()
-    return couplings.isel(layer=0, layer_2=0, drop=True).copy(data=means)
+    draws = ["prompt", "token", "sample"]
+    low, high = (chance.quantile(share, draws).drop_vars("quantile") for share in (0.025, 0.975))
+    return {"chance": chance.mean(draws), "chance_low": low, "chance_high": high}
 
 
 # What is shown

@@ -167,3 +167,10 @@ def group_boxes(panels: Mapping[str, tuple[Sequence[Group], Mapping[str, Values]
             drawn.add(number, box)
     drawn.figure.update_layout(boxmode="group")
     return drawn.axes("", y_title)
+
+
+def head_points(heads: xr.Dataset, x: str, y: str, hover: str, **more: Any) -> go.Scatter:
+    """One variable against another, a point a head."""
+    names = head_names(heads["place"].values)
+    template = f"%{{text}}<br>{hover}<extra></extra>"
+    return go.Scatter(x=heads[x].values, y=heads[y].values, mode="markers", text=names, hovertemplate=template, **more)

@@ -32,9 +32,10 @@ class SlashPlanes(Dominance):
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
     directions give; `predicted` is the slash score that g alone gives, and chance its match with the profiles of the
-    other heads measured: of a choice (`heads=`, `layers=`) only those, and of one head none. C is taken at the distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over
-    the other distances up to 8 tokens away, as a slow plane lifts all short distances alike and makes no line. Bands
-    are thirds of the planes or go by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
+    other heads measured: of a choice (`heads=`, `layers=`) only those, and of one head none. C is taken at the
+    distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over the others up to 8
+    tokens away, as a slow plane lifts all short distances alike and makes no line. Bands are thirds of the planes or go
+    by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
 
     Args:
         kappa, distances: what makes a head slash-dominant, and where C is taken.
@@ -74,10 +75,12 @@ class SlashPlanesCollector(VariantCollector):
         return {"contribution": self._chosen(planes, score), "predicted": predicted}
 
     def dataset(self) -> xr.Dataset:
-        data = super().dataset()
-        data = data.assign(wavelength=(("layer", "plane"), self._wavelengths(data.sizes["plane"])))
-        bands = xr.dot(data["contribution"].fillna(0.0), self._masks(data), dim="plane")
+        data, layers = super().dataset(), sorted(self._ropes)
+        planes = [planes_of(*self._ropes[layer], self._longest) for layer in layers]
+        masks = xr.concat([mask for _, mask in planes], pd.Index(layers, name="layer"))
+        bands = xr.dot(data["contribution"].fillna(0.0), masks, dim="plane")
         data["bands"] = bands.where(data["contribution"].notnull().any("plane"))
+        data["wavelength"] = (("layer", "plane"), np.stack([wavelength for wavelength, _ in planes]))
         return data.assign_attrs(tokens=self._longest)
 
     def _chosen(
@@ -102,25 +105,19 @@ class SlashPlanesCollector(VariantCollector):
         data["dominant"] = is_dominant(data["score"], self.options)
         return data.merge(compared(data))
 
-    def _wavelengths(self, n_planes: int) -> np.ndarray:
-        """2 pi / theta by layer and plane; infinite where nothing turns."""
-        table = np.full((len(self._ropes), n_planes), np.inf)
-        for row, layer in zip(table, sorted(self._ropes), strict=True):
-            theta = complex_frequencies(*self._ropes[layer]).cpu().numpy()
-            row[: len(theta)] = np.divide(2 * np.pi, theta, out=np.full(len(theta), np.inf), where=theta > 0)
-        return table
 
-    def _masks(self, data: xr.Dataset) -> xr.DataArray:
-        """Which plane is in which band, by layer and scheme; the unrotated remainder is a band of its own."""
-        masks = np.zeros((len(self._ropes), len(SCHEMES), len(ALL_BANDS), data.sizes["plane"]))
-        for mask, layer in zip(masks, sorted(self._ropes), strict=True):
-            rope, _ = self._ropes[layer]
-            turning = len(rope.inv_freq)
-            bands = (bands_by_thirds(turning), bands_by_wavelength(rope, self._longest))
-            mask[:, :-1, :turning] = torch.stack([band.cpu() for band in bands]).numpy()
-            mask[:, -1, turning:] = 1
-        coords = {"layer": data["layer"], "scheme": list(SCHEMES), "band": list(ALL_BANDS)}
-        return xr.DataArray(masks, coords, ("layer", "scheme", "band", "plane"))
+def planes_of(rope: Rope, d_head: int, n: int) -> tuple[np.ndarray, xr.DataArray]:
+    """2 pi / theta of each plane of a layer, infinite where nothing turns; and which plane is in which band.
+
+    By scheme, bands by wavelength in a prompt of n tokens; the unrotated remainder is a band of its own.
+    """
+    wavelength = 2 * np.pi / complex_frequencies(rope, d_head).double().cpu()
+    turning = len(rope.inv_freq)
+    masks = torch.zeros(len(SCHEMES), len(ALL_BANDS), len(wavelength), dtype=torch.float64)
+    masks[:, :-1, :turning] = torch.stack([bands_by_thirds(turning), bands_by_wavelength(rope, n).cpu()]).double()
+    masks[:, -1, turning:] = 1
+    coords = {"scheme": list(SCHEMES), "band": list(ALL_BANDS)}
+    return wavelength.numpy(), xr.DataArray(masks.numpy(), coords, ("scheme", "band", "plane"))
 
 
 def compared(data: xr.Dataset) -> xr.Dataset:

@@ -78,22 +78,8 @@ def slash_toy(
         >>> result.dataset.score.sizes["step"], result.dataset.pattern.sizes["query"]
         (2, 48)
     """
-    settings = ToySettings(
-        distance,
-        planes,  # pyright: ignore[reportArgumentType]
-        steps,
-        batch,
-        n_tokens,
-        n_features,
-        angle,
-        d_head,
-        rope_base,
-        init_std,
-        learning_rate,
-        seeds,
-        every,
-        snapshots,
-    )
+    asked = {name: value for name, value in locals().items() if name != "progress"}
+    settings = ToySettings(**asked)
     provenance = {"experiment": "slash_toy", **plain(asdict(settings)), "dtype": "float32", "torch": torch.__version__}
     return Result("slash_toy", MEASURE.describe(train(settings, progress)), provenance=provenance)
 

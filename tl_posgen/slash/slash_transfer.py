@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import Panels, equality, head_names, model_label, sides
+from tl_posgen.report.figures import Panels, equality, model_label, sides
 from tl_posgen.report.sentences import at_head, beside, head_reference, said
 from tl_posgen.result import Result
 from tl_posgen.slash.dominance import Dominance, check_all_reached
+from tl_posgen.slash.head_groups import head_points
 from tl_posgen.slash.layer_means import (
     EXAMPLES,
     SUFFIXES,
@@ -204,39 +206,26 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 def scatter(result: Any) -> go.Figure:
     """Random tokens against text, a point a head: a column a distance, a row with and without the first token."""
-    own, data = result.summary, result.dataset
-    distances = own["distances"][:N_PANELS]
-    titles = [panel_title(result, variant, distance) for variant in SUFFIXES for distance in distances]
+    own, null, distances = result.summary, result.null_summary, result.summary["distances"][:N_PANELS]
+    places = list(product(SUFFIXES.values(), distances))
+    titles = []
+    for place, (end, distance) in enumerate(places):
+        r, rho = (own[f"{name}{end}"][place % len(distances)] for name in ("pearson", "spearman"))
+        random = "" if null is None else f" (random init {null[f'pearson{end}'][place % len(distances)]:.2f})"
+        titles.append(f"D = {distance}: r {r:.2f}{random}, ρ {rho:.2f}")
     panels = Panels(titles, columns=len(distances), horizontal_spacing=0.04)
-    for row, (variant, suffix) in enumerate(SUFFIXES.items()):
-        for column, distance in enumerate(distances):
-            panel = row * len(distances) + column
-            for side, one, colour in sides(result):
-                look = {"color": colour, "size": 7, "symbol": "x-thin-open" if one is result.null else "circle"}
-                panels.add(panel, points(one, f"score{suffix}", distance).update(name=side, marker=look))
-            panels.add(panel, equality(float(data[f"score{suffix}"].sel(distance=distance).max())))
-        panels.figure.update_yaxes(title_text=f"random tokens<br>{TOKENS[variant]}", row=row + 1, col=1)
+    for panel, (end, distance) in enumerate(places):
+        for side, data, colour in sides(result):
+            heads = data[f"score{end}"].sel(distance=distance).to_dataset("source").stack(place=("layer", "head"))
+            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is result.null else "circle"}
+            hover = f"D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}"
+            panels.add(panel, head_points(heads.dropna("place"), *SOURCES, hover, name=side, marker=look))
+        panels.add(panel, equality(float(result.dataset[f"score{end}"].sel(distance=distance).max())))
+    for row, tokens in enumerate(TOKENS.values(), start=1):
+        panels.figure.update_yaxes(title_text=f"random tokens<br>{tokens}", row=row, col=1)
     panels.figure.update_xaxes(title_text="on text", row=2).update_annotations(font_size=11)
     subtitle = "a point a head, a column a distance D; r: Pearson over heads, ρ: Spearman; dotted: equal"
-    return panels.finish(f"Slash scores in and out of distribution · {model_label(data)}", subtitle)
-
-
-def panel_title(result: Any, variant: str, distance: int) -> str:
-    own, null, end = result.summary, result.null_summary, SUFFIXES[variant]
-    place = own["distances"].index(distance)
-    random = "" if null is None else f" (random init {null[f'pearson{end}'][place]:.2f})"
-    return f"D = {distance}: r {own[f'pearson{end}'][place]:.2f}{random}, ρ {own[f'spearman{end}'][place]:.2f}"
-
-
-def points(data: xr.Dataset, name: str, distance: int) -> go.Scatter:
-    heads = data[name].sel(distance=distance, drop=True).stack(place=("layer", "head")).dropna("place")
-    return go.Scatter(
-        x=heads.sel(source="natural").values,
-        y=heads.sel(source="random").values,
-        mode="markers",
-        text=head_names(heads["place"].values),
-        hovertemplate=f"%{{text}}, D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}<extra></extra>",
-    )
+    return panels.finish(f"Slash scores in and out of distribution · {model_label(result.dataset)}", subtitle)
 
 
 def labels(data: xr.Dataset) -> list[str]:
