@@ -61,7 +61,7 @@ class ConeCollector(VariantCollector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._cones: dict[int, dict[int, list[ConeFit]]] = {0: defaultdict(list), 1: defaultdict(list)}
+        self._cones: list[dict[int, list[ConeFit]]] = [defaultdict(list) for _ in SUFFIXES]
 
     def measured(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
@@ -77,7 +77,7 @@ class ConeCollector(VariantCollector):
             found[name] = statistics_from_qk(layer, *ablate(q, k, layer.geometry.rope, "none")).score
         return found
 
-    def of_variant(self, variant: str, rows: HeadRows) -> xr.Dataset:
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
         """Means over prompts, and every head's scores at its best distance."""
         kept = {"measured": "score", "axis_only": "axis_only", "off_axis": "off_axis", "uniform": "uniform"}
         profiles = {name: rows.array(of, "distance").mean("prompt") for name, of in kept.items()}
@@ -91,7 +91,7 @@ class ConeCollector(VariantCollector):
             both = data[["best_measured", f"r1_{side}"]].stack(place=("layer", "head")).dropna("place")
             ranked = (torch.from_numpy(values.values) for values in both.data_vars.values())
             data[f"score_r1_spearman_{side}"] = float(spearman(*ranked))
-        return data.merge(cones_dataset(self._cones[list(SUFFIXES).index(variant)]))
+        return data.merge(cones_dataset(self._cones[first]))
 
 
 def rank_measures(

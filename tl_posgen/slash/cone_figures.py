@@ -1,7 +1,6 @@
 """Figures of the cone: ranks by group of heads, cosines, gains, and the slash score of the axis alone."""
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,8 +16,7 @@ def ranks(title: str, subtitle: str, names: Mapping[str, str]) -> Callable[[Any]
     """r1 by group of heads, with all tokens and without the first."""
 
     def figure(result: Any) -> go.Figure:
-        values = {label: itemgetter(name) for name, label in names.items()}
-        panels = group_boxes({words: (head_groups(result, one), values) for one, words in TOKENS.items()}, "r1")
+        panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, names, "r1")
         panels.figure.update_yaxes(range=[0, 1.03])
         return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
 

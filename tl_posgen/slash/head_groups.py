@@ -1,6 +1,6 @@
 """Slash-dominant heads beside the others, and beside those of the random init: collected, meaned, tabulated, drawn."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
 PER_HEAD = ("variant", "layer", "head")
 Group = tuple[str, str, xr.Dataset]
-Values = Callable[[xr.Dataset], xr.DataArray]
 
 
 class VariantCollector(Collector):
@@ -28,15 +27,14 @@ class VariantCollector(Collector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._of_variant = {variant: HeadRows() for variant in SUFFIXES}
+        self._of_variant = [HeadRows() for _ in SUFFIXES]
 
     def update(self, layer: LayerCapture) -> None:
         require_two_tokens(layer)
         found = layer.once(statistics_of)
-        for first, (variant, suffix) in enumerate(SUFFIXES.items()):
+        for first, (rows, suffix) in enumerate(zip(self._of_variant, SUFFIXES.values(), strict=True)):
             score, uniform = (getattr(found, f"{name}{suffix}") for name in ("score", "uniform"))
-            values = self.measured(layer, first, score)
-            self._of_variant[variant].add(layer, score=score, uniform=uniform.expand_as(score), **values)
+            rows.add(layer, score=score, uniform=uniform.expand_as(score), **self.measured(layer, first, score))
 
     def measured(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
@@ -45,13 +43,13 @@ class VariantCollector(Collector):
         raise NotImplementedError
 
     def dataset(self) -> xr.Dataset:
-        parts = [self.of_variant(variant, rows) for variant, rows in self._of_variant.items()]
+        parts = [self.of_variant(first, rows) for first, rows in enumerate(self._of_variant)]
         # one token less: no value at the last distance
         joined = xr.concat(parts, xr.DataArray(list(SUFFIXES), dims="variant", name="variant"), join="outer")
         return joined.assign_attrs(kappa=self.options.kappa, rows=list(PER_HEAD))
 
-    def of_variant(self, variant: str, rows: HeadRows) -> xr.Dataset:
-        """The means over prompts, and what follows from them."""
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
+        """The means over prompts from the token `first` on, and what follows from them."""
         raise NotImplementedError
 
 
@@ -146,12 +144,12 @@ def head_groups(result: Any, variant: str) -> list[Group]:
     return [group for group in found if group[2].sizes["place"]]
 
 
-def group_boxes(panels: Mapping[str, tuple[Sequence[Group], Mapping[str, Values]]], y_title: str) -> Panels:
-    """A panel a title; in it a category for each of the values, and for each group a box with a point a head."""
+def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str], y_title: str) -> Panels:
+    """A panel a title; in it a category for each variable (name -> label), and for each group a box, a point a head."""
     drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
-    for number, (groups, measures) in enumerate(panels.values()):
+    for number, groups in enumerate(panels.values()):
         for name, colour, group in groups:
-            values = {label: measure(group).values for label, measure in measures.items()}
+            values = {label: group[variable].values for variable, label in names.items()}
             box = go.Box(
                 x=[label for label, value in values.items() for _ in value],
                 y=np.concatenate(list(values.values())),

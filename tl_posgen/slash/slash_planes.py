@@ -97,7 +97,7 @@ class SlashPlanesCollector(VariantCollector):
         at_best, beside = ((planes @ mask[..., None]) / mask.sum(-1)[:, None, None] for mask in (own, near))
         return torch.cat([fixed, at_best, at_best - beside], dim=-1).mT
 
-    def of_variant(self, variant: str, rows: HeadRows) -> xr.Dataset:
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
         profiles = {name: rows.array(name, "distance").mean("prompt") for name in ("score", "predicted", "uniform")}
         contribution = rows.array("contribution", "at", "plane").mean("prompt")
         contribution = contribution.assign_coords(at=[*(str(distance) for distance in self._distances), *PLACES])
