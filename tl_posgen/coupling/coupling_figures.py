@@ -109,13 +109,12 @@ def trajectories(result: Any) -> go.Figure:
         paths = first["trajectory"].dropna("position")
         for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
             x, y = paths.sel(position=position).transpose("component", "state").values
+            colour, rest = COLOURS[place % len(COLOURS)], len(x) - 1
+            marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
+            marker["line"] = {"color": "black", "width": [1] + [0] * rest}
             states = [f"x{state}" for state in paths["state"].values]
-            more = {"mode": "lines+markers", "marker": {"size": 4}, "text": states, "showlegend": False}
-            panels.add(number, line(x, y, f"token {position}", COLOURS[place % len(COLOURS)], width=1.0, **more))
-            start = {"color": "white", "line": {"color": "black", "width": 1}, "size": 7}
-            panels.add(
-                number, go.Scatter(x=x[:1], y=y[:1], mode="markers", marker=start, showlegend=False, hoverinfo="skip")
-            )
+            more = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
+            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **more))
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)

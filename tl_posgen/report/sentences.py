@@ -50,8 +50,11 @@ def at_most(summary: Summary, key: str, digits: int = 3) -> str:
         ('0.250', '0.001')
     """
     seeds = summary.seeds if isinstance(summary, NullSummary) else [summary]
-    largest = round(max(one[key] for one in seeds) * 10**digits, 6)  # what is a float's error is not rounded up
-    return f"{math.ceil(largest) / 10**digits:.{digits}f}"
+    largest = max(one[key] for one in seeds)
+    if not math.isfinite(largest):
+        return said(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
 def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:

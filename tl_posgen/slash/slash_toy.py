@@ -93,7 +93,7 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
     moments, patterns = {}, {}
     for step in trange(settings.steps + 1, desc="slash toy", unit="step", disable=not progress):
         if step % settings.every == 0 or step == settings.steps:
-            moments[step] = moment(model, *held_out)
+            moments[step] = measure(model, *held_out)
         if step in settings.kept_steps:
             patterns[step] = pattern_of_one_prompt(model, held_out[0])
         if step < settings.steps:
@@ -118,14 +118,6 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
     dataset = dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))
     attrs = {"rows": "seed", "slash_distance": settings.distance, "planes": settings.planes}
     return dataset.assign(of_seeds(dataset)).assign_attrs(attrs)
-
-
-def moment(model: ShallowTransformer, tokens: torch.Tensor, values: torch.Tensor) -> xr.Dataset:
-    """What is measured of one moment, labelled; float64 but for the scores."""
-    found = measure(model, tokens, values)
-    profile = xr.DataArray(found.pop("profile").numpy(), dims=("features", "seed", "distance"))
-    numbers = {name: ("seed", one.double().numpy()) for name, one in found.items()}
-    return xr.Dataset({**numbers, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 
 def of_seeds(dataset: xr.Dataset) -> dict[str, xr.DataArray]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
@@ -149,8 +150,8 @@ def draw_prompts(
 @torch.no_grad()
 def measure(
     model: ShallowTransformer, tokens: Int[Tensor, "seed prompt pos"], values: Float[Tensor, "seed prompt pos"]
-) -> dict[str, Tensor]:
-    """Everything the Result records of one moment; first axis seed, but for profile: trained or unseen, then seed."""
+) -> xr.Dataset:
+    """Everything that is recorded of one moment, by seed; slash scores also by trained and unseen features."""
     trained, _ = embeddings = model.settings.embeddings
     n_seeds, n_prompts, _ = tokens.shape
     profiles = []
@@ -162,13 +163,15 @@ def measure(
     error = (model(tokens, values, trained) - values[..., -1]).square()
     # where x_N never came before, its value was never shown: a few prompts in a thousand would drown the rest
     shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
-    return {
+    numbers = {
         "loss": (error * shown).sum(-1) / shown.sum(-1),
-        "profile": torch.stack(profiles),
         "r1_q": spectrum(model.projected(model.w_q, trained)).r1,
         "r1_k": spectrum(model.projected(model.w_k, trained)).r1,
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
+    profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
+    by_seed = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 
 @torch.no_grad()
