@@ -12,11 +12,11 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
-from tl_posgen.analysis import analyze
+from tl_posgen.analysis import analyze, is_supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
-from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.measure import Measure, Request, fits, require
+from tl_posgen.errors import InputError, ModelError
+from tl_posgen.measure import Request, fits, require
 from tl_posgen.models import open_model
 from tl_posgen.models.load import without_context_limit
 from tl_posgen.models.provenance import fingerprint, model_label
@@ -117,14 +117,14 @@ def measure_all(
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     asked.pop(WITH_CHECKPOINTS, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
+    requests = [request for request in requests if is_supported(request, model, skip=True)]
     shared = [request for request in requests if request.measure.procedure is None]
-    shared = [request for request in shared if supported(request.measure, model)]
     results: dict[str, Result] = {}
     if shared:
         results |= kept(part_name(shared), lambda: analyze(model, text, measures=shared, **run))
     rest = [request for request in requests if request.measure.procedure is not None]
     for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
-        if not set(request.measure.after) <= set(results) or not supported(request.measure, model):
+        if not set(request.measure.after) <= set(results):
             continue
         own = {key: value for key, value in asked[request.name].items() if key in CUT}
         after = {name: results[name] for name in request.measure.after}
@@ -147,15 +147,6 @@ def request_of(name: str, options: Mapping[str, Any]) -> Request:
     measure = registry.find(name)
     assert measure is not None
     return Request(measure, measure.make_options(**{key: value for key, value in options.items() if key not in CUT}))
-
-
-def supported(measure: Measure, model: Any) -> bool:
-    try:
-        measure.requires(model)
-    except UnsupportedModelError as reason:
-        tqdm.write(f"{measure.name} is left out: {reason}")
-        return False
-    return True
 
 
 def part_name(requests: Sequence[Request]) -> str:
