@@ -90,15 +90,16 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
     model = ShallowTransformer(settings, generators)
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     held_out = draw_prompts(settings, generators, EVALUATION_PROMPTS)
+    features, kept_steps = settings.embeddings[0], settings.kept_steps
     moments, patterns = {}, {}
     for step in trange(settings.steps + 1, desc="slash toy", unit="step", disable=not progress):
         if step % settings.every == 0 or step == settings.steps:
             moments[step] = measure(model, *held_out)
-        if step in settings.kept_steps:
+        if step in kept_steps:
             patterns[step] = pattern_of_one_prompt(model, held_out[0])
         if step < settings.steps:
             tokens, values = draw_prompts(settings, generators, settings.batch)
-            error = model(tokens, values, settings.embeddings[0]) - values[..., -1]
+            error = model(tokens, values, features) - values[..., -1]
             optimiser.zero_grad()
             # a sum over seeds: each copy gets the gradient of its own mean loss
             error.square().mean(-1).sum().backward()
