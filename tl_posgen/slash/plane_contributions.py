@@ -135,7 +135,7 @@ def match_profiles(
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
 ) -> ProfileMatch:
-    """Peaks and correlations of two sets of score profiles over D < N/2, the last D being means over few queries [ours].
+    """Peaks and correlations of two sets of score profiles over D < N/2: the last D are means over few queries [ours].
 
     Args:
         uniform: the scores of uniform attention, whose own decay would correlate any two heads that attend nowhere in
