@@ -8,7 +8,7 @@ import pytest
 import tl_posgen
 from tl_posgen.claim import judged, threshold
 from tl_posgen.claims import CUT as OF_A_RUN
-from tl_posgen.claims import PAPERS, judge_claims, parts_directory, request_of
+from tl_posgen.claims import PAPERS, digest_of, judge_claims, parts_directory, request_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import fingerprint
 
@@ -132,6 +132,30 @@ def test_a_run_goes_on_from_its_parts(mini, alice, tmp_path, monkeypatch):
     second = judge_claims(mini, alice, **run)
     assert second["claims"].frame().equals(first["claims"].frame())
     assert len(first["claims"].frame()) == 4
+
+
+def test_a_damaged_part_is_named_with_the_remedy(mini, alice, tmp_path):
+    run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
+    judge_claims(mini, alice, **run)
+    [part] = tmp_path.glob("parts-*/coupling.nc")
+    whole = part.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"no results"):
+        part.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=r"coupling\.nc: this finished part is damaged .*; delete the file"
+        ) as refusal:
+            judge_claims(mini, alice, **run)
+        assert "\n" not in str(refusal.value)
+    part.unlink()
+    assert len(judge_claims(mini, alice, **run)["claims"].frame()) == 3
+
+
+def test_parts_of_checkpoints_go_by_their_weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"some weights")
+    before = digest_of(tmp_path)
+    assert digest_of(str(tmp_path)) == before
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    assert digest_of(tmp_path) != before
 
 
 def test_without_a_null_the_claims_say_so(mini, alice, tmp_path):

@@ -16,4 +16,4 @@ from .models.random_like import random_like as random_like
 from .result import Report as Report
 from .result import Result as Result
 from .result import load as load
-from .slash.find import find_slash_heads as find_slash_heads
+from .slash.slash import find_slash_heads as find_slash_heads

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -11,18 +12,19 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
-from tl_posgen.analysis import analyze
+from tl_posgen.analysis import analyze, is_supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
-from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.errors import InputError, ModelError
 from tl_posgen.files import require_writable, write_together
-from tl_posgen.measure import Measure, Request
+from tl_posgen.measure import Request, fits, require
 from tl_posgen.models import open_model
 from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import without_context_limit
 from tl_posgen.models.provenance import fingerprint, model_label
+from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.null import RandomInits
+from tl_posgen.null import RandomInits, check_seed
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result, load, results_bytes
 from tl_posgen.slash.claims import CLAIMS as SLASH
@@ -39,12 +41,12 @@ def judge_claims(
     prompts: str,
     *,
     papers: Sequence[str] = tuple(PAPERS),
-    checkpoints: Sequence[str | Path] = (),
+    checkpoints: Sequence[str | os.PathLike] = (),
     length: int = 256,
     n_prompts: int = 4,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
-    keep: str | Path = "claims",
+    keep: str | os.PathLike = "claims",
     progress: bool = True,
 ) -> Report:
     """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
@@ -61,7 +63,8 @@ def judge_claims(
         A Report. Verdicts follow criteria of ours, which stand in the table beside them.
 
     Raises:
-        InputError: an unknown paper, something else than one text, or a text too short.
+        InputError: an unknown paper, something else than one text, a text too short, or a finished part that is
+            damaged: the message names its file.
 
     Source: the claims are the papers'; how each is measured and judged is ours.
 
@@ -74,25 +77,29 @@ def judge_claims(
         >>> report["claims"].frame()["claim"].tolist()
         ['coupling 1', 'coupling 2', 'coupling 3']
     """
-    if isinstance(papers, str) or not papers or not all(paper in PAPERS for paper in papers):
+    if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
+    require("checkpoints", checkpoints, Sequence[str | os.PathLike])
+    require("keep", keep, str | os.PathLike)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
-    model = open_model(model)
+    model, seed = open_model(model), check_seed(seed)
+    check_numbers(model, length, n_prompts)
+    random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
     settings = cut | {
         "weights": fingerprint(model),
         "text": hashlib.sha256(prompts.encode()).hexdigest(),
-        "null_seeds": list(null_seeds),
+        "null_seeds": random_inits.seeds,
         "backend": wrap(model).origin.backend,
         "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch")},
-        "checkpoints": [str(checkpoint) for checkpoint in checkpoints],
+        "checkpoints": [[str(checkpoint), digest_of(checkpoint)] for checkpoint in checkpoints],
     }
     kept = Kept(parts_directory(keep, settings))
-    run = cut | {"null_seeds": RandomInits(model, null_seeds), "progress": progress}
+    run = cut | {"null_seeds": random_inits, "progress": progress}
     results = measure_all(model, prompts, claims, run, kept)
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         tokenizer = wrap(model).origin.directory
@@ -114,14 +121,14 @@ def measure_all(
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     asked.pop(WITH_CHECKPOINTS, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
+    requests = [request for request in requests if is_supported(request, model, skip=True)]
     shared = [request for request in requests if request.measure.procedure is None]
-    shared = [request for request in shared if supported(request.measure, model)]
     results: dict[str, Result] = {}
     if shared:
         results |= kept(part_name(shared), lambda: analyze(model, text, measures=shared, **run))
     rest = [request for request in requests if request.measure.procedure is not None]
     for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
-        if not set(request.measure.after) <= set(results) or not supported(request.measure, model):
+        if not set(request.measure.after) <= set(results):
             continue
         own = {key: value for key, value in asked[request.name].items() if key in CUT}
         after = {name: results[name] for name in request.measure.after}
@@ -146,15 +153,6 @@ def request_of(name: str, options: Mapping[str, Any]) -> Request:
     return Request(measure, measure.make_options(**{key: value for key, value in options.items() if key not in CUT}))
 
 
-def supported(measure: Measure, model: Any) -> bool:
-    try:
-        measure.requires(model)
-    except UnsupportedModelError as reason:
-        tqdm.write(f"{measure.name} is left out: {reason}")
-        return False
-    return True
-
-
 def part_name(requests: Sequence[Request]) -> str:
     """The one pass's part: other measures, or other options, are another part."""
     asked = json.dumps({request.name: request.as_dict() for request in requests}, sort_keys=True)
@@ -173,10 +171,25 @@ class Kept:
             results = dict(make())
             data = results_bytes(results, next(iter(results.values())).provenance)
             write_together(self.directory, {path.name: data})
-        return dict(load(path))
+        try:
+            return dict(load(path))
+        except (InputError, KeyError, ValueError) as error:
+            raise InputError(
+                f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
+            ) from error
 
 
-def parts_directory(keep: str | Path, settings: Mapping[str, Any]) -> Path:
+def digest_of(checkpoint: str | os.PathLike) -> str:
+    """Of the weights that lie there: other weights under the same path are other parts."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(checkpoint).expanduser().glob("*.safetensors")):
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def parts_directory(keep: str | os.PathLike, settings: Mapping[str, Any]) -> Path:
     """A directory of these settings' own, so that parts of another model or text are never taken up."""
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=int).encode()).hexdigest()[:12]
     return require_writable(Path(keep) / f"parts-{digest}")

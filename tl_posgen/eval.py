@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError, PosgenError
+from tl_posgen.measure import fits
 from tl_posgen.models.load import open_model
 from tl_posgen.models.loss import Hooks, logits_of
 from tl_posgen.models.model import Model
@@ -95,7 +96,7 @@ class LensLM(TemplateLM):
     ):
         super().__init__()
         for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            if value is not None and not (fits(value, int) and value >= 1):
                 raise InputError(f"{name} {value!r}: an integer is needed, 1 at least")
         self.model = open_model(model)
         self.bos = bos_of(self.model)
@@ -286,6 +287,8 @@ def with_harness_base(cls: type) -> type:
 
 def checked(model: Model, hooks: Hooks) -> list[tuple[Any, Any]]:
     """The hooks as a list. A TransformerBridge of 3.9 ignores names it does not have, so nothing would be changed."""
+    if not isinstance(hooks, Iterable):
+        raise InputError(f"fwd_hooks: {hooks!r} is no list of pairs (name, function)")
     hooks, known = list(hooks), model.hook_dict
     for hook in hooks:
         if not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):

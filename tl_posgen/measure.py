@@ -15,6 +15,7 @@ share = Measure(
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
@@ -132,9 +133,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = getattr(self, one.name)
-            if not fits(value, one.type):
-                raise InputError(f"{one.name} = {value!r}: give {in_words(one.type)}")
+            require(one.name, getattr(self, one.name), one.type)
         self.check()
 
     def check(self) -> None:
@@ -142,6 +141,13 @@ class Options:
 
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
+NAMES |= {os.PathLike: "a path", pd.DataFrame: "a DataFrame"}
+
+
+def require(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value of another type than `fits` takes."""
+    if not fits(value, kind):
+        raise InputError(f"{name} = {value!r}: give {in_words(kind)}")
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -368,12 +374,13 @@ def jsonable(value: Any) -> Any:
 
 
 class NullSummary(Mapping[str, Any]):
-    """The summaries of one or several random inits: a number is the mean over seeds, anything else the first's.
+    """The summaries of one or several random inits: a number is the mean over the seeds that have one, a list of
+    numbers the mean of each entry, anything else the first's.
 
     Example:
-        >>> null = NullSummary([{"r": 0.3, "head": "1.2"}, {"r": 0.5, "head": "0.0"}])
-        >>> null["r"], round(null.spread("r"), 4), null["head"]
-        (0.4, 0.1414, '1.2')
+        >>> null = NullSummary([{"r": 0.3, "by_k": [1, 2], "head": "1.2"}, {"r": 0.5, "by_k": [1, 3], "head": "0.0"}])
+        >>> null["r"], round(null.spread("r"), 4), null["by_k"], null["head"]
+        (0.4, 0.1414, [1.0, 2.5], '1.2')
     """
 
     def __init__(self, summaries: Sequence[Summary]):
@@ -381,13 +388,16 @@ class NullSummary(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         values = [summary[key] for summary in self.seeds]
+        if all(value == values[0] for value in values):
+            return values[0]
+        if all(fits(value, Sequence[float]) for value in values) and len(set(map(len, values))) == 1:
+            return np.mean(values, axis=0).tolist()
         numbers = self._numbers(key)
-        return float(np.mean(numbers)) if len(values) > 1 and numbers else values[0]
+        return float(np.mean(numbers)) if numbers else values[0]
 
     def _numbers(self, key: str) -> list[int | float]:
         """Of the seeds that have one."""
-        values = [summary[key] for summary in self.seeds]
-        return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        return [summary[key] for summary in self.seeds if fits(summary[key], float)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.seeds[0])

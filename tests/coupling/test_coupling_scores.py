@@ -1,6 +1,7 @@
 """Coupling against scores: correlations with and without width, the warning, and what is refused."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -173,10 +174,13 @@ def test_panels_say_the_correlation_of_the_summary(scores):
 def test_the_warning_is_drawn_and_told(of_mini):
     curves = of_mini.plot(kind="width").data
     np.testing.assert_array_equal(curves[1].y, of_mini.dataset.width_coupling.sel(norm="trace"))
-    assert curves[1].name == f"trace (R² against 1/√d: {of_mini.summary['width_trace_r2']:.4f})"
+    assert curves[1].name == f"trace normalisation (R² against 1/√d: {of_mini.summary['width_trace_r2']:.4f})"
     np.testing.assert_allclose(curves[2].y, 1 - of_mini.dataset.width_k.values**-0.5)
     assert of_mini.kinds == ["scatter", "width"]  # nothing is left of one model given its size
-    assert of_mini.findings()[-1].startswith("Warning: independent random Jacobians of width 16 to 64")
+    warning = of_mini.findings()[-1]
+    assert warning.startswith("Warning: independent random Jacobians of width 16 to 64")
+    most = float(re.search(r"stays within ([\d.]+) of 0", warning)[1])
+    assert most - 0.001 <= of_mini.summary["width_frobenius_most"] <= most
 
 
 def test_size_held_fixed_has_a_picture_of_its_own(of_many):

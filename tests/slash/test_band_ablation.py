@@ -1,5 +1,7 @@
 """Bands of RoPE ablated in running models."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import ablate_bands, band_ablation
 from tl_posgen.slash.band_ablation import of_condition
@@ -116,8 +119,21 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
         f"{rows.at['rank_one', 'slash_score']:.3f} (loss {rows.at['rank_one', 'loss_mean']:.3f}), RoPE removed "
     )
     largest = abs(null["loss_mean"] - null.at["unchanged", "loss_mean"]).max()
-    assert random == f"The random-init model's loss changes by {largest:.4f} at most."
+    assert random == f"The random-init model's loss changes by {math.ceil(largest * 10**4) / 10**4:.4f} at most."
     assert of_condition(result.summary, "loss_change", "drop high, thirds") == cost["drop high, thirds"]
+
+
+def test_counts_of_several_random_inits_are_told_as_an_average(result):
+    more = result.null.assign(slash_heads=result.null["slash_heads"] + 5)
+    told = Result("band_ablation", result.dataset, (result.null, more, result.null)).findings()[1]
+    assert "(random init 1.67 on average)" in told
+
+
+def test_the_axes_name_conditions_in_words(result):
+    for kind in result.kinds:
+        for trace in result.plot(kind).data:
+            assert {"Q, K of rank one", "RoPE removed"} <= set(trace.y)
+            assert not any("_" in name for name in trace.y)
 
 
 def test_the_short_table_fits_a_page(result):

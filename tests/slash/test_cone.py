@@ -240,7 +240,21 @@ def test_biases_are_drawn_and_told_only_where_there_are_any(result, gpt2):
     assert box.x[0] == "Q, input part"
     assert set(box.y) <= set(gpt2.dataset[["r1_input_q", "r1_sum_q", "r1_input_k", "r1_sum_k"]].to_array().values.flat)
     share = max(float(gpt2.dataset[f"bias_share_{side}"].mean()) for side in "qk")
-    assert gpt2.findings()[-1].startswith(f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is ")
+    assert gpt2.findings()[-2].startswith(f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is ")
+
+
+def test_what_the_axis_means_without_rope_is_said(gpt2, family_model):
+    assert "rank one alone makes no slash" in gpt2.findings()[-1]
+    bloom = cone(family_model("bloom", "bridge"), torch.arange(2, 22)[None], **QUIET)
+    assert "the slopes stay in the score of the axis alone" in bloom.findings()[-1]
+
+
+def test_counts_of_several_random_inits_are_told_as_averages(result):
+    none = result.null.assign(dominant=result.null["dominant"] & False)
+    one = none.assign(dominant=none["dominant"] | ((none["head"] == 0) & (none["layer"] == 0)))
+    told = Result("cone", result.dataset, (one, none, none)).findings()[0]
+    assert "in 0.333 slash-dominant heads on average" in told
+    assert "in 15.7 other heads on average" in told
 
 
 def test_the_table_holds_the_means_of_each_group_of_heads(result):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
-from tl_posgen.rope.spectra import spectrum
-from tl_posgen.slash.cone_fit import axis_only, axis_projection, fit_cone, projection_parts
+from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.slash.cone_fit import axis_projection, fit_cone
 from tl_posgen.slash.slash_scores import slash_statistics_from_qk
 
 D_MODEL = 24
@@ -28,14 +28,14 @@ def inputs_on_a_cone(angle=0.4, n=60):
 def test_cone_built_by_hand_is_found():
     found = fit_cone(inputs_on_a_cone(angle=0.4))
     torch.testing.assert_close(found.axis, torch.eye(D_MODEL, dtype=torch.float64)[0])
-    assert found.cosine_mean.item() == pytest.approx(math.cos(0.4))
-    assert found.cosine_std.item() == pytest.approx(0, abs=1e-7)
+    assert found.cosine.mean().item() == pytest.approx(math.cos(0.4))
+    assert found.cosine.std(correction=0).item() == pytest.approx(0, abs=1e-7)
     assert found.r1.item() == pytest.approx(math.cos(0.4) ** 2)
 
 
 def test_inputs_in_random_directions_lie_on_no_cone():
     found = fit_cone(draw(500, D_MODEL))
-    assert found.cosine_mean < 0.2
+    assert found.cosine.mean() < 0.2
     assert found.r1 < 3 / D_MODEL
 
 
@@ -53,13 +53,13 @@ def test_gain_is_one_on_average_over_random_axes():
 def test_axis_share_is_the_energy_left_by_the_counterfactual():
     inputs, weight = draw(40, D_MODEL) + 0.3, draw(3, D_MODEL, 8, seed=1)
     found = axis_projection(inputs, fit_cone(inputs).axis, weight).axis_share
-    expected = (axis_only(inputs) @ weight).square().sum((1, 2)) / (inputs @ weight).square().sum((1, 2))
+    expected = (rank_one(inputs) @ weight).square().sum((1, 2)) / (inputs @ weight).square().sum((1, 2))
     torch.testing.assert_close(found, expected)
 
 
 def test_axis_part_and_the_rest_share_out_the_energy():
     inputs, weight = draw(40, D_MODEL) + 0.3, draw(3, D_MODEL, 8, seed=1)
-    axis_part, rest = axis_only(inputs) @ weight, (inputs - axis_only(inputs)) @ weight
+    axis_part, rest = rank_one(inputs) @ weight, (inputs - rank_one(inputs)) @ weight
     total = axis_part.square().sum() + rest.square().sum()
     torch.testing.assert_close(total, (inputs @ weight).square().sum())
 
@@ -69,28 +69,33 @@ def test_projection_onto_the_axis_gives_rank_one_whatever_the_inputs():
     axis = fit_cone(inputs).axis
     weight = (axis[:, None] * draw(1, 8))[None]
     found = axis_projection(inputs, axis, weight)
-    assert (found.axis_share.item(), found.r1.item()) == (pytest.approx(1), pytest.approx(1))
+    assert (found.axis_share.item(), found.r1_input.item()) == (pytest.approx(1), pytest.approx(1))
     assert found.gain.item() == pytest.approx(D_MODEL**0.5)
 
 
-def test_bias_part_is_of_rank_one_and_the_parts_add_up():
+def test_the_sum_is_that_with_the_bias_in_every_row_and_the_bias_share_is_of_their_energies():
     inputs, weight, bias = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1), draw(2, 8, seed=2)
-    parts = projection_parts(inputs, weight, bias)
-    torch.testing.assert_close(parts.total, inputs @ weight + bias[:, None])
-    torch.testing.assert_close(spectrum(parts.bias).r1, torch.ones(2, dtype=torch.float64))
-    torch.testing.assert_close(parts.total, parts.input + parts.bias)
+    found = axis_projection(inputs, fit_cone(inputs).axis, weight, bias)
+    part = inputs @ weight
+    torch.testing.assert_close(found.r1_input, spectrum(part).r1)
+    torch.testing.assert_close(found.r1_sum, spectrum(part + bias[:, None]).r1)
+    free, energy = 40 * bias.square().sum(-1), part.square().sum((1, 2))
+    torch.testing.assert_close(found.bias_share, free / (free + energy))
 
 
 def test_large_bias_raises_r1_of_the_sum_and_not_of_the_input_part():
     inputs, weight = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1)
-    parts = projection_parts(inputs, weight, 100 * torch.ones(2, 8))
-    assert (spectrum(parts.total).r1 > 0.99).all()
-    assert (spectrum(parts.input).r1 < 0.5).all()
-    assert (parts.bias_share > 0.99).all()
+    found = axis_projection(inputs, fit_cone(inputs).axis, weight, 100 * torch.ones(2, 8))
+    assert (found.r1_sum > 0.99).all()
+    assert (found.r1_input < 0.5).all()
+    assert (found.bias_share > 0.99).all()
 
 
 def test_projection_without_bias_has_no_bias_share():
-    assert projection_parts(draw(4, D_MODEL), draw(2, D_MODEL, 8)).bias_share.tolist() == [0, 0]
+    inputs = draw(4, D_MODEL)
+    found = axis_projection(inputs, fit_cone(inputs).axis, draw(2, D_MODEL, 8))
+    assert found.bias_share.tolist() == [0, 0]
+    assert found.r1_sum.equal(found.r1_input)
 
 
 def slash_of_inputs(inputs, w_q, w_k, rope):
@@ -106,8 +111,8 @@ def test_axis_alone_carries_the_slash_of_a_head_that_reads_the_axis():
     read[:, 0] = 1.0
     w_q = rotate(read[:1], torch.full((D_MODEL,), -5), rope)  # looks five tokens back
     whole = slash_of_inputs(inputs, w_q, read[1:], rope).score[0]
-    axis = slash_of_inputs(axis_only(inputs), w_q, read[1:], rope).score[0]
-    rest = slash_of_inputs(inputs - axis_only(inputs), w_q, read[1:], rope)
+    axis = slash_of_inputs(rank_one(inputs), w_q, read[1:], rope).score[0]
+    rest = slash_of_inputs(inputs - rank_one(inputs), w_q, read[1:], rope)
     assert whole[5] > 0.8
     assert axis[5] > 0.8
     assert rest.score[0, 5] < 2 * rest.uniform[5]

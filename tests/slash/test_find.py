@@ -65,7 +65,22 @@ def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
     assert again.equals(some)
 
 
-@pytest.mark.parametrize("wrong", [{"kappa": 0.0}, {"distances": [48]}, {"distances": []}])
+def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(mini, alice):
+    cut = {"length": 48, "n_prompts": 1, "progress": False}
+    found = tl_posgen.find_slash_heads(mini, alice, kappa=0.05, distances=[7, 0, 7], **cut)
+    data = tl_posgen.analyze(mini, alice, measures="slash", null_seeds=(), **cut)["slash"].dataset
+    score = data["score"].sel(distance=[0, 7])
+    assert set(found["distance"]) == {0, 7}
+    assert len(found) == int((score >= 0.05).sum())
+    for row in found.itertuples():
+        at = {"layer": row.layer, "distance": row.distance}
+        assert row.score == pytest.approx(float(score.sel(head=row.head, **at)))
+        assert row.ratio == pytest.approx(row.score / float(data["uniform"].sel(at)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kappa": 0.0}, {"kappa": 1.5}, {"distances": [48]}, {"distances": [-1]}, {"distances": []}]
+)
 def test_impossible_searches_are_refused_before_anything_runs(mini, alice, monkeypatch, wrong):
     monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
     with pytest.raises(InputError):

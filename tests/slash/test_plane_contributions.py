@@ -183,8 +183,9 @@ def test_profile_predicts_the_peak_of_a_slash_head():
 
 
 def test_match_tells_when_the_predicted_peak_is_elsewhere():
-    predicted, measured = torch.tensor([[0.9, 0.1, 0.0, 0.0]]), torch.tensor([[0.2, 0.8, 0.0, 0.0]])
-    match = match_profiles(measured, predicted, torch.zeros(1, 4), reach=4)
+    late = [1.0] * 4  # at least half the prompt away, where nothing is looked at
+    predicted, measured = torch.tensor([[0.9, 0.1, 0.0, 0.0, *late]]), torch.tensor([[0.2, 0.8, 0.0, 0.0, *late]])
+    match = match_profiles(measured, predicted, torch.zeros(1, 8))
     assert (match.predicted_peak.item(), match.best_distance.item()) == (0, 1)
     assert match.best_score.item() == pytest.approx(0.8)
     assert match.score_at_peak.item() == pytest.approx(0.25)

@@ -10,6 +10,7 @@ from tl_posgen.analysis import Feed
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.registry import requested
+from tl_posgen.report.sentences import at_most
 from tl_posgen.result import Result
 from tl_posgen.slash import slash_planes
 from tl_posgen.slash.slash_planes import NEAR
@@ -196,13 +197,38 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
         high = data["bands"].sel(at=at, scheme="thirds", band="high").values[dominant].mean()
         assert f"by {total:.2f} logits: by thirds of the planes high {high:.2f}, " in sentence
     assert "above the mean logit by" in lift
-    largest = float(abs(null["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max())
-    assert largest <= result.null_summary["largest_lift"]
-    assert f"In the random init no band lifts it by more than {result.null_summary['largest_lift']:.3f}" in edge
+    largest = float(abs(result.null["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max())
+    assert result.null_summary["largest_lift"] == pytest.approx(largest)
+    assert f"In the random init no band lifts it by more than {at_most(result.null_summary, 'largest_lift')}" in edge
     r, chance = (data[name].values[dominant].mean() for name in ("correlation", "chance_correlation"))
-    assert f"correlate with the measured ones at {r:.3f} (with other heads: {chance:.3f})" in predictions[0]
+    assert (
+        f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})" in predictions[0]
+    )
     of_null = [float(null[name].mean()) for name in ("correlation", "chance_correlation")]
     assert predictions[-1].endswith(f" Random init: {of_null[0]:.3f} and {of_null[1]:.3f}.")
+
+
+def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, **QUIET}
+    two, one = (slash_planes(mini, alice, heads=heads, **cut) for heads in ([(1, 2), (3, 1)], [(3, 1)]))
+    data = two.dataset.sel(variant="all").isel(distance=slice(12))
+    above = {name: data[name] - data["uniform"] for name in ("predicted", "score")}
+    expected = np.corrcoef(above["predicted"].sel(layer=3, head=1), above["score"].sel(layer=1, head=2))[0, 1]
+    assert float(data["chance_correlation"].sel(layer=3, head=1)) == pytest.approx(expected)
+    [told] = [sentence for sentence in one.findings() if "predicted from rank one" in sentence]
+    assert "(with the other heads measured: not defined)" in told
+    assert "(of another head, in not defined)" in told
+
+
+def test_no_bound_is_told_as_nothing(result):
+    lifted = result.null.assign(bands=result.null["bands"] * 0 + 2e-5)
+    told = Result("slash_planes", result.dataset, (lifted,)).findings()[1]
+    assert told.endswith("no band lifts it by more than 0.001 logits, mean over heads.")
+
+
+@pytest.mark.parametrize(("family", "said"), [("gpt2", "position vectors"), ("bloom", "the slopes")])
+def test_what_lift_and_prediction_mean_without_rope_is_said(of_family, family, said):
+    assert said in of_family(family).findings()[-1]
 
 
 def test_the_sentences_say_so_where_no_head_is_dominant(result):

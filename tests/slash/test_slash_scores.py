@@ -9,8 +9,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope import row_blocks
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.slash.slash_scores import (
-    SlashMean,
-    dominant_heads,
     long_distances,
     slash_statistics,
     slash_statistics_from_qk,
@@ -201,57 +199,5 @@ def test_pattern_that_looks_ahead_is_refused():
         slash_statistics(torch.full((1, 4, 4), 0.25))
 
 
-def test_dominant_heads_are_all_pairs_that_reach_kappa_strongest_first():
-    score = torch.tensor([[[0.05, 0.2, 0.0], [0.1, 0.0, 0.9]], [[0.0, 0.0, 0.0], [0.09, 0.3, 0.1]]])
-    found = dominant_heads(score, torch.tensor([0.2, 0.1, 0.05]), kappa=0.1, distances=range(3))
-    assert found.index.tolist() == [[0, 1], [1, 1], [0, 0], [0, 1], [1, 1]]
-    assert found.distance.tolist() == [2, 1, 1, 0, 2]
-    torch.testing.assert_close(found.ratio, torch.tensor([18.0, 3.0, 2.0, 0.5, 2.0]))
-
-
-def test_dominant_heads_look_only_at_the_distances_asked_for():
-    score = torch.full((2, 10), 0.5)
-    found = dominant_heads(score, uniform_scores(10), kappa=0.2, distances=[7])
-    assert found.distance.tolist() == [7, 7]
-
-
-@pytest.mark.parametrize("distances", [[3], [-1], []])
-def test_distances_beyond_the_prompts_are_refused(distances):
-    with pytest.raises(InputError, match="distances"):
-        dominant_heads(torch.ones(1, 3), uniform_scores(3), distances=distances)
-
-
-@pytest.mark.parametrize("kappa", [0.0, 1.5])
-def test_kappa_that_is_no_score_is_refused(kappa):
-    with pytest.raises(InputError, match="kappa"):
-        dominant_heads(torch.ones(1, 9), uniform_scores(9), kappa=kappa)
-
-
 def test_long_distances_run_from_fifty_to_half_the_prompt():
     assert (min(long_distances(1024)), max(long_distances(1024))) == (50, 512)
-
-
-def test_mean_over_prompts_counts_each_prompt_once_and_a_distance_where_it_exists():
-    patterns = [random_pattern(2, n, seed=n) for n in (30, 50, 40)]
-    mean = SlashMean()
-    for pattern in patterns:
-        mean.add(slash_statistics(pattern))
-    rows = [diagonals(pattern) for pattern in patterns]
-    expected = torch.stack(
-        [torch.stack([row[:, d] for row in rows if row.shape[1] > d]).mean(0) for d in range(50)], -1
-    )
-    torch.testing.assert_close(mean.result().score, expected)
-    distances = torch.stack([mean_distance(pattern) for pattern in patterns]).mean(0)
-    torch.testing.assert_close(mean.result().attention_distance, distances)
-
-
-def test_mean_over_prompts_leaves_out_what_a_prompt_of_one_token_does_not_have():
-    mean, pattern = SlashMean(), random_pattern(1, 20)
-    mean.add(slash_statistics(torch.ones(1, 1, 1, dtype=torch.float64)))
-    mean.add(slash_statistics(pattern))
-    torch.testing.assert_close(mean.result().relative_entropy, slash_statistics(pattern).relative_entropy)
-
-
-def test_mean_of_no_prompt_is_refused():
-    with pytest.raises(InputError, match="no prompt"):
-        SlashMean().result()

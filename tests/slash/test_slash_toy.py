@@ -21,6 +21,9 @@ SETTINGS = dict(
     rope_base=100.0,
     init_std=1.0,
     learning_rate=0.02,
+    seeds=(0, 1),
+    every=1,
+    snapshots=None,
 )
 
 
@@ -152,7 +155,6 @@ def test_prediction_is_the_attended_mean_of_the_labels_shown(prompts):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(planes="fast"), "choose one of all"),
         (dict(distance=46), "allow 0..45"),
         (dict(seeds=()), "at least one"),
         (dict(seeds=(1, 1)), "different seeds"),
@@ -171,12 +173,13 @@ def test_settings_that_make_no_task_are_refused_before_training(options, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (dict(planes="fast"), "planes = 'fast': give one of 'all', 'high_medium'"),
         (dict(distance="3"), "distance = '3': give a whole number"),
         (dict(steps=1.5), "steps = 1.5: give a whole number"),
         (dict(angle=None), "angle = None: give a number"),
-        (dict(seeds=3), "seeds 3: give different seeds"),
-        (dict(every="10"), "every '10'"),
-        (dict(snapshots=5), "snapshots 5: give a list"),
+        (dict(seeds=3), "seeds = 3: give a list"),
+        (dict(every="10"), "every = '10': give a whole number"),
+        (dict(snapshots=5), "snapshots = 5: give a list"),
     ],
 )
 def test_settings_of_the_wrong_kind_are_refused_as_users_see_it(unchecked, options, message):

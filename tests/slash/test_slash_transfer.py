@@ -81,6 +81,12 @@ def test_examples_are_the_patterns_of_the_strongest_heads_on_both_texts(mini, al
         np.testing.assert_allclose(data.pattern.sel(source=source).isel(example=0), expected, atol=1e-6)
 
 
+def test_its_heads_are_ranked_by_their_score_on_text(report, result):
+    top = report.heads("slash_transfer", top=3)
+    assert top.columns.tolist() == ["layer", "head", "natural"]
+    assert top["natural"].tolist() == np.sort(result.dataset["natural"].values.flat)[::-1][:3].tolist()
+
+
 def test_the_short_table_has_a_row_a_distance(result):
     short = result.table()
     assert short.shape == (5, 8)

@@ -124,6 +124,14 @@ def test_a_change_that_was_lost_again_is_told_with_its_steps_and_the_largest_val
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "told"), [([0.3, 0.4, 0.7], False), ([0.7, 0.4, 0.3], False), ([0.3, 0.8, 0.7], True)]
+)
+def test_the_largest_value_is_told_where_it_is_neither_the_first_nor_the_last(values, told):
+    assert ("and is largest at step 1" in findings(course_of(values).summary, None)[1]) == told
+    assert ("is largest" in findings(course_of(values).summary, None)[1]) == told
+
+
 def test_a_change_that_stayed_is_not_called_lost():
     said = findings(course_of([0.3, 0.4, 0.7]).summary, None)[1]
     assert said.endswith("half of the change is there by step 2, at loss 1.000.")

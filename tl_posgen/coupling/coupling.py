@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -17,12 +16,12 @@ from tl_posgen.analysis import Job
 from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
 from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
 from tl_posgen.coupling.jacobians import DENSE_UP_TO
-from tl_posgen.coupling.overlap import off_diagonal_mean
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
+from tl_posgen.models.tokens import check_numbers
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
@@ -56,7 +55,7 @@ class Coupling(Options):
     fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the trace
     normalisation (for comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
     expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
-    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95 % bootstrap over prompts.
+    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95% bootstrap over prompts.
 
     The model must be float32 at least, its writing weights not centred.
 
@@ -110,6 +109,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, Coupling)
     if job.heads is not None:
         raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
+    check_numbers(model, job.length, job.n_prompts)
     rows = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     settings = checked(model, rows.shape[1], request.options, job)
 
@@ -139,18 +139,19 @@ def measure(
 ) -> xr.Dataset:
     """Every prompt through one model: per prompt, means over prompts, and their intervals."""
     bar = tqdm(prompts, desc=f"coupling, {label}", unit="prompt", disable=not progress)
-    found = xr.concat([one_prompt(model, prompt, settings) for prompt in bar], dim="prompt")
+    found = xr.concat(
+        [one_prompt(model, prompt, settings) for prompt in bar], pd.RangeIndex(len(prompts), name="prompt")
+    )
     assert isinstance(found, xr.Dataset)
-    found = found.assign_coords(prompt=np.arange(len(prompts)))
     dataset = found[[name for name in PER_PROMPT if name in found]]
-    dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found))
+    dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found["chance"]))
     if settings.token_wise:
-        dataset = dataset.assign(token_coupling=found["token_coupling"].mean("prompt"))
-    of_prompts = {f"mean_{name}": values for name, values in headlines(found).items()}
-    for name, array in ({"coupling": found["coupling"].mean("token")} | of_prompts).items():
-        prompts_first = array.transpose("prompt", ...)
-        dims = tuple(map(str, prompts_first.dims[1:]))
-        dataset = dataset.assign(mean_and_ends(name, prompts_first.values, dims, settings.seed))
+        dataset["token_coupling"] = found["token_coupling"].mean("prompt")
+    of_prompts = {"coupling": found["coupling"].mean("token")}
+    of_prompts |= {f"mean_{name}": values for name, values in headlines(found).items()}
+    for name, array in of_prompts.items():
+        first = array.transpose("prompt", ...)
+        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:])), settings.seed))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataset.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, parameters=n_parameters)
 
@@ -158,7 +159,9 @@ def measure(
 def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
     """One number per prompt (and k) for each of `HEADLINES` that was measured."""
     sources = {"coupling": "coupling", "trace": "coupling_trace", "swapped": "coupling_swapped"}
-    numbers = {name: over_different_layers(found[source].mean("token")) for name, source in sources.items()}
+    different = found["layer"] != found["layer_2"]
+    pairs = ("layer", "layer_2")
+    numbers = {name: found[source].mean("token").where(different).mean(pairs) for name, source in sources.items()}
     numbers["chance"] = found["chance"].mean(["token", "layer", "sample"])
     # the median: expodistance has no mean where a norm hardly grows
     numbers |= {name: found[name].median("position") for name in OF_PATHS}
@@ -167,17 +170,11 @@ def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
     return numbers
 
 
-def chance_line(found: xr.Dataset) -> dict[str, xr.DataArray]:
-    """The chance line of each layer's Jacobian: its mean and central 95 %."""
-    chance = found["chance"].stack(draw=("prompt", "token", "sample"))
-    low, high = (chance.quantile(share, "draw").drop_vars("quantile") for share in (0.025, 0.975))
-    return {"chance": chance.mean("draw"), "chance_low": low, "chance_high": high}
-
-
-def over_different_layers(couplings: xr.DataArray) -> xr.DataArray:
-    couplings = couplings.transpose(..., "layer", "layer_2")
-    means = off_diagonal_mean(torch.from_numpy(couplings.values)).numpy()
-    return couplings.isel(layer=0, layer_2=0, drop=True).copy(data=means)
+def chance_line(chance: xr.DataArray) -> dict[str, xr.DataArray]:
+    """The chance line of each layer's Jacobian: its mean and central 95%."""
+    draws = ["prompt", "token", "sample"]
+    low, high = (chance.quantile(share, draws).drop_vars("quantile") for share in (0.025, 0.975))
+    return {"chance": chance.mean(draws), "chance_low": low, "chance_high": high}
 
 
 # What is shown
@@ -219,7 +216,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """One row a K, each headline with its 95 % interval."""
+    """One row a K, each headline with its 95% interval."""
     own = summarise(data)
     shown = ("coupling", "chance", "swapped", "line_shape_score", "expodistance", "growth_r2", "linearisation")
     labels = {"line_shape_score": "line-shape score", "growth_r2": "growth R²"}
@@ -243,7 +240,7 @@ def of_means(described: Mapping[str, str], dims: tuple[str, ...]) -> dict[str, V
 SQUARE, PATH, LOG_NORM = ("k", "layer", "layer_2"), ("prompt", "position"), ("prompt", "state")
 ALIGNMENT, TRIPLETS = ("lower_layer", "row", "column"), ("prompt", "token", "layer")
 TOKENS, TRAJECTORY = ("kind", "k", "layer", "token", "token_2"), ("prompt", "position", "state", "component")
-DRAWS = "of the central 95 % of draws"
+DRAWS = "of the central 95% of draws"
 FORMULA = "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2"
 VARIABLES = {
     **with_ends("coupling", "coupling", "", FORMULA, SQUARE),
@@ -275,7 +272,7 @@ MEASURE = Measure(
     explanation=(
         "Coupling of the residual Jacobians of two layers at the last token: 1 - || |A| - S ||_F / ||S||_F, top K "
         "singular vectors: 1 for shared ones, about 0 for unrelated ones. Beside it random bases with the same spectra "
-        "and a random-init model; then how straight tokens move and how evenly their norms grow. 95 % intervals over "
+        "and a random-init model; then how straight tokens move and how evenly their norms grow. 95% intervals over "
         "prompts."
     ),
     source="Aubry et al. 2024 (arXiv 2407.07810); chance line, intervals, growth fit and linearisation: ours",

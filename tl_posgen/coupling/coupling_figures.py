@@ -69,7 +69,7 @@ def against_chance(result: Any) -> go.Figure:
     panels = Panels(titles, columns=len(shown), row_height=280, shared_yaxes="rows")
     for number, (k, (_, data, _)) in enumerate(product(ks, shown)):
         found, layers = data.sel(k=k), data["layer"].values
-        name = "random bases, 95 %"
+        name = "random bases, 95%"
         panels.add(number, band(layers, found["chance_low"].values, found["chance_high"].values, name, grey=True))
         for place, other in enumerate(layers):
             pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
@@ -79,7 +79,7 @@ def against_chance(result: Any) -> go.Figure:
             panels.add(number, points.update(marker={"color": COLOURS[place % len(COLOURS)], "size": 6}))
     panels.figure.update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
     panels.axes("Jacobian of layer", "coupling, top K")
-    subtitle = "mean and 95 % interval over prompts of every pair of layers; grey: one Jacobian in random bases"
+    subtitle = "mean and 95% interval over prompts of every pair of layers; grey: one Jacobian in random bases"
     return panels.finish(f"Coupling against chance · {model_label(result.dataset)}", subtitle)
 
 
@@ -109,13 +109,12 @@ def trajectories(result: Any) -> go.Figure:
         paths = first["trajectory"].dropna("position")
         for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
             x, y = paths.sel(position=position).transpose("component", "state").values
+            colour, rest = COLOURS[place % len(COLOURS)], len(x) - 1
+            marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
+            marker["line"] = {"color": "black", "width": [1] + [0] * rest}
             states = [f"x{state}" for state in paths["state"].values]
-            more = {"mode": "lines+markers", "marker": {"size": 4}, "text": states, "showlegend": False}
-            panels.add(number, line(x, y, f"token {position}", COLOURS[place % len(COLOURS)], width=1.0, **more))
-            start = {"color": "white", "line": {"color": "black", "width": 1}, "size": 7}
-            panels.add(
-                number, go.Scatter(x=x[:1], y=y[:1], mode="markers", marker=start, showlegend=False, hoverinfo="skip")
-            )
+            more = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
+            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **more))
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)

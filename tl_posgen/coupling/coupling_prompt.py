@@ -18,7 +18,7 @@ from tl_posgen.models.model import Model
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured on every prompt; the words are those of `coupling`."""
+    """What is measured on every prompt; the words are those of `Coupling`."""
 
     layers: list[int]
     tokens: list[int]
@@ -36,6 +36,9 @@ class Settings:
         triplets = [jacobian.triplets(self.ks[-1], self.dense_up_to) for jacobian in jacobians]
         generator, products = torch.Generator().manual_seed(self.seed), [jacobian.matvec for jacobian in jacobians]
         return every_pair(products, triplets, self.chance_samples, generator), triplets
+
+    def by_k(self, pairs: Pairs, norm: Norm = "frobenius", of: Side = "aligned") -> np.ndarray:
+        return np.stack([_numpy(pairs.coupling(k, norm, of)) for k in self.ks])
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
@@ -58,10 +61,10 @@ def _one_token(
     next_layer, square = torch.arange(len(settings.layers) - 1), ("k", "layer", "layer_2")
     residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
     arrays = {
-        "coupling": (square, _by_k(pairs, settings)),
-        "coupling_trace": (square, _by_k(pairs, settings, norm="trace")),
-        "coupling_swapped": (square, _by_k(pairs, settings, of="swapped")),
-        "chance": (("k", "layer", "sample"), _by_k(pairs, settings, of="chance")),
+        "coupling": (square, settings.by_k(pairs)),
+        "coupling_trace": (square, settings.by_k(pairs, norm="trace")),
+        "coupling_swapped": (square, settings.by_k(pairs, of="swapped")),
+        "chance": (("k", "layer", "sample"), settings.by_k(pairs, of="chance")),
         "alignment": (("lower_layer", "row", "column"), _numpy(pairs.aligned[next_layer, next_layer + 1].abs())),
         "singular_value": (("layer", "row"), _numpy(pairs.values)),
         "triplet_residual": (("layer",), _numpy(torch.stack(residuals))),
@@ -93,15 +96,11 @@ def _token_wise(
         "same_output": [take(source, last) for source in settings.tokens],
     }
     kinds = [
-        np.stack([_by_k(settings.pairs(tokens)[0], settings) for tokens in zip(*of_kind, strict=True)], axis=1)
+        np.stack([settings.by_k(settings.pairs(tokens)[0]) for tokens in zip(*of_kind, strict=True)], axis=1)
         for of_kind in members.values()
     ]
     coords = {"kind": list(members), "token": settings.tokens, "token_2": settings.tokens}
     return xr.DataArray(np.stack(kinds), coords, ("kind", "k", "layer", "token", "token_2"))
-
-
-def _by_k(pairs: Pairs, settings: Settings, norm: Norm = "frobenius", of: Side = "aligned") -> np.ndarray:
-    return np.stack([_numpy(pairs.coupling(k, norm, of)) for k in settings.ks])
 
 
 def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
@@ -115,18 +114,15 @@ def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     lines = fit.intercept[:, None] + fit.slope[:, None] * states
     logs = paths.double().norm(dim=-1).log()
     plane = principal_trajectories(paths[1:])
-    shown = torch.full((len(paths), *plane.coordinates.shape[1:]), torch.nan, dtype=torch.float64)
-    shown[1:] = plane.coordinates.cpu()
+    shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
+    of_position = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
+    of_position |= {"growth_slope": fit.slope, "growth_r2": fit.r2}
+    of_state = {"log_norm": logs[1:].mean(0), "log_norm_first": logs[0], "log_norm_line": lines[1:].mean(0)}
     arrays = {
-        "line_shape_score": (("position",), _numpy(line_shape_score(paths))),
-        "expodistance": (("position",), _numpy(expodistance(paths))),
-        "growth_slope": (("position",), _numpy(fit.slope)),
-        "growth_r2": (("position",), _numpy(fit.r2)),
-        "log_norm": (("state",), _numpy(logs[1:].mean(dim=0))),
-        "log_norm_first": (("state",), _numpy(logs[0])),
-        "log_norm_line": (("state",), _numpy(lines[1:].mean(dim=0))),
+        **{name: ("position", _numpy(one)) for name, one in of_position.items()},
+        **{name: ("state", _numpy(one)) for name, one in of_state.items()},
         "trajectory": (("position", "state", "component"), _numpy(shown)),
-        "trajectory_explained": (("component",), _numpy(plane.explained)),
+        "trajectory_explained": ("component", _numpy(plane.explained)),
     }
     return xr.Dataset(arrays, {"position": np.arange(len(paths)), "state": np.arange(len(streams))})
 

@@ -17,14 +17,15 @@ from tl_posgen.coupling.coupling import MEASURE as COUPLING
 from tl_posgen.coupling.coupling_figures import sides_with_summary
 from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
-from tl_posgen.measure import Measure, NullSummary, Summary, Variable
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Measure, NullSummary, Summary, Variable, require
 from tl_posgen.models.checkpoints import load_checkpoint
 from tl_posgen.models.load import BackendChoice, load_model
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label
 from tl_posgen.report.intervals import ENDS, error_bars, with_ends, with_interval
-from tl_posgen.report.sentences import null_of
+from tl_posgen.report.sentences import at_most, null_of
 from tl_posgen.result import Result
 from tl_posgen.stats.partial_correlation import correlation, partial_correlation, regression_line, unexplained
 
@@ -35,6 +36,7 @@ LABELS = {
     "expodistance": "expodistance",
     "growth_r2": "R² of exponential growth",
 }
+NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
 FEWEST = 4  # rows for an interval of r; each control needs one more
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 NAMED_UP_TO = 12  # models whose points carry their name
@@ -80,6 +82,11 @@ def coupling_scores(
 
     Source: the correlation is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810; the controls are ours.
     """
+    require("tokenizer", tokenizer, str | os.PathLike | None)
+    require("k", k, int)
+    require("widths", widths, Sequence[int])
+    if not len(widths):
+        raise InputError(f"widths = {widths!r}: give one at least, such as {WIDTHS}")
     table, null_seeds = score_table(scores, score), check_seeds(null_seeds)
     by_width = of_random_jacobians(widths)
     rows: list[list[dict[str, float]]] = [[] for _ in range(1 + len(null_seeds))]
@@ -192,7 +199,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         f"Warning: independent random Jacobians of width {own['width_first']} to {own['width_last']} have a "
         f"trace-normalised coupling of {own['width_trace_first']:.2f} to {own['width_trace_last']:.2f}, which "
         f"1/sqrt(width) explains with R² {own['width_trace_r2']:.4f}; Frobenius stays within "
-        f"{own['width_frobenius_most']:.3f} of 0."
+        f"{at_most(own, 'width_frobenius_most')} of 0."
     )
     return sentences
 
@@ -226,7 +233,7 @@ def scatter(result: Result) -> go.Figure:
         return [points(data, x, data["score"].values).update(error_x=error_bars(data, measure)), fitted]
 
     own = result.summary
-    subtitle = "a point a model, 95 % interval over prompts; dashed: regression line"
+    subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
     subtitle += f"; not computed: {own['not_computed']}" if own["not_computed"] else ""
     return by_measure(result, "r", draw, "{}", f"Coupling, straightness and growth against {own['score']}", subtitle)
 
@@ -267,7 +274,7 @@ def width(result: Result) -> go.Figure:
     data, own, figure = result.dataset, result.summary, go.Figure()
     widths = data["width"].values
     for colour, norm in zip(COLOURS, data["norm"].values, strict=False):
-        name = f"{norm} (R² against 1/√d: {own[f'width_{norm}_r2']:.4f})"
+        name = f"{NORM_WORDS[norm]} (R² against 1/√d: {own[f'width_{norm}_r2']:.4f})"
         figure.add_trace(line(widths, data["width_coupling"].sel(norm=norm).values, name, colour, mode="lines+markers"))
     figure.add_trace(line(widths, data["one_minus_inverse_root_k"].values, "1 - 1/√K", NULL_COLOUR, dash="dot"))
     figure.update_xaxes(title_text="d", type="log", tickvals=widths, ticktext=[str(width) for width in widths])
@@ -286,7 +293,7 @@ def points(data: xr.Dataset, x: np.ndarray, y: np.ndarray) -> go.Scatter:
     return found.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")
 
 
-FISHER = "of Fisher's 95 % interval over models"
+FISHER = "of Fisher's 95% interval over models"
 OVER_MEASURE = {
     **with_ends("r", "correlation with the score", "", "Pearson's r over models", ("measure",), FISHER),
     **with_ends("partial_r", "correlation given size", "", "given ln d_model and ln parameters", ("measure",), FISHER),

@@ -13,9 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tl_posgen.coupling.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
 from tl_posgen.coupling.linearised_attention import LinearisedAttention, vector_jacobian_products
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.measure import require
 from tl_posgen.models.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
+from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.models.wrapped import wrap
 
 DENSE_UP_TO = 2048
@@ -154,7 +156,9 @@ def residual_jacobians(
             kernels, half precision.
         UnsupportedModelError: with cached keys and values the model computes something else than without.
     """
-    source, target, layers = _checked(model, tokens, source, target, layers)
+    tokens, source, target, layers = _checked(model, tokens, source, target, layers)
+    require("streams", streams, Tensor | None)
+    require("dense_up_to", dense_up_to, int)
     streams = residual_streams(model, tokens) if streams is None else streams
     tokens = tokens.to(model.cfg.device)
     jacobians: dict[int, ResidualJacobian] = {}
@@ -214,11 +218,16 @@ def _read(context: KeyValueContext, tokens: Tensor) -> None:
 
 
 def _checked(
-    model: Model, tokens: Tensor, source: int, target: int | None, layers: Sequence[int] | None
-) -> tuple[int, int, list[int]]:
-    n_tokens = len(tokens)
-    target = source if target is None else target
-    for token in (source, target):
+    model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
+) -> tuple[Tensor, int, int, list[int]]:
+    wrap(model)
+    [ids, *others] = given_ids(tokens)
+    if others:
+        raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
+    check_ids(model, ids)
+    n_tokens, target = len(ids), source if target is None else target
+    for name, token in (("source", source), ("target", target)):
+        require(name, token, int)
         if not -n_tokens <= token < n_tokens:
             raise InputError(f"token {token} of a prompt of {n_tokens} tokens; choose {-n_tokens} to {n_tokens - 1}")
     source, target = source % n_tokens, target % n_tokens
@@ -229,7 +238,7 @@ def _checked(
         raise InputError(
             f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"
         )
-    return source, target, chosen(layers, model.cfg.n_layers, "layer")
+    return torch.tensor(ids), source, target, chosen(layers, model.cfg.n_layers, "layer")
 
 
 def _check_streams(streams: Tensor) -> None:

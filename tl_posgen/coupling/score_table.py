@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from tl_posgen.errors import InputError
+from tl_posgen.measure import require
 
 CONTROLS = ("d_model", "parameters")  # what is held fixed; columns of the table, or counted in the models
 
@@ -18,6 +19,8 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
         InputError: a table that is not there or cannot be read, a missing column, a model named twice or not named, a
             score or size that is not a number; with its line in the file.
     """
+    require("scores", scores, str | os.PathLike | pd.DataFrame)
+    require("score", score, str)
     if isinstance(scores, pd.DataFrame):
         table, where = scores.reset_index(drop=True), "the score table"
     else:

@@ -1,4 +1,4 @@
-"""A mean and its 95 % bootstrap interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, said, drawn."""
+"""A mean and its 95% bootstrap interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, said, drawn."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tl_posgen.report.sentences import said
 from tl_posgen.stats.bootstrap import bootstrap_interval
 
 ENDS = ("", "_low", "_high")
-OVER_PROMPTS = "of the 95 % bootstrap interval over prompts"
+OVER_PROMPTS = "of the 95% bootstrap interval over prompts"
 
 
 def mean_and_ends(

@@ -1,5 +1,6 @@
 """Numbers in sentences: a value with its null's beside it, heads by name, and what an encoding makes of a measure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,21 @@ def unsigned_zero(value: int | float, form: str) -> str:
     """
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def at_most(summary: Summary, key: str, digits: int = 3) -> str:
+    """A bound, rounded up so that it holds; of several random inits, the largest of theirs.
+
+    Example:
+        >>> at_most({"change": 0.25}, "change"), at_most(NullSummary([{"change": 0.0}, {"change": 2e-5}]), "change")
+        ('0.250', '0.001')
+    """
+    seeds = summary.seeds if isinstance(summary, NullSummary) else [summary]
+    largest = max(one[key] for one in seeds)
+    if not math.isfinite(largest):
+        return said(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
 def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:

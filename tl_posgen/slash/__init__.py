@@ -5,9 +5,8 @@ from tl_posgen.slash.band_ablation import MEASURE as band_ablation
 from tl_posgen.slash.band_ablation import BandAblation
 from tl_posgen.slash.cone import MEASURE as cone
 from tl_posgen.slash.cone import Cone
-from tl_posgen.slash.find import find_slash_heads
 from tl_posgen.slash.slash import MEASURE as slash
-from tl_posgen.slash.slash import Slash
+from tl_posgen.slash.slash import Slash, find_slash_heads
 from tl_posgen.slash.slash_ablation import MEASURE as slash_ablation
 from tl_posgen.slash.slash_ablation import SlashAblation
 from tl_posgen.slash.slash_planes import MEASURE as slash_planes

@@ -12,6 +12,7 @@ from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.ablations import Ablation, ablate
 
@@ -35,7 +36,8 @@ def ablate_bands(
         layers, heads: which; all if left out. Heads are indices, (layer, head) pairs or a frame with these columns.
 
     Raises:
-        InputError: an unknown kind, no band or one of another length than a chosen layer has planes.
+        InputError: an unknown kind, no model, no band where one is needed, something else than a boolean tensor for
+            one, or a band of another length than a chosen layer has planes.
         UnsupportedModelError: see `replace_scores`.
 
     Example:
@@ -46,6 +48,7 @@ def ablate_bands(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
+    wrap(model)
     for geometry in geometry_of(model, list(select_heads(model, layers, heads))):
         vectors = torch.ones(1, 2, geometry.d_head)
         try:
@@ -63,4 +66,11 @@ def ablate_bands(
 
 def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
     """The band as a mask over the planes of one layer."""
-    return band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    found = band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.bool):
+        given = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else repr(found)
+        raise InputError(
+            f"band: {given} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
+            "tl_posgen.rope.frequency_bands, say) or a function from a Rope to one"
+        )
+    return found

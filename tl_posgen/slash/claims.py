@@ -6,20 +6,19 @@ from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
 from tl_posgen.slash.band_ablation import of_condition
 from tl_posgen.slash.cone_figures import BEST
-from tl_posgen.slash.entries import entry, mean_of
-from tl_posgen.slash.head_groups import in_groups
+from tl_posgen.slash.head_groups import count, in_groups
+from tl_posgen.slash.slash_ablation import in_words
 
 CONDITIONS = ("unchanged", "drop high, thirds", "drop medium, thirds", "drop low, thirds", "no_rope")
 
 
 def random_tokens(slash_transfer: Result) -> Judgement:
     def say(own: Summary) -> str:
+        lists = (own[key] for key in ("distances", "pearson", "n_natural", "n_random", "jaccard"))
         parts = []
-        for at in own["distances"][:3]:
-            keys = ("pearson", "n_natural", "n_random", "jaccard")
-            r, natural, random, jaccard = (entry(own, key, "distances", at) for key in keys)
+        for at, r, natural, random, jaccard in list(zip(*lists, strict=True))[:3]:
             overlap = f", Jaccard {jaccard:.2f}" if natural + random else ""
-            parts.append(f"D = {at}: r {r:.2f}, {natural:g} and {random:g} heads{overlap}")
+            parts.append(f"D = {at}: r {r:.2f}, {natural:.3g} and {count(random)}{overlap}")
         return "; ".join(parts)
 
     least = slash_transfer.summary["least_pearson_where_dominant"]
@@ -40,7 +39,7 @@ def axis(cone: Result) -> Judgement:
         words = f"the axis gains {own['gain_q']:.1f} times in W_Q, {own['gain_k']:.1f} in W_K"
         if not own["n_dominant"]:
             return f"{words}; no head is slash-dominant"
-        measured, alone, rest, uniform = (said(mean_of(own, f"{name}_dominant"), ".2f") for name in BEST)
+        measured, alone, rest, uniform = (said(own[f"{name}_dominant"], ".2f") for name in BEST)
         return f"{words}; slash score {measured}, axis alone {alone}, the rest {rest}, uniform {uniform}"
 
     return Judgement(threshold(cone.summary["axis_part"], 0.75, 0.4), *both(say, cone))
@@ -48,7 +47,7 @@ def axis(cone: Result) -> Judgement:
 
 def frequencies(band_ablation: Result) -> Judgement:
     def say(own: Summary) -> str:
-        names = [condition.removesuffix(", thirds") for condition in CONDITIONS]
+        names = [in_words(condition).removesuffix(", thirds") for condition in CONDITIONS]
         scores = [of_condition(own, "slash_score", condition) for condition in CONDITIONS]
         losses = [f"{of_condition(own, 'loss', condition):.2f}" for condition in CONDITIONS]
         parts = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]

@@ -1,6 +1,7 @@
 """Why queries and keys of slash heads are nearly of rank one: the cone of their inputs, and what is made of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,38 +12,25 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.measure import Collector, HeadRows, Measure, Options, Summary, Variable
+from tl_posgen.measure import HeadRows, Measure, NullSummary, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.report.sentences import beside, said
-from tl_posgen.rope.rotation import rotate
-from tl_posgen.rope.spectra import singular_values, spectrum, spectrum_of_values
+from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
+from tl_posgen.slash.ablations import ablate
 from tl_posgen.slash.cone_figures import BEST, FIGURES, drawn
-from tl_posgen.slash.cone_fit import ConeFit, axis_only, axis_projection, fit_cone, projection_parts
-from tl_posgen.slash.dominance import check_all_reached, check_dominance, is_dominant
-from tl_posgen.slash.head_groups import VARIANTS, group_means, group_table, in_groups
-from tl_posgen.slash.layer_means import at_distance, best_distance, require_two_tokens, statistics_of
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA, slash_statistics_from_qk
+from tl_posgen.slash.cone_fit import ConeFit, axis_projection, fit_cone
+from tl_posgen.slash.dominance import Dominance, check_all_reached, is_dominant
+from tl_posgen.slash.head_groups import PER_HEAD, VariantCollector, group_means, group_table, in_groups
+from tl_posgen.slash.layer_means import SUFFIXES, at_distance, best_distance, statistics_from_qk
 from tl_posgen.stats.agreement import spearman
 
 INPUTS = ("measured", "axis_only", "off_axis")
-OF_SIDE = (
-    "r1",
-    "rank95",
-    "effective_rank",
-    "effective_rank_plain",
-    "r1_input",
-    "r1_sum",
-    "bias_share",
-    "gain",
-    "axis_share",
-)
 COSINES = np.linspace(-1, 1, 41)  # edges of the histogram
 
 
 @dataclass(frozen=True)
-class Cone(Options):
+class Cone(Dominance):
     r"""r1 = s_1^2 / sum s^2 of Q and K before RoPE, beside that of H, the inputs of W_Q and W_K, and their cone.
 
     The cone's axis u is the top right-singular vector of H = norm(residual stream), anew for every prompt. Nothing is
@@ -67,59 +55,43 @@ class Cone(Options):
         (True, ('variant', 'layer'))
     """
 
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
 
-    def check(self) -> None:
-        check_dominance(self.kappa, self.distances)
-
-
-class ConeCollector(Collector):
+class ConeCollector(VariantCollector):
     options: Cone
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._of_variant = {variant: HeadRows() for variant in VARIANTS}
-        self._cones: dict[str, dict[int, list[ConeFit]]] = {variant: {} for variant in VARIANTS}
+        self._cones: list[dict[int, list[ConeFit]]] = [defaultdict(list) for _ in SUFFIXES]
 
-    def update(self, layer: LayerCapture) -> None:
-        require_two_tokens(layer)
+    def measured(
+        self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
+    ) -> dict[str, Float[Tensor, "head *dims"]]:
         assert layer.inputs is not None
         assert layer.projections is not None
-        measured = layer.once(statistics_of)
-        scores = (measured.score, measured.score_without_first_token)
-        uniforms = (measured.uniform, measured.uniform_without_first_token)
-        for (variant, first), score, uniform in zip(VARIANTS.items(), scores, uniforms, strict=True):
-            rows, inputs, heads = self._of_variant[variant], layer.inputs[first:], list(layer.heads)
-            cone = fit_cone(inputs)
-            self._cones[variant].setdefault(layer.layer, []).append(cone)
-            rows.add(layer, **rank_measures(layer, inputs, cone.axis, first))
-            for name, kept in {"axis_only": axis_only(inputs), "off_axis": inputs - axis_only(inputs)}.items():
-                q, k = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
-                rows.add(layer, **{name: slash_scores(q, k, layer.geometry, heads)})
-            rows.add(layer, measured=score, uniform=uniform.expand_as(score))
+        inputs, heads = layer.inputs[first:], list(layer.heads)
+        cone, along = fit_cone(inputs), rank_one(inputs)
+        self._cones[first][layer.layer].append(cone)
+        found = rank_measures(layer, inputs, cone.axis, first)
+        for name, kept in {"axis_only": along, "off_axis": inputs - along}.items():
+            q, k = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
+            found[name] = statistics_from_qk(layer, *ablate(q, k, layer.geometry.rope, "none")).score
+        return found
 
-    def dataset(self) -> xr.Dataset:
-        parts = [self._variant(rows, self._cones[variant]) for variant, rows in self._of_variant.items()]
-        # one token less: no score at the last distance
-        data = xr.concat(parts, xr.DataArray(list(VARIANTS), dims="variant", name="variant"), join="outer")
-        return data.assign_attrs(kappa=self.options.kappa, rows=["variant", "layer", "head"])
-
-    def _variant(self, rows: HeadRows, cones: Mapping[int, Sequence[ConeFit]]) -> xr.Dataset:
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
         """Means over prompts, and every head's scores at its best distance."""
-        profiles = {name: rows.array(name, "distance").mean("prompt") for name in (*INPUTS, "uniform")}
+        kept = {"measured": "score", "axis_only": "axis_only", "off_axis": "off_axis", "uniform": "uniform"}
+        profiles = {name: rows.array(of, "distance").mean("prompt") for name, of in kept.items()}
         score = profiles["measured"]
         place = best_distance(score)
-        data = {f"{name}_{side}": rows.array(f"{name}_{side}").mean("prompt") for name in OF_SIDE for side in "qk"}
-        data |= {f"best_{name}": at_distance(one, place) for name, one in profiles.items()}
-        data["best_distance"] = place
-        data["dominant"] = is_dominant(score, self.options)
+        data = xr.Dataset({name: rows.array(name).mean("prompt") for name in rows.names if name[-2:] in ("_q", "_k")})
+        data = data.assign({f"best_{name}": at_distance(one, place) for name, one in profiles.items()})
+        data = data.assign(best_distance=place, dominant=is_dominant(score, self.options))
         data["score"] = xr.concat([profiles[name] for name in INPUTS], "input").assign_coords(input=list(INPUTS))
         for side in "qk":
-            both = xr.Dataset(data)[["best_measured", f"r1_{side}"]].stack(place=("layer", "head")).dropna("place")
+            both = data[["best_measured", f"r1_{side}"]].stack(place=("layer", "head")).dropna("place")
             ranked = (torch.from_numpy(values.values) for values in both.data_vars.values())
-            data[f"score_r1_spearman_{side}"] = xr.DataArray(float(spearman(*ranked)))
-        return xr.Dataset(data).merge(cones_dataset(cones))
+            data[f"score_r1_spearman_{side}"] = float(spearman(*ranked))
+        return data.merge(cones_dataset(self._cones[first]))
 
 
 def rank_measures(
@@ -134,53 +106,31 @@ def rank_measures(
         weight, bias = of_head(weight)[heads], None if bias is None else of_head(bias)[heads]
         values = singular_values(entering[:, first:])
         squared, plain = spectrum_of_values(values), spectrum_of_values(values, squared=False)
-        parts, along = projection_parts(inputs, weight, bias), axis_projection(inputs, axis, weight)
         measures = {
             "r1": squared.r1,
             "rank95": squared.rank.double(),
             "effective_rank": squared.effective_rank,
             "effective_rank_plain": plain.effective_rank,
-            "r1_input": along.r1,
-            "r1_sum": spectrum(parts.total).r1,
-            "bias_share": parts.bias_share,
-            "gain": along.gain,
-            "axis_share": along.axis_share,
+            **vars(axis_projection(inputs, axis, weight, bias)),
         }
         found |= {f"{name}_{side}": value for name, value in measures.items()}
     return found
 
 
-def slash_scores(
-    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], geometry: LayerGeometry, heads: list[int]
-) -> Float[Tensor, "head distance"]:
-    """The slash scores that q and k before RoPE give in a layer of this geometry."""
-    positions, slopes = torch.arange(q.shape[1], device=q.device), geometry.alibi_slopes
-    return slash_statistics_from_qk(
-        rotate(q, positions, geometry.rope),
-        rotate(k, positions, geometry.rope),
-        geometry.scale,
-        window=geometry.window,
-        soft_cap=geometry.soft_cap,
-        alibi_slopes=None if slopes is None else slopes[heads],
-        entropy=False,
-    ).score
-
-
 def cones_dataset(cones: Mapping[int, Sequence[ConeFit]]) -> xr.Dataset:
-    """Cosines with the axis and r1 of the inputs, by layer; and how far prompts agree on the axis."""
-    layers = sorted(cones)
-
-    def by_layer(measure: Callable[[ConeFit], Any]) -> np.ndarray:
-        return np.stack([np.mean([measure(one) for one in cones[layer]], axis=0) for layer in layers])
-
-    data = {
-        "cosine_mean": ("layer", by_layer(lambda one: float(one.cosine_mean))),
-        "cosine_std": ("layer", by_layer(lambda one: float(one.cosine_std))),
-        "r1_h": ("layer", by_layer(lambda one: float(one.r1))),
-        "cosine_share": (("layer", "cosine"), by_layer(shares)),
-        "axis_agreement": ("layer", np.array([axis_agreement([one.axis for one in cones[layer]]) for layer in layers])),
-    }
-    return xr.Dataset(data, {"layer": layers, "cosine": (COSINES[1:] + COSINES[:-1]) / 2})
+    """Cosines with the axis and r1 of the inputs, by layer, means over prompts; and how far these agree on the axis."""
+    layers = [
+        {
+            "cosine_mean": np.mean([float(one.cosine.mean()) for one in of_layer]),
+            "cosine_std": np.mean([float(one.cosine.std(correction=0)) for one in of_layer]),
+            "r1_h": np.mean([float(one.r1) for one in of_layer]),
+            "axis_agreement": axis_agreement([one.axis for one in of_layer]),
+            "cosine_share": ("cosine", np.mean([shares(one) for one in of_layer], axis=0)),
+        }
+        for _, of_layer in sorted(cones.items())
+    ]
+    coords = {"cosine": (COSINES[1:] + COSINES[:-1]) / 2}
+    return xr.concat([xr.Dataset(one, coords) for one in layers], pd.Index(sorted(cones), name="layer"))
 
 
 def shares(one: ConeFit) -> np.ndarray:
@@ -207,6 +157,7 @@ def requires(model: Any) -> None:
 
 GROUP_MEANS = ("r1_q", "r1_k", "r1_input_q", "r1_input_k", "gain_q", "gain_k", *BEST)
 OF_LAYERS = ("cosine_mean", "axis_agreement", "r1_h", "gain_q", "gain_k")
+SPEARMAN = ("score_r1_spearman_q", "score_r1_spearman_k")
 
 
 def summarise(data: xr.Dataset) -> Summary:
@@ -215,18 +166,17 @@ def summarise(data: xr.Dataset) -> Summary:
     measured, alone, uniform = (found[f"{name}_dominant"] for name in (BEST[0], BEST[1], BEST[3]))
     return {
         **found,
-        **{name: float(whole[name].mean()) for name in OF_LAYERS},
-        **{f"score_r1_spearman_{side}": float(whole[f"score_r1_spearman_{side}"]) for side in "qk"},
+        **{name: float(whole[name].mean()) for name in (*OF_LAYERS, *SPEARMAN)},
         "bias_share": max(float(data[f"bias_share_{side}"].mean()) for side in "qk"),
         # of the dominant heads' slash score above uniform attention, what the axis part alone makes
         "axis_part": None if measured in (None, uniform) else (alone - uniform) / (measured - uniform),
     }
 
 
-def findings(own: Summary, null: Any) -> list[str]:
+def findings(own: Summary, null: NullSummary | None) -> list[str]:
     pair = ["r1_q", "r1_k"]
     random = "no null measured" if null is None else f"random init {in_groups(null, pair)}"
-    ranks = " and ".join(f"{own[f'score_r1_spearman_{side}']:.2f}" for side in "qk")
+    ranks = " and ".join(f"{own[name]:.2f}" for name in SPEARMAN)
     agree = own["axis_agreement"]
     shared = "" if agree != agree else f"; prompts agree on it to {beside(own, null, 'axis_agreement', '.2f')}"
     lines = [
@@ -236,22 +186,19 @@ def findings(own: Summary, null: Any) -> list[str]:
         f"Attention inputs have mean cosine {beside(own, null, 'cosine_mean', '.2f')} with their axis{shared}. r1 of "
         f"the inputs is {beside(own, null, 'r1_h', '.2f')}; W_Q amplifies the axis "
         f"{beside(own, null, 'gain_q', '.2f')} times, W_K {beside(own, null, 'gain_k', '.2f')} times.",
-        counterfactual_sentence(own),
     ]
+    if own["n_dominant"]:
+        measured, alone, rest, uniform = (said(own[f"{name}_dominant"], ".3f") for name in BEST)
+        lines.append(
+            f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone} at their best distance "
+            f"(measured {measured}); with all but the axis {rest} (uniform attention {uniform})."
+        )
+    else:
+        lines.append("No head is slash-dominant, so nothing can be asked of the axis alone.")
     if own["bias_share"] > 0:
         parts = in_groups(own, ["r1_input_q", "r1_input_k"])
         lines.append(f"Biases hold up to {own['bias_share']:.0%} of the energy of Q or K; without them r1 is {parts}.")
     return lines
-
-
-def counterfactual_sentence(own: Summary) -> str:
-    if not own["n_dominant"]:
-        return "No head is slash-dominant, so nothing can be asked of the axis alone."
-    measured, alone, rest, uniform = (said(own[f"{name}_dominant"], ".3f") for name in BEST)
-    return (
-        f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone} at their best distance "
-        f"(measured {measured}); with all but the axis {rest} (uniform attention {uniform})."
-    )
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
@@ -259,10 +206,10 @@ def table(data: xr.Dataset) -> pd.DataFrame:
     return group_table(summarise(data), names | dict(zip(BEST[:3], ("slash", "axis only", "off axis"), strict=True)))
 
 
-PER_HEAD, PER_LAYER = ("variant", "layer", "head"), ("variant", "layer")
+PER_LAYER = ("variant", "layer")
 MEANINGS = {
     "r1": "s_1^2 / sum s^2 of what enters RoPE, after qk-norm",
-    "rank95": "how many s^2 make 95 % of their sum",
+    "rank95": "how many s^2 make 95% of their sum",
     "effective_rank": "exp of the entropy of s^2 / sum s^2",
     "effective_rank_plain": "exp of the entropy of s / sum s",
     "r1_input": "r1 of H W, before any qk-norm",
@@ -323,4 +270,12 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    caveats={
+        "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
+        "projections, and a fixed distance has to come from the position vectors in the inputs.",
+        "alibi": "nothing turns q and k, and the slopes stay in the score of the axis alone and of the rest: compare "
+        "these with random init rather than with uniform attention.",
+        "none": "nothing turns q and k, so rank one alone makes no slash; ranks, gains and the axis are of the "
+        "projections.",
+    },
 )

@@ -1,14 +1,13 @@
 """Figures of the cone: ranks by group of heads, cosines, gains, and the slash score of the axis alone."""
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.report.figures import Panels, equality, head_maps, head_names, line, model_label, sides
-from tl_posgen.slash.head_groups import TOKENS, group_boxes, head_groups
+from tl_posgen.report.figures import Panels, equality, head_maps, line, model_label, sides
+from tl_posgen.slash.head_groups import TOKENS, group_boxes, head_groups, head_points
 
 BEST = ("best_measured", "best_axis_only", "best_off_axis", "best_uniform")
 
@@ -17,8 +16,7 @@ def ranks(title: str, subtitle: str, names: Mapping[str, str]) -> Callable[[Any]
     """r1 by group of heads, with all tokens and without the first."""
 
     def figure(result: Any) -> go.Figure:
-        values = {label: itemgetter(name) for name, label in names.items()}
-        panels = group_boxes({words: (head_groups(result, one), values) for one, words in TOKENS.items()}, "r1")
+        panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, names, "r1")
         panels.figure.update_yaxes(range=[0, 1.03])
         return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
 
@@ -66,16 +64,9 @@ def counterfactual(result: Any) -> go.Figure:
     for number, variant in enumerate(TOKENS):
         for group, colour, heads in reversed(head_groups(result, variant)):
             for name, (label, symbol) in kinds.items():
-                points = go.Scatter(
-                    x=heads["best_measured"].values,
-                    y=heads[name].values,
-                    mode="markers",
-                    marker={"color": colour, "symbol": symbol, "size": 7},
-                    name=f"{group}: {label}",
-                    text=head_names(heads["place"].values),
-                    hovertemplate="%{text}<br>measured %{x:.3f}, then %{y:.3f}<extra></extra>",
-                )
-                panels.add(number, points)
+                look = {"color": colour, "symbol": symbol, "size": 7}
+                points = head_points(heads, "best_measured", name, "measured %{x:.3f}, then %{y:.3f}", marker=look)
+                panels.add(number, points.update(name=f"{group}: {label}"))
         panels.add(number, equality(top))
     panels.axes("measured slash score", "slash score after")
     subtitle = "each head at its best distance; inputs of W_Q and W_K changed in its layer alone, softmax taken anew"

@@ -1,23 +1,38 @@
-"""Slash-dominant heads: the thresholds and distances that make one, and which heads a dataset finds so."""
+"""Slash-dominant heads: the options that make one, and which heads a dataset finds so."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import xarray as xr
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.measure import Options
+from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 
-def check_dominance(kappa: float, distances: Sequence[int]) -> None:
-    """Refuse what can make no head dominant, before anything runs."""
+@dataclass(frozen=True)
+class Dominance(Options):
+    """What makes a head slash-dominant: SlashScore(D) >= kappa at one of the distances D."""
+
+    kappa: float = SHORT_KAPPA
+    distances: Sequence[int] = tuple(SHORT_DISTANCES)
+
+    def check(self) -> None:
+        check_kappa(self.kappa)
+        if not len(self.distances) or min(self.distances) < 0:
+            raise InputError(
+                f"distances {list(self.distances)}: give one at least, 0 (itself), 1 (previous token) or more"
+            )
+
+
+def check_kappa(kappa: float) -> None:
     if not 0 < kappa <= 1:
         raise InputError(f"kappa = {kappa}: choose a slash score in (0, 1]")
-    if not len(distances) or min(distances) < 0:
-        raise InputError(f"distances {list(distances)}: give one at least, 0 (itself), 1 (previous token) or more")
 
 
-def check_any_reached(options: Any, tokens: Sequence[Tensor]) -> None:
+def check_any_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
     """Refuse prompts that reach none of the distances."""
     longest = max(len(prompt) for prompt in tokens)
     if min(options.distances) >= longest:
@@ -27,7 +42,7 @@ def check_any_reached(options: Any, tokens: Sequence[Tensor]) -> None:
         )
 
 
-def check_all_reached(options: Any, tokens: Sequence[Tensor]) -> None:
+def check_all_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
     """Refuse distances that no prompt reaches, its first token left out."""
     longest = max(len(prompt) for prompt in tokens)
     if max(options.distances) >= longest - 1:

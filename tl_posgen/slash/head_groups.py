@@ -1,23 +1,56 @@
-"""Slash-dominant heads beside the others, and beside those of the random init: means, tables, boxes."""
+"""Slash-dominant heads beside the others, and beside those of the random init: collected, meaned, tabulated, drawn."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
-from tl_posgen.measure import Summary
+from tl_posgen.measure import Collector, HeadRows, Summary
+from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 from tl_posgen.report.sentences import said
-from tl_posgen.slash.entries import mean_of
+from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of
 
-VARIANTS = {"all": 0, "without_first_token": 1}  # name -> tokens left out at the start
 TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
+PER_HEAD = ("variant", "layer", "head")
 Group = tuple[str, str, xr.Dataset]
-Values = Callable[[xr.Dataset], xr.DataArray]
+
+
+class VariantCollector(Collector):
+    """Takes every prompt in twice, whole and without its first token: a dataset over `variant`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._of_variant = [HeadRows() for _ in SUFFIXES]
+
+    def update(self, layer: LayerCapture) -> None:
+        require_two_tokens(layer)
+        found = layer.once(statistics_of)
+        for first, (rows, suffix) in enumerate(zip(self._of_variant, SUFFIXES.values(), strict=True)):
+            score, uniform = (getattr(found, f"{name}{suffix}") for name in ("score", "uniform"))
+            rows.add(layer, score=score, uniform=uniform.expand_as(score), **self.measured(layer, first, score))
+
+    def measured(
+        self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
+    ) -> dict[str, Float[Tensor, "head *dims"]]:
+        """What is kept of each head beside its slash scores, from the token `first` on."""
+        raise NotImplementedError
+
+    def dataset(self) -> xr.Dataset:
+        parts = [self.of_variant(first, rows) for first, rows in enumerate(self._of_variant)]
+        # one token less: no value at the last distance
+        joined = xr.concat(parts, xr.DataArray(list(SUFFIXES), dims="variant", name="variant"), join="outer")
+        return joined.assign_attrs(kappa=self.options.kappa, rows=list(PER_HEAD))
+
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
+        """The means over prompts from the token `first` on, and what follows from them."""
+        raise NotImplementedError
 
 
 def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
@@ -35,8 +68,7 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
         (1, 0.5, 0.8)
     """
     found: dict[str, Any] = {}
-    for variant in VARIANTS:
-        end = "" if variant == "all" else f"_{variant}"
+    for variant, end in SUFFIXES.items():
         heads = data[["dominant", "score", *names]].sel(variant=variant)
         for group, mask in group_masks(heads).items():
             found[f"n_{group}{end}"] = int(mask.sum())
@@ -55,56 +87,69 @@ def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
 
 def in_groups(summary: Summary, names: Sequence[str], *, variant: str = "all", form: str = ".3f") -> str:
     """'0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads'."""
-    end = "" if variant == "all" else f"_{variant}"
-    phrases = []
+    end, phrases = SUFFIXES[variant], []
     for group, words in GROUPS.items():
-        if n := round(summary[f"n_{group}{end}"]):
-            values = " and ".join(said(mean_of(summary, f"{name}_{group}{end}"), form) for name in names)
+        if n := summary[f"n_{group}{end}"]:
+            values = " and ".join(said(summary[f"{name}_{group}{end}"], form) for name in names)
             none = group == "other" and not summary[f"n_dominant{end}"]
-            heads = f"{n} head{'' if n == 1 else 's'}, none slash-dominant" if none else count(n, words)
-            phrases.append(f"{values} in {heads}")
+            phrases.append(f"{values} in {f'{count(n)}, none slash-dominant' if none else count(n, words)}")
     return ", ".join(phrases)
 
 
-def count(n: int, words: str) -> str:
-    """'1 slash-dominant head', '9 other heads'."""
-    return f"{n} {words} head{'' if n == 1 else 's'}"
+def count(n: int | float, words: str = "") -> str:
+    """How many heads, or how many on average over several random inits.
+
+    Example:
+        >>> count(1, "slash-dominant"), count(9.0), count(5 / 3, "other")
+        ('1 slash-dominant head', '9 heads', '1.67 other heads on average')
+    """
+    heads = f"{n:.3g} {words}".strip() + (" head" if n == 1 else " heads")
+    return heads if n == int(n) else f"{heads} on average"
+
+
+def averaged(n: int | float) -> str:
+    """The number alone: '2', or '1.67 on average'."""
+    return f"{n:.3g}" if n == int(n) else f"{n:.3g} on average"
 
 
 def group_table(summary: Summary, names: Mapping[str, str]) -> pd.DataFrame:
     """A row for each choice of tokens and group of heads, a column for each name (variable -> heading)."""
-    rows = []
-    for variant, tokens in TOKENS.items():
-        end = "" if variant == "all" else f"_{variant}"
-        for group, words in GROUPS.items():
-            if n := summary[f"n_{group}{end}"]:
-                values = {heading: summary[f"{name}_{group}{end}"] for name, heading in names.items()}
-                rows.append({"tokens": tokens, "heads": f"{n} {words}", **values})
+    rows = [
+        {
+            "tokens": TOKENS[variant],
+            "heads": f"{summary[f'n_{group}{end}']} {words}",
+            **{heading: summary[f"{name}_{group}{end}"] for name, heading in names.items()},
+        }
+        for variant, end in SUFFIXES.items()
+        for group, words in GROUPS.items()
+        if summary[f"n_{group}{end}"]
+    ]
     return pd.DataFrame(rows)
 
 
 def head_groups(result: Any, variant: str) -> list[Group]:
     """(name, colour, dataset over `place`), empty groups left out; what has other dims than heads keeps them."""
-    heads = result.dataset.sel(variant=variant).stack(place=("layer", "head"))
-    masks = group_masks(heads)
+
+    def some(data: xr.Dataset, *groups: str) -> xr.Dataset:
+        heads = data.sel(variant=variant).stack(place=("layer", "head"))
+        masks = group_masks(heads)
+        return heads.isel(place=np.flatnonzero(sum(masks[group] for group in groups)))
+
     found = [
-        ("slash-dominant heads", COLOURS[1], heads.isel(place=np.flatnonzero(masks["dominant"]))),
-        ("other heads", COLOURS[0], heads.isel(place=np.flatnonzero(masks["other"]))),
+        ("slash-dominant heads", COLOURS[1], some(result.dataset, "dominant")),
+        ("other heads", COLOURS[0], some(result.dataset, "other")),
     ]
     if result.null is not None:
-        null = result.null.sel(variant=variant).stack(place=("layer", "head"))
-        masks = group_masks(null)
-        measured = np.flatnonzero(masks["dominant"] | masks["other"])
-        found.append((model_label(result.null), NULL_COLOUR, null.isel(place=measured)))
+        found.append((model_label(result.null), NULL_COLOUR, some(result.null, *GROUPS)))
     return [group for group in found if group[2].sizes["place"]]
 
 
-def group_boxes(panels: Mapping[str, tuple[Sequence[Group], Mapping[str, Values]]], y_title: str) -> Panels:
-    """A panel a title; in it a category for each of the values, and for each group a box with a point a head."""
+def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str], y_title: str) -> Panels:
+    """A panel a title; in it a category for each variable (name -> label), and for each group a box, a point a head."""
     drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
-    for number, (groups, measures) in enumerate(panels.values()):
+    for number, groups in enumerate(panels.values()):
         for name, colour, group in groups:
-            values = {label: measure(group).values for label, measure in measures.items()}
+            values = {label: group[variable].values for variable, label in names.items()}
             box = go.Box(
                 x=[label for label, value in values.items() for _ in value],
                 y=np.concatenate(list(values.values())),
@@ -120,3 +165,10 @@ def group_boxes(panels: Mapping[str, tuple[Sequence[Group], Mapping[str, Values]
             drawn.add(number, box)
     drawn.figure.update_layout(boxmode="group")
     return drawn.axes("", y_title)
+
+
+def head_points(heads: xr.Dataset, x: str, y: str, hover: str, **more: Any) -> go.Scatter:
+    """One variable against another, a point a head."""
+    names = head_names(heads["place"].values)
+    template = f"%{{text}}<br>{hover}<extra></extra>"
+    return go.Scatter(x=heads[x].values, y=heads[y].values, mode="markers", text=names, hovertemplate=template, **more)

@@ -1,16 +1,25 @@
-"""Slash statistics of whole models: means over prompts, layer by layer, as labelled arrays."""
+"""Slash statistics of whole models: per head for `HeadRows`, means over prompts, each head's best distance."""
 
-from dataclasses import fields
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.measure import HeadRows, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
-from tl_posgen.slash.slash_scores import SlashMean, SlashStatistics, slash_statistics
+from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics, slash_statistics_from_qk
 
-DIMS = {"score": ("head", "distance"), "uniform": ("distance",)}  # of the statistics that are no single number a head
+SUFFIXES = {"all": "", "without_first_token": "_without_first_token"}  # choice of tokens -> end of names
+WITHOUT = "the first token's column removed, rows renormalised"
+EXAMPLES = {
+    "token_text": Variable("tokens of the first prompt", dims=("key",)),
+    "example_layer": Variable("layer of an example", dims=("example",)),
+    "example_head": Variable("head of an example", dims=("example",)),
+}
 
 
 def statistics_of(layer: LayerCapture) -> SlashStatistics:
@@ -19,47 +28,45 @@ def statistics_of(layer: LayerCapture) -> SlashStatistics:
     return slash_statistics(layer.pattern, window=layer.geometry.window)
 
 
+def statistics_from_qk(
+    layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
+) -> SlashStatistics:
+    """Those that other q and k, already rotated, give in this layer; without entropies."""
+    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
+    return slash_statistics_from_qk(
+        q,
+        k,
+        geometry.scale,
+        window=geometry.window,
+        soft_cap=geometry.soft_cap,
+        alibi_slopes=None if slopes is None else slopes[list(layer.heads)],
+        entropy=False,
+    )
+
+
+def by_head(found: SlashStatistics) -> dict[str, Tensor]:
+    """Every statistic, head first; that of uniform attention is the same for all."""
+    heads = len(found.score)
+    return {
+        name: value.expand(heads, -1) if name.startswith("uniform") else value for name, value in vars(found).items()
+    }
+
+
+def means_over_prompts(rows: HeadRows) -> xr.Dataset:
+    """E_P of what `by_head` gave, each number over the prompts that have it: a distance over those that reach it.
+
+    NaN for a head that a layer was not asked for, and for `*_without_first_token` at the last distance.
+    """
+    over_distances = {name: ["distance"] if name.startswith(("score", "uniform")) else [] for name in rows.names}
+    data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in over_distances.items()})
+    uniform = [name for name in rows.names if name.startswith("uniform")]
+    return data.assign(data[uniform].max("head"))
+
+
 def require_two_tokens(layer: LayerCapture) -> None:
     """Refuse a prompt that has nothing left without its first token."""
     if layer.length < 2:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
-
-
-def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
-    """(layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
-    assert layer.pattern is not None
-    patterns = layer.pattern[:, :CROP, :CROP].float().clone().cpu().numpy()
-    return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
-
-
-class LayerMeans:
-    """E_P[statistics] of every layer: fed layer by layer and prompt by prompt, then one dataset."""
-
-    def __init__(self) -> None:
-        self._means: dict[int, SlashMean] = {}
-        self._heads: dict[int, list[int]] = {}
-
-    def add(self, layer: LayerCapture, statistics: SlashStatistics) -> None:
-        self._heads[layer.layer] = list(layer.heads)
-        self._means.setdefault(layer.layer, SlashMean()).add(statistics)
-
-    def dataset(self) -> xr.Dataset:
-        """Labelled by layer, head and distance; NaN for a head that a layer was not asked for, and for
-        `*_without_first_token` at the last distance, where it has none."""
-        found = {layer: mean.result() for layer, mean in sorted(self._means.items())}
-        heads = sorted({head for of_layer in self._heads.values() for head in of_layer})
-        n = max(statistics.score.shape[-1] for statistics in found.values())
-        coords = {"layer": list(found), "head": heads, "distance": range(n)}
-        data = {}
-        for one in fields(SlashStatistics):
-            dims = ("layer", *DIMS.get(one.name.removesuffix("_without_first_token"), ("head",)))
-            table = np.full([len(coords[dim]) for dim in dims], np.nan)
-            for row, (layer, statistics) in zip(table, found.items(), strict=True):
-                values = getattr(statistics, one.name).cpu().numpy()
-                of_heads = ([heads.index(head) for head in self._heads[layer]],) if "head" in dims else ()
-                row[of_heads + ((slice(values.shape[-1]),) if "distance" in dims else ())] = values
-            data[one.name] = (dims, table)
-        return xr.Dataset(data, coords)
 
 
 def best_distance(score: xr.DataArray) -> xr.DataArray:
@@ -82,7 +89,38 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
     return values if measured.all() else values.where(measured)
 
 
+def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
+    """(layer, head) of the highest scores, highest first."""
+    return score.to_series().dropna().nlargest(most).index.to_list()
+
+
 def of_head(data: xr.Dataset, reference: str) -> xr.Dataset:
     """The head "3.6", layer 3 head 6."""
     layer, head = reference.split(".")
     return data.sel(layer=int(layer), head=int(head))
+
+
+def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
+    """(layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
+    assert layer.pattern is not None
+    patterns = layer.pattern[:, :CROP, :CROP].float().clone().cpu().numpy()
+    return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
+
+
+def examples(data: xr.Dataset) -> list[xr.Dataset]:
+    """What was found of each head that is shown token by token; none where no token ids were given."""
+    if "pattern" not in data:
+        return []
+    places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
+    return [data.sel(layer=layer, head=head) for layer, head in places]
+
+
+def with_and_without(declared: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The declarations, and those of the same numbers without the first token."""
+    without = {
+        f"{name}{SUFFIXES['without_first_token']}": Variable(
+            f"{one.label} without first token", one.unit, WITHOUT, one.dims
+        )
+        for name, one in declared.items()
+    }
+    return {**declared, **without}

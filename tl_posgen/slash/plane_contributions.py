@@ -134,16 +134,14 @@ def match_profiles(
     measured: Float[Tensor, "head distance"],
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
-    reach: int | None = None,
 ) -> ProfileMatch:
-    """Peaks and correlations of two sets of score profiles over D < reach [ours].
+    """Peaks and correlations of two sets of score profiles over D < N/2: the last D are means over few queries [ours].
 
     Args:
         uniform: the scores of uniform attention, whose own decay would correlate any two heads that attend nowhere in
             particular.
-        reach: by default half the prompt, as the last D are means over few queries.
     """
-    reach = max(1, measured.shape[-1] // 2) if reach is None else reach
+    reach = max(1, measured.shape[-1] // 2)
     measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
     guess, truth = predicted.argmax(-1), measured.argmax(-1)
     between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT

@@ -5,33 +5,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
+from tl_posgen.analysis import Prompts, analyze
+from tl_posgen.errors import InputError
+from tl_posgen.measure import Collector, Measure, Summary, TokenView, Variable
+from tl_posgen.models import open_model, to_prompts
 from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import head_map, layer_curves, line
 from tl_posgen.report.sentences import at_head, head_reference, null_of
 from tl_posgen.rope.spectra import spectrum
-from tl_posgen.slash.dominance import check_any_reached, check_dominance, dominant_at
+from tl_posgen.slash.dominance import Dominance, check_any_reached, check_kappa, dominant_at
 from tl_posgen.slash.layer_means import (
-    LayerMeans,
+    EXAMPLES,
     at_distance,
     best_distance,
+    by_head,
     cropped,
+    examples,
+    means_over_prompts,
     of_head,
     statistics_of,
+    strongest,
     where_measured,
+    with_and_without,
 )
 from tl_posgen.slash.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
 
 N_EXAMPLES = 3
-SPECTRA = ("r1_q", "r1_k", "rank95_q", "rank95_k")
 
 
 @dataclass(frozen=True)
-class Slash(Options):
+class Slash(Dominance):
     r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
 
     A head is slash-dominant at D when its score reaches kappa. Highest scores are over D < N/2, as the last D are means
@@ -57,13 +65,11 @@ class Slash(Options):
         (('layer', 'head', 'distance'), True)
     """
 
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
     kappa_long: float = LONG_KAPPA
 
     def check(self) -> None:
-        check_dominance(self.kappa, self.distances)
-        check_dominance(self.kappa_long, self.distances)
+        super().check()
+        check_kappa(self.kappa_long)
 
 
 class SlashCollector(Collector):
@@ -71,12 +77,11 @@ class SlashCollector(Collector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._means = LayerMeans()
         self._patterns: dict[tuple[int, int], np.ndarray] = {}
         self._first_prompt: np.ndarray | None = None
 
     def update(self, layer: LayerCapture) -> None:
-        self._means.add(layer, layer.once(statistics_of))
+        self.add(layer, **by_head(layer.once(statistics_of)))
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
             q, k = spectrum(layer.q), spectrum(layer.k)
             self.add(layer, r1_q=q.r1, r1_k=k.r1, rank95_q=q.rank, rank95_k=k.rank)
@@ -85,7 +90,7 @@ class SlashCollector(Collector):
             self._patterns |= cropped(layer)
 
     def dataset(self) -> xr.Dataset:
-        data = self._means.dataset()
+        data = means_over_prompts(self.rows)
         score, place = data["score"], best_distance(data["score"])
         long = score.sel(distance=list(long_distances(score.sizes["distance"])))
         data["dominant"] = dominant_at(score, self.options).rename(distance="short_distance")
@@ -94,7 +99,6 @@ class SlashCollector(Collector):
         data["best_distance"], data["best_score"] = place, at_distance(score, place)
         data["best_ratio"] = data["best_score"] / at_distance(data["uniform"], place)
         data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
-        data = data.assign({name: self.rows.array(name).mean("prompt") for name in self.rows.names})
         if self._first_prompt is not None:
             data = data.assign(example_patterns(data["best_score"], self._patterns, self._first_prompt))
         return data.assign_attrs(kappa=self.options.kappa, kappa_long=self.options.kappa_long)
@@ -104,12 +108,12 @@ def example_patterns(
     score: xr.DataArray, patterns: Mapping[tuple[int, int], np.ndarray], tokens: np.ndarray
 ) -> dict[str, Any]:
     """The patterns of the strongest heads on the first prompt, cropped, with the tokens they are over."""
-    strongest = score.to_series().dropna().nlargest(N_EXAMPLES).index.to_list()
+    places = strongest(score, N_EXAMPLES)
     return {
-        "pattern": (("example", "query", "key"), np.stack([patterns[place] for place in strongest])),
+        "pattern": (("example", "query", "key"), np.stack([patterns[place] for place in places])),
         "token": ("key", tokens, {"holds": "token ids"}),
-        "example_layer": ("example", [layer for layer, _ in strongest]),
-        "example_head": ("example", [head for _, head in strongest]),
+        "example_layer": ("example", [layer for layer, _ in places]),
+        "example_head": ("example", [head for _, head in places]),
     }
 
 
@@ -117,16 +121,16 @@ def example_patterns(
 
 
 def summarise(data: xr.Dataset) -> Summary:
-    strongest = head_reference(data, "best_score") or ""
+    head = head_reference(data, "best_score") or ""
     return {
         "kappa": float(data.attrs["kappa"]),
         "distances": [int(distance) for distance in data["short_distance"].values],
         "n_heads": int(data["best_score"].notnull().sum()),
         "n_dominant": int(data["dominant"].any("short_distance").sum()),
         "n_dominant_at": [int(count) for count in data["dominant"].sum(("layer", "head"))],
-        "strongest_head": strongest,
+        "strongest_head": head,
         "strongest": float(data["best_score"].max()),
-        "strongest_distance": int(of_head(data, strongest)["best_distance"]),
+        "strongest_distance": int(of_head(data, head)["best_distance"]),
         "previous_token_head": head_reference(data, "previous_token"),
         "previous_token": float(data["previous_token"].max()),
     }
@@ -161,13 +165,10 @@ def profiles(result: Any) -> go.Figure:
 
 def labels(data: xr.Dataset) -> list[str]:
     """Which head each example is, with its score."""
-    if "pattern" not in data:
-        return []
-    places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
-    picked = [(layer, head, data.sel(layer=layer, head=head)) for layer, head in places]
     return [
-        f"layer {layer}, head {head}: slash score {float(one['best_score']):.3f} at D = {int(one['best_distance'])}"
-        for layer, head, one in picked
+        f"layer {int(one['layer'])}, head {int(one['head'])}: slash score {float(one['best_score']):.3f} at D = "
+        f"{int(one['best_distance'])}"
+        for one in examples(data)
     ]
 
 
@@ -176,14 +177,19 @@ def show(data: xr.Dataset, example: int) -> Any:
     return attention_maps(pattern, list(data["token_text"].values), ["attention"])
 
 
-UNIFORM_DIMS = ("layer", "distance")
-SCORE_DIMS = ("layer", "head", "distance")
-WITHOUT = "the first token's column removed, rows renormalised"
 VARIABLES = {
-    "score": Variable("slash score", description="1/(N-D) sum_{i>=D} S_{i,i-D}", dims=SCORE_DIMS),
-    "score_without_first_token": Variable("slash score without first token", description=WITHOUT, dims=SCORE_DIMS),
-    "uniform": Variable("slash score of uniform attention", dims=UNIFORM_DIMS),
-    "uniform_without_first_token": Variable("the same without first token", dims=UNIFORM_DIMS),
+    **with_and_without(
+        {
+            "score": Variable(
+                "slash score", description="1/(N-D) sum_{i>=D} S_{i,i-D}", dims=("layer", "head", "distance")
+            ),
+            "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
+            "attention_distance": Variable("attention distance", "tokens", "E_i sum_j S_ij (i - j)"),
+            "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij"),
+            "relative_entropy": Variable("relative entropy", "", "each query's entropy over log(keys it sees)"),
+        }
+    ),
+    "first_token": Variable("attention to the first token", description="E_i S_i0"),
     "best_score": Variable("highest slash score", description="over D < N/2", headline="slash_score", short="slash"),
     "best_distance": Variable(
         "its distance", "tokens", "the D of the highest slash score", headline="slash_distance", short="D"
@@ -197,22 +203,14 @@ VARIABLES = {
     ),
     "n_dominant": Variable("dominant distances", description="how many of the short distances reach kappa"),
     "n_long": Variable("long dominant distances", description="how many D of 50 .. N/2 reach kappa_long"),
-    "attention_distance": Variable("attention distance, all keys", "tokens", "E_i sum_j S_ij (i - j)"),
-    "attention_distance_without_first_token": Variable("first token left out", "tokens", WITHOUT),
-    "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij"),
-    "entropy_without_first_token": Variable("entropy without first token", "nats", WITHOUT),
-    "relative_entropy": Variable("relative entropy", description="each query's entropy over log(keys it sees)"),
-    "relative_entropy_without_first_token": Variable("relative entropy without first token", description=WITHOUT),
-    "first_token": Variable("attention to the first token", description="E_i S_i0"),
-    "r1_q": Variable("r1 of Q", description="s_1^2 / sum s^2 of Q before RoPE"),
-    "r1_k": Variable("r1 of K", description="s_1^2 / sum s^2 of K before RoPE"),
-    "rank95_q": Variable("rank of Q at 95 %", description="how many s^2 of Q make 95 % of their sum"),
-    "rank95_k": Variable("rank of K at 95 %", description="how many s^2 of K make 95 % of their sum"),
+    **{f"r1_{side}": Variable(f"r1 of {side.upper()}", "", "s_1^2 / sum s^2 before RoPE") for side in "qk"},
+    **{
+        f"rank95_{side}": Variable(f"rank of {side.upper()} at 95%", "", "how many s^2 make 95% of their sum")
+        for side in "qk"
+    },
     "pattern": Variable("attention of the strongest heads", dims=("example", "query", "key")),
     "token": Variable("token ids of the first prompt", dims=("key",)),
-    "token_text": Variable("tokens of the first prompt", dims=("key",)),
-    "example_layer": Variable("layer of an example", dims=("example",)),
-    "example_head": Variable("head of an example", dims=("example",)),
+    **EXAMPLES,
 }
 
 MEASURE = Measure(
@@ -256,3 +254,49 @@ MEASURE = Measure(
         "none": "slash scores are of the attention itself and mean the same; rank-one Q and K cannot make one.",
     },
 )
+
+
+def find_slash_heads(
+    model: Any,
+    prompts: Prompts,
+    *,
+    kappa: float = SHORT_KAPPA,
+    distances: Sequence[int] = tuple(SHORT_DISTANCES),
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+    length: int | None = None,
+    n_prompts: int | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
+
+    Args:
+        model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
+        kappa: the score that makes a head slash-dominant, in (0, 1].
+        distances: D to look at: 0 is the token itself, 1 the previous one.
+
+    Returns:
+        A row per find: layer, head, distance, score, and ratio, the score over that of uniform causal attention. Other
+        measures and interventions take it as `heads=`.
+
+    Raises:
+        InputError: unusable prompts, kappa outside (0, 1], or a distance that no prompt reaches.
+
+    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances are ours.
+
+    Example:
+        >>> import tl_posgen
+        >>> heads = tl_posgen.find_slash_heads("mini", "Down, down, down. Would the fall never end?", kappa=0.2)
+        >>> heads.columns.tolist(), bool(heads["score"].is_monotonic_decreasing)
+        (['layer', 'head', 'distance', 'score', 'ratio'], True)
+    """
+    options, model = Slash(kappa=kappa, distances=distances), open_model(model)
+    tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+    if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
+        raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
+    where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
+    data = analyze(model, prompts, measures=options, **where, null_seeds=(), progress=progress)["slash"].dataset
+    found = data[["score"]].assign(ratio=data["score"] / data["uniform"]).sel(distance=sorted(set(distances)))
+    table = found.to_dataframe(dim_order=["layer", "head", "distance"]).reset_index()
+    table = table[table["score"] >= kappa].sort_values("score", ascending=False, kind="stable")
+    return pd.DataFrame(table[["layer", "head", "distance", "score", "ratio"]]).reset_index(drop=True)

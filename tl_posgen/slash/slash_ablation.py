@@ -1,5 +1,6 @@
 """What is left of each head's slash when its own Q, K or RoPE are ablated, one layer alone."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,15 +11,25 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.measure import Collector, HeadRows, Measure, Options, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.report.sentences import at_head, head_reference
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.ablations import ablate
-from tl_posgen.slash.layer_means import LayerMeans, at_distance, best_distance, of_head, statistics_of
-from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics_from_qk
+from tl_posgen.slash.layer_means import (
+    at_distance,
+    best_distance,
+    by_head,
+    means_over_prompts,
+    of_head,
+    statistics_from_qk,
+    statistics_of,
+    strongest,
+    with_and_without,
+)
+from tl_posgen.slash.slash_scores import SlashStatistics
 
 Scheme = Literal["thirds", "wavelength"]
 BAND_KINDS = ("drop", "freeze", "keep")
@@ -29,6 +40,7 @@ WHOLE_KINDS = {
     "means_no_rope": "means, RoPE removed",
 }
 WITHOUT_PLANES = ("unchanged", "rank_one", "means")
+KEPT = ("score", "score_without_first_token", "uniform")
 N_HEADS = 8  # the strongest heads, drawn one by one
 
 
@@ -60,6 +72,11 @@ def conditions(schemes: Sequence[str], n: int) -> list[Condition]:
     bands = product(dict.fromkeys(schemes), BAND_KINDS, BANDS)
     banded = [Condition(kind, scheme, band, n) for scheme, kind, band in bands]
     return [Condition("unchanged"), *banded, *(Condition(kind) for kind in WHOLE_KINDS)]
+
+
+def in_words(label: str) -> str:
+    """A condition as axes and legends call it."""
+    return WHOLE_KINDS.get(label, label)
 
 
 @dataclass(frozen=True)
@@ -97,24 +114,25 @@ class SlashAblationCollector(Collector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._means: dict[str, LayerMeans] = {}
+        self._of_condition: dict[str, HeadRows] = defaultdict(HeadRows)
         self._turns = False
 
     def update(self, layer: LayerCapture) -> None:
         self._turns |= len(layer.geometry.rope.inv_freq) > 0
         for condition in conditions(self.options.schemes, layer.q.shape[1]):
-            self._means.setdefault(condition.label, LayerMeans()).add(layer, ablated_statistics(layer, condition))
+            found = by_head(ablated_statistics(layer, condition))
+            self._of_condition[condition.label].add(layer, **{name: found[name] for name in KEPT})
 
     def dataset(self) -> xr.Dataset:
-        measured = [label for label in self._means if self._turns or label in WITHOUT_PLANES]
-        by_condition = {label: self._means[label].dataset() for label in measured}
-        labels = xr.DataArray(measured, dims="condition", name="condition")
-        names = ("score", "score_without_first_token")
-        data = xr.Dataset({name: xr.concat([one[name] for one in by_condition.values()], labels) for name in names})
-        unchanged = by_condition["unchanged"]
-        data["best_distance"] = place = best_distance(unchanged["score"])
-        data["score_at_best"] = at_distance(data["score"], place)
-        data["uniform_at_best"] = at_distance(unchanged["uniform"], place)
+        measured = [label for label in self._of_condition if self._turns or label in WITHOUT_PLANES]
+        found = [means_over_prompts(self._of_condition[label]) for label in measured]
+        data = xr.concat(found, xr.DataArray(measured, dims="condition", name="condition"))
+        place = best_distance(data["score"].sel(condition="unchanged", drop=True))
+        data = data.drop_vars("uniform").assign(
+            best_distance=place,
+            score_at_best=at_distance(data["score"], place),
+            uniform_at_best=at_distance(data["uniform"].sel(condition="unchanged", drop=True), place),
+        )
         return data.assign_attrs(rows=["condition", "layer", "head"], turns=str(self._turns))
 
 
@@ -122,18 +140,9 @@ def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatis
     """Slash statistics of one layer with its own captured q and k ablated, nothing before it changed."""
     if condition.kind == "unchanged":
         return layer.once(statistics_of)
-    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
-    planes = condition.planes(geometry.rope) if condition.band else None
-    q, k = ablate(layer.q, layer.k, geometry.rope, condition.kind, planes)
-    return slash_statistics_from_qk(
-        q,
-        k,
-        geometry.scale,
-        window=geometry.window,
-        soft_cap=geometry.soft_cap,
-        alibi_slopes=None if slopes is None else slopes[list(layer.heads)],
-        entropy=False,
-    )
+    rope = layer.geometry.rope
+    planes = condition.planes(rope) if condition.band else None
+    return statistics_from_qk(layer, *ablate(layer.q, layer.k, rope, condition.kind, planes))
 
 
 # What is shown
@@ -141,11 +150,11 @@ def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatis
 
 def summarise(data: xr.Dataset) -> Summary:
     unchanged = data["score_at_best"].sel(condition="unchanged", drop=True)
-    strongest = head_reference(unchanged.to_dataset(name="score"), "score") or ""
-    head = of_head(data, strongest)
+    reference = head_reference(unchanged.to_dataset(name="score"), "score") or ""
+    head = of_head(data, reference)
     return {
         "conditions": [str(one) for one in data["condition"].values],
-        "strongest_head": strongest,
+        "strongest_head": reference,
         "strongest_distance": int(head["best_distance"]),
         "strongest": float(unchanged.max()),
         "strongest_by_condition": [float(value) for value in head["score_at_best"].values],
@@ -184,8 +193,8 @@ def strongest_heads(result: Any) -> go.Figure:
 def bars(data: xr.Dataset) -> list[Any]:
     by_thirds = {f"drop {band}, thirds": f"{band} planes dropped" for band in BANDS}
     names = {"unchanged": "unchanged", **WHOLE_KINDS, **by_thirds}
-    series = data["score_at_best"].sel(condition="unchanged").to_series().dropna()
-    heads = [data.sel(layer=layer, head=head) for layer, head in series.nlargest(N_HEADS).index.to_list()]
+    unchanged = data["score_at_best"].sel(condition="unchanged", drop=True)
+    heads = [data.sel(layer=layer, head=head) for layer, head in strongest(unchanged, N_HEADS)]
     x = [f"L{int(one['layer'])} H{int(one['head'])}, D = {int(one['best_distance'])}" for one in heads]
     shown = [kind for kind in names if kind in data["condition"]]
     traces: list[Any] = [
@@ -202,7 +211,7 @@ def bars(data: xr.Dataset) -> list[Any]:
     return [*traces, go.Scatter(x=x, y=uniform, mode="markers", marker=marker, name="uniform attention")]
 
 
-BY_DISTANCE = ("condition", "layer", "head", "distance")
+PER_HEAD = ("condition", "layer", "head")
 MEASURE = Measure(
     name="slash_ablation",
     question="What makes the slash: content, RoPE, which frequencies?",
@@ -215,13 +224,10 @@ MEASURE = Measure(
     collector=SlashAblationCollector,
     needs=frozenset({"pattern"}),
     variables={
-        "score": Variable("slash score", description="with this layer alone ablated", dims=BY_DISTANCE),
-        "score_without_first_token": Variable(
-            "slash score without first token", description="its column removed, rows renormalised", dims=BY_DISTANCE
+        **with_and_without(
+            {"score": Variable("slash score", "", "with this layer alone ablated", (*PER_HEAD, "distance"))}
         ),
-        "score_at_best": Variable(
-            "slash score", description="at the head's best distance, unchanged", dims=("condition", "layer", "head")
-        ),
+        "score_at_best": Variable("slash score", "", "at the head's best distance, unchanged", PER_HEAD),
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
         "uniform_at_best": Variable("slash score of uniform attention", description="at the best distance"),
     },

@@ -1,6 +1,5 @@
 """The planes behind a slash: what each adds to the logit, and the slash that rank one would give."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +10,15 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.measure import Collector, HeadRows, Measure, Options, Summary, Variable
+from tl_posgen.measure import HeadRows, Measure, NullSummary, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.report.sentences import at_most, said
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
-from tl_posgen.slash.dominance import check_any_reached, check_dominance, is_dominant
-from tl_posgen.slash.head_groups import (
-    GROUPS,
-    TOKENS,
-    VARIANTS,
-    count,
-    group_means,
-)
-from tl_posgen.slash.layer_means import require_two_tokens, statistics_of
+from tl_posgen.slash.dominance import Dominance, check_any_reached, is_dominant
+from tl_posgen.slash.head_groups import GROUPS, PER_HEAD, VariantCollector, count, group_means, group_table
 from tl_posgen.slash.plane_contributions import match_profiles, plane_contributions, rank_one_profile
 from tl_posgen.slash.slash_planes_figures import ALL_BANDS, FIGURES, SCHEMES, drawn
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 NEAR = 8  # tokens: how far from the best distance the others of "edge" are
 PLACES = {"best": "lift", "edge": "edge"}
@@ -34,15 +26,16 @@ PREDICTED = ("correlation", "chance_correlation", "same_peak", "chance_peak")
 
 
 @dataclass(frozen=True)
-class SlashPlanes(Options):
+class SlashPlanes(Dominance):
     r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)], and g(D) = sum_l A_l cos(theta_l D + phi_l).
 
     InnerProd(i, j, l) is the share of RoPE plane l in the logit scale <R_i q_i, R_j k_j>, so the sum of C_l(D) over
     planes is how far diagonal D stands above the mean logit. g is the logit that Q and K cut down to their top singular
-    directions give; `predicted` is the slash score that g alone gives, and chance its match with other heads' profiles.
-    C is taken at the distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over
-    the other distances up to 8 tokens away, as a slow plane lifts all short distances alike and makes no line. Bands
-    are thirds of the planes or go by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
+    directions give; `predicted` is the slash score that g alone gives, and chance its match with the profiles of the
+    other heads measured: of a choice (`heads=`, `layers=`) only those, and of one head none. C is taken at the
+    distances given; as "best", at the prompt's own highest score; as "edge", that less its mean over the others up to 8
+    tokens away, as a slow plane lifts all short distances alike and makes no line. Bands are thirds of the planes or go
+    by wavelength (< 32, 32 .. N, > N tokens). Means over prompts.
 
     Args:
         kappa, distances: what makes a head slash-dominant, and where C is taken.
@@ -61,47 +54,34 @@ class SlashPlanes(Options):
         ('variant', 'layer', 'head', 'at', 'scheme', 'band')
     """
 
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
 
-    def check(self) -> None:
-        check_dominance(self.kappa, self.distances)
-
-
-class SlashPlanesCollector(Collector):
+class SlashPlanesCollector(VariantCollector):
     options: SlashPlanes
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._of_variant = {variant: HeadRows() for variant in VARIANTS}
         self._ropes: dict[int, tuple[Rope, int]] = {}
         self._longest = 0
         self._distances = sorted(set(self.options.distances))
 
-    def update(self, layer: LayerCapture) -> None:
-        require_two_tokens(layer)
-        geometry = layer.geometry
+    def measured(
+        self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
+    ) -> dict[str, Float[Tensor, "head *dims"]]:
+        geometry, q, k = layer.geometry, layer.q[:, first:], layer.k[:, first:]
         self._ropes[layer.layer] = (geometry.rope, geometry.d_head)
         self._longest = max(self._longest, layer.q.shape[1])
-        measured = layer.once(statistics_of)
-        scores = (measured.score, measured.score_without_first_token)
-        uniforms = (measured.uniform, measured.uniform_without_first_token)
-        for (variant, first), score, uniform in zip(VARIANTS.items(), scores, uniforms, strict=True):
-            q, k = layer.q[:, first:], layer.k[:, first:]
-            profile = rank_one_profile(q, k, geometry.rope, geometry.scale)
-            planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-            chosen = self._chosen(planes, score)
-            profiles = {"score": score, "predicted": profile.score, "uniform": uniform.expand_as(score)}
-            self._of_variant[variant].add(layer, contribution=chosen, **profiles)
+        planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
+        predicted = rank_one_profile(q, k, geometry.rope, geometry.scale).score
+        return {"contribution": self._chosen(planes, score), "predicted": predicted}
 
     def dataset(self) -> xr.Dataset:
-        parts = [self._variant(rows) for rows in self._of_variant.values()]
-        # one token less: no value at the last distance
-        joined = xr.concat(parts, xr.DataArray(list(VARIANTS), dims="variant", name="variant"), join="outer")
-        data = joined.assign(wavelength=(("layer", "plane"), self._wavelengths(joined.sizes["plane"])))
-        bands = xr.dot(data["contribution"].fillna(0.0), self._masks(data), dim="plane")
+        data, layers = super().dataset(), sorted(self._ropes)
+        planes = [planes_of(*self._ropes[layer], self._longest) for layer in layers]
+        masks = xr.concat([mask for _, mask in planes], pd.Index(layers, name="layer"))
+        bands = xr.dot(data["contribution"].fillna(0.0), masks, dim="plane")
         data["bands"] = bands.where(data["contribution"].notnull().any("plane"))
-        return data.assign_attrs(kappa=self.options.kappa, tokens=self._longest, rows=["variant", "layer", "head"])
+        data["wavelength"] = (("layer", "plane"), np.stack([wavelength for wavelength, _ in planes]))
+        return data.assign_attrs(tokens=self._longest)
 
     def _chosen(
         self, planes: Float[Tensor, "head plane distance"], score: Float[Tensor, "head distance"]
@@ -117,7 +97,7 @@ class SlashPlanesCollector(Collector):
         at_best, beside = ((planes @ mask[..., None]) / mask.sum(-1)[:, None, None] for mask in (own, near))
         return torch.cat([fixed, at_best, at_best - beside], dim=-1).mT
 
-    def _variant(self, rows: HeadRows) -> xr.Dataset:
+    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
         profiles = {name: rows.array(name, "distance").mean("prompt") for name in ("score", "predicted", "uniform")}
         contribution = rows.array("contribution", "at", "plane").mean("prompt")
         contribution = contribution.assign_coords(at=[*(str(distance) for distance in self._distances), *PLACES])
@@ -125,25 +105,19 @@ class SlashPlanesCollector(Collector):
         data["dominant"] = is_dominant(data["score"], self.options)
         return data.merge(compared(data))
 
-    def _wavelengths(self, n_planes: int) -> np.ndarray:
-        """2 pi / theta by layer and plane; infinite where nothing turns."""
-        table = np.full((len(self._ropes), n_planes), np.inf)
-        for row, layer in zip(table, sorted(self._ropes), strict=True):
-            theta = complex_frequencies(*self._ropes[layer]).cpu().numpy()
-            row[: len(theta)] = np.divide(2 * np.pi, theta, out=np.full(len(theta), np.inf), where=theta > 0)
-        return table
 
-    def _masks(self, data: xr.Dataset) -> xr.DataArray:
-        """Which plane is in which band, by layer and scheme; the unrotated remainder is a band of its own."""
-        masks = np.zeros((len(self._ropes), len(SCHEMES), len(ALL_BANDS), data.sizes["plane"]))
-        for mask, layer in zip(masks, sorted(self._ropes), strict=True):
-            rope, _ = self._ropes[layer]
-            turning = len(rope.inv_freq)
-            bands = (bands_by_thirds(turning), bands_by_wavelength(rope, self._longest))
-            mask[:, :-1, :turning] = torch.stack([band.cpu() for band in bands]).numpy()
-            mask[:, -1, turning:] = 1
-        coords = {"layer": data["layer"], "scheme": list(SCHEMES), "band": list(ALL_BANDS)}
-        return xr.DataArray(masks, coords, ("layer", "scheme", "band", "plane"))
+def planes_of(rope: Rope, d_head: int, n: int) -> tuple[np.ndarray, xr.DataArray]:
+    """2 pi / theta of each plane of a layer, infinite where nothing turns; and which plane is in which band.
+
+    By scheme, bands by wavelength in a prompt of n tokens; the unrotated remainder is a band of its own.
+    """
+    wavelength = 2 * np.pi / complex_frequencies(rope, d_head).double().cpu()
+    turning = len(rope.inv_freq)
+    masks = torch.zeros(len(SCHEMES), len(ALL_BANDS), len(wavelength), dtype=torch.float64)
+    masks[:, :-1, :turning] = torch.stack([bands_by_thirds(turning), bands_by_wavelength(rope, n).cpu()]).double()
+    masks[:, -1, turning:] = 1
+    coords = {"scheme": list(SCHEMES), "band": list(ALL_BANDS)}
+    return wavelength.numpy(), xr.DataArray(masks.numpy(), coords, ("scheme", "band", "plane"))
 
 
 def compared(data: xr.Dataset) -> xr.Dataset:
@@ -175,15 +149,14 @@ def summarise(data: xr.Dataset) -> Summary:
     }
 
 
-def findings(own: Summary, null: Any) -> list[str]:
+def findings(own: Summary, null: NullSummary | None) -> list[str]:
     if not own["n_dominant"]:
         return ["No head is slash-dominant, so no band makes a slash.", *prediction(own, null)]
     above = {"best": "the mean logit", "edge": "the diagonals up to 8 tokens away"}
     lines = [f"The best diagonal of slash-dominant heads stands above {above[at]} by {lift(own, at)}." for at in PLACES]
     if null is not None:
-        lines[-1] += (
-            f" In the random init no band lifts it by more than {null['largest_lift']:.3f} logits, mean over heads."
-        )
+        most = at_most(null, "largest_lift")
+        lines[-1] += f" In the random init no band lifts it by more than {most} logits, mean over heads."
     return lines + prediction(own, null)
 
 
@@ -202,33 +175,31 @@ def prediction(own: Summary, null: Any) -> list[str]:
         return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
     lines = [
         f"In {count(own[f'n_{group}'], words)} the slash scores predicted from rank one, less those of uniform "
-        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with other heads: "
-        f"{own[f'chance_correlation_{group}']:.3f}); the peak is right in {own[f'same_peak_{group}']:.0%} (of another "
-        f"head, in {own[f'chance_peak_{group}']:.0%})."
+        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with the other "
+        f"heads measured: {said(own[f'chance_correlation_{group}'], '.3f')}); the peak is right in "
+        f"{own[f'same_peak_{group}']:.0%} (of another head, in {said(own[f'chance_peak_{group}'], '.0%')})."
         for group, words in GROUPS.items()
         if own[f"n_{group}"]
     ]
     if null is not None:
-        lines[-1] += f" Random init: {null['correlation']:.3f} and {null['chance_correlation']:.3f}."
+        r, chance = (said(null[name], ".3f") for name in ("correlation", "chance_correlation"))
+        lines[-1] += f" Random init: {r} and {chance}."
     return lines
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
     """A row for each place, scheme, choice of tokens and group of heads: lift by band, in logits."""
-    summary, rows = summarise(data), []
-    for at, measure in PLACES.items():
-        for scheme in SCHEMES:
-            for variant, tokens in TOKENS.items():
-                end = "" if variant == "all" else f"_{variant}"
-                for group, words in GROUPS.items():
-                    if n := summary[f"n_{group}{end}"]:
-                        row = {"measure": measure, "bands by": scheme, "tokens": tokens, "heads": f"{n} {words}"}
-                        values = {band: summary[f"{at}_{scheme}_{band}_{group}{end}"] for band in ALL_BANDS}
-                        rows.append(row | values)
-    return pd.DataFrame(rows)
+    own = summarise(data)
+    parts = [
+        group_table(own, {f"{at}_{scheme}_{band}": band for band in ALL_BANDS}).assign(
+            measure=measure, **{"bands by": scheme}
+        )
+        for at, measure in PLACES.items()
+        for scheme in SCHEMES
+    ]
+    return pd.DataFrame(pd.concat(parts, ignore_index=True)[["measure", "bands by", "tokens", "heads", *ALL_BANDS]])
 
 
-PER_HEAD = ("variant", "layer", "head")
 BY_DISTANCE = (*PER_HEAD, "distance")
 VARIABLES = {
     "score": Variable("slash score", description="measured", dims=BY_DISTANCE),
@@ -250,10 +221,10 @@ VARIABLES = {
         "correlation with its own profile", description="predicted with measured, less uniform attention", dims=PER_HEAD
     ),
     "chance_correlation": Variable(
-        "correlation with other heads' profiles", description="mean over all other heads", dims=PER_HEAD
+        "correlation with other heads' profiles", description="mean over the other heads measured", dims=PER_HEAD
     ),
     "same_peak": Variable("its own peak is right", description="1 or 0", dims=PER_HEAD),
-    "chance_peak": Variable("other heads' peaks that agree", description="share of the other heads", dims=PER_HEAD),
+    "chance_peak": Variable("other heads' peaks that agree", description="share of the others measured", dims=PER_HEAD),
 }
 
 MEASURE = Measure(
@@ -276,4 +247,11 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    caveats={
+        "absolute": "no plane turns, so every plane counts as unrotated, and queries and keys of rank one would make "
+        "no slash; what C adds up is content and position vectors together.",
+        "alibi": "no plane turns, and the slopes, which make near slashes by themselves, are neither in the lift nor "
+        "in the prediction.",
+        "none": "no plane turns, so every plane counts as unrotated; the lift is all content.",
+    },
 )

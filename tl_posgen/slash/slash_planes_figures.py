@@ -1,7 +1,6 @@
 """Figures of the planes behind a slash: planes and profiles of the strongest heads, bands by group of heads."""
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -78,32 +77,34 @@ def profile_curves(head: xr.Dataset, side: str, colour: str, is_null: bool) -> l
 def bands(at: str, title: str) -> Callable[[Any], go.Figure]:
     """The lift summed into bands, by group of heads."""
 
-    def values(scheme: str, band: str) -> Callable[[xr.Dataset], xr.DataArray]:
-        return lambda heads: heads["bands"].sel(scheme=scheme, band=band, at=at)
-
     def figure(result: Any) -> go.Figure:
         data = result.dataset
         # a model that rotates all of a head has nothing to show there
         shown = [band for band in ALL_BANDS if band in BANDS or (data["bands"].sel(band=band) != 0).any()]
-        groups = head_groups(result, "all")
-        panels = {words: (groups, {one: values(scheme, one) for one in shown}) for scheme, words in SCHEMES.items()}
+        panels = {
+            words: [
+                (name, colour, heads["bands"].sel(scheme=scheme, at=at).to_dataset("band"))
+                for name, colour, heads in head_groups(result, "all")
+            ]
+            for scheme, words in SCHEMES.items()
+        }
         above = "the mean logit" if at == "best" else "the diagonals up to 8 tokens away"
         subtitle = (
             f"lift of the best diagonal above {above}, summed over planes; by wavelength: high < 32 tokens, "
             f"medium up to {data.attrs['tokens']}, low beyond; all tokens, a point a head"
         )
-        return group_boxes(panels, "lift, logits").finish(f"{title} · {model_label(data)}", subtitle)
+        boxes = group_boxes(panels, {band: band for band in shown}, "lift, logits")
+        return boxes.finish(f"{title} · {model_label(data)}", subtitle)
 
     return figure
 
 
 def match(result: Any) -> go.Figure:
     """The correlation of predicted and measured profiles, by group of heads."""
-    measures = {"its own profile": itemgetter("correlation"), "those of other heads": itemgetter("chance_correlation")}
-    panels = {title: (head_groups(result, variant), measures) for variant, title in TOKENS.items()}
+    names = {"correlation": "its own profile", "chance_correlation": "those of other heads"}
+    boxes = group_boxes({title: head_groups(result, one) for one, title in TOKENS.items()}, names, "correlation")
     subtitle = "correlation of predicted and measured slash scores over D < N/2, less uniform attention; a point a head"
-    title = f"How well rank one predicts the slash · {model_label(result.dataset)}"
-    return group_boxes(panels, "correlation").finish(title, subtitle)
+    return boxes.finish(f"How well rank one predicts the slash · {model_label(result.dataset)}", subtitle)
 
 
 FIGURES = {

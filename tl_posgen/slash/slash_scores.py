@@ -1,7 +1,7 @@
-"""How much attention each head pays at every distance: slash scores, and who is slash-dominant."""
+"""How much attention each head pays at every distance: slash scores."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -51,22 +51,6 @@ class SlashStatistics:
     relative_entropy: Float[Tensor, " head"]
     relative_entropy_without_first_token: Float[Tensor, " head"]
     first_token: Float[Tensor, " head"]
-
-
-@dataclass(frozen=True)
-class DominantHeads:
-    """The (kappa, D)-slash-dominant heads, strongest first: SlashScore(D) >= kappa.
-
-    Attributes:
-        index: where each stands in the leading axes of the scores, e.g. (layer, head).
-        distance, score: D and SlashScore(D).
-        ratio: the score over that of uniform attention at the same D.
-    """
-
-    index: Int[Tensor, "found axis"]
-    distance: Int[Tensor, " found"]
-    score: Float[Tensor, " found"]
-    ratio: Float[Tensor, " found"]
 
 
 def slash_statistics(
@@ -147,77 +131,6 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
 def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
     """How many keys each of n queries sees: min(i+1, window)."""
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
-
-
-def dominant_heads(
-    score: Float[Tensor, "*heads distance"],
-    uniform: Float[Tensor, " distance"],
-    kappa: float = SHORT_KAPPA,
-    distances: Sequence[int] = SHORT_DISTANCES,
-) -> DominantHeads:
-    """All (head, D) with SlashScore(D) >= kappa, strongest first. The default kappa and distances are ours.
-
-    Raises:
-        InputError: kappa outside (0, 1], or a distance the prompts do not reach.
-
-    Example:
-        >>> score = torch.tensor([[0.3, 0.7], [0.9, 0.0]])
-        >>> found = dominant_heads(score, uniform_scores(2), kappa=0.5, distances=[0, 1])
-        >>> found.index.tolist(), found.distance.tolist()
-        ([[1], [0]], [0, 1])
-    """
-    reach = score.shape[-1]
-    if not 0 < kappa <= 1:
-        raise InputError(f"kappa = {kappa}: choose a slash score in (0, 1]")
-    wrong = [distance for distance in distances if not 0 <= distance < reach]
-    if wrong or not len(distances):
-        raise InputError(f"distances {wrong or 'empty'}: the scores have D = 0..{reach - 1}; use longer prompts")
-    chosen = torch.tensor(list(distances), device=score.device)
-    found = (score[..., chosen] >= kappa).nonzero()
-    index, distance = found[:, :-1], chosen[found[:, -1]]
-    value = score[(*index.T, distance)]
-    order = value.argsort(descending=True, stable=True)
-    ratio = value / uniform.to(value)[distance]
-    return DominantHeads(index[order], distance[order], value[order], ratio[order])
-
-
-class SlashMean:
-    """E_P[statistics]: the mean over prompts, each prompt counting once; lengths may differ.
-
-    Each number is averaged over the prompts that have it: a distance over those that reach it, and its `uniform`
-    too, so that a ratio compares like with like.
-
-    Example:
-        >>> mean = SlashMean()
-        >>> for n in (2, 4):
-        ...     mean.add(slash_statistics(torch.eye(n)[None]))
-        >>> mean.result().score.tolist()
-        [[1.0, 0.0, 0.0, 0.0]]
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
-
-    def add(self, statistics: SlashStatistics) -> None:
-        for field in fields(statistics):
-            value = getattr(statistics, field.name)
-            self._sums[field.name] = _add(self._sums.get(field.name), value.nan_to_num(0.0))
-            self._counts[field.name] = _add(self._counts.get(field.name), (~value.isnan()).to(value))
-
-    def result(self) -> SlashStatistics:
-        """Raises InputError where nothing was added."""
-        if not self._sums:
-            raise InputError("no prompt was added: there is no mean slash score")
-        return SlashStatistics(**{name: total / self._counts[name] for name, total in self._sums.items()})
-
-
-def _add(total: Tensor | None, value: Tensor) -> Tensor:
-    """total + value, the shorter padded with zeros at the end."""
-    if total is None:
-        return value.clone()
-    long, short = (total, value) if total.shape[-1] >= value.shape[-1] else (value, total)
-    return long + torch.nn.functional.pad(short, (0, long.shape[-1] - short.shape[-1]))
 
 
 def _rows_of_pattern(pattern: Tensor, heads: slice, start: int, stop: int) -> Tensor:

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle, product
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 from tqdm.auto import trange
 
-from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, Summary, Variable, fits
+from tl_posgen.measure import Measure, Summary, Variable, plain
 from tl_posgen.report.figures import COLOURS, Panels, colour_axis, finish, heat, line
 from tl_posgen.result import Result
 from tl_posgen.slash.slash_scores import uniform_scores
@@ -27,7 +25,6 @@ from tl_posgen.slash.toy_model import (
 )
 
 FEATURES = ("trained", "unseen")
-SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 EVALUATION_PROMPTS = 256
 
 
@@ -81,101 +78,65 @@ def slash_toy(
         >>> result.dataset.score.sizes["step"], result.dataset.pattern.sizes["query"]
         (2, 48)
     """
-    settings = ToySettings(
-        distance, planes, steps, batch, n_tokens, n_features, angle, d_head, rope_base, init_std, learning_rate
-    )
-    if not fits(seeds, Sequence[int]) or not len(seeds) or len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds {seeds!r}: give different seeds, at least one, such as (0, 1)")
-    if not fits(every, int) or every < 1:
-        raise InputError(f"every {every!r}: give a whole number of steps, 1 or more")
-    if not fits(snapshots, Sequence[int] | None):
-        raise InputError(f"snapshots {snapshots!r}: give a list of steps")
-    seeds = list(seeds)
-    chosen = sorted({step for step in SNAPSHOTS if step < steps} | {steps} if snapshots is None else set(snapshots))
-    if not chosen or chosen[0] < 0 or chosen[-1] > steps:
-        raise InputError(f"snapshots {chosen}: choose steps in 0..{steps}")
-    dataset = _train(settings, seeds, every, chosen, progress)
-    provenance = {"experiment": "slash_toy", **asdict(settings), "seeds": seeds, "dtype": "float32"}
-    return Result("slash_toy", MEASURE.describe(dataset), provenance=provenance | {"torch": torch.__version__})
+    asked = {name: value for name, value in locals().items() if name != "progress"}
+    settings = ToySettings(**asked)
+    provenance = {"experiment": "slash_toy", **plain(asdict(settings)), "dtype": "float32", "torch": torch.__version__}
+    return Result("slash_toy", MEASURE.describe(train(settings, progress)), provenance=provenance)
 
 
-def _train(
-    settings: ToySettings, seeds: Sequence[int], every: int, snapshots: Sequence[int], progress: bool
-) -> xr.Dataset:
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+def train(settings: ToySettings, progress: bool) -> xr.Dataset:
+    """The shallow transformers of all seeds, side by side, and what is measured of them on the way."""
+    generators = [torch.Generator().manual_seed(seed) for seed in settings.seeds]
     model = ShallowTransformer(settings, generators)
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     held_out = draw_prompts(settings, generators, EVALUATION_PROMPTS)
-    trained_features = settings.embeddings[0]
-    measured, patterns = {}, {}
+    features, kept_steps = settings.embeddings[0], settings.kept_steps
+    moments, patterns = {}, {}
     for step in trange(settings.steps + 1, desc="slash toy", unit="step", disable=not progress):
-        if step % every == 0 or step == settings.steps:
-            measured[step] = measure(model, *held_out)
-        if step in snapshots:
+        if step % settings.every == 0 or step == settings.steps:
+            moments[step] = measure(model, *held_out)
+        if step in kept_steps:
             patterns[step] = pattern_of_one_prompt(model, held_out[0])
         if step < settings.steps:
             tokens, values = draw_prompts(settings, generators, settings.batch)
-            error = model(tokens, values, trained_features) - values[..., -1]
+            error = model(tokens, values, features) - values[..., -1]
             optimiser.zero_grad()
             # a sum over seeds: each copy gets the gradient of its own mean loss
             error.square().mean(-1).sum().backward()
             optimiser.step()
-    return _dataset(settings, seeds, measured, patterns, held_out[0])
-
-
-def _dataset(
-    settings: ToySettings,
-    seeds: Sequence[int],
-    measured: dict[int, dict[str, Tensor]],
-    patterns: dict[int, Tensor],
-    tokens: Int[Tensor, "seed prompt pos"],
-) -> xr.Dataset:
-    moments = list(measured.values())
-    curves = {
-        name: (("seed", "step"), torch.stack([moment[name] for moment in moments], 1).double().numpy())
-        for name in ("loss", "r1_q", "r1_k", "matching")
-    }
-    score = torch.stack([moment["profile"][..., settings.distance] for moment in moments], -1)
-    dataset = xr.Dataset(
-        {
-            **curves,
-            "score": (("features", "seed", "step"), score.numpy()),
-            "profile": (("features", "seed", "distance"), moments[-1]["profile"].numpy()),
-            "uniform": ("distance", uniform_scores(settings.n_tokens).numpy()),
-            "pattern": (("features", "seed", "snapshot", "query", "key"), torch.stack([*patterns.values()], 2).numpy()),
-            "token": (("seed", "query"), tokens[:, 0].numpy()),
-        },
-        coords={
-            "seed": list(seeds),
-            "step": list(measured),
-            "features": list(FEATURES),
-            "distance": range(settings.n_tokens),
-            "snapshot": list(patterns),
-        },
-        attrs={"rows": "seed", "slash_distance": settings.distance, "planes": settings.planes},
+    over_steps = xr.concat(moments.values(), pd.Index(list(moments), name="step"))
+    assert isinstance(over_steps, xr.Dataset)
+    curves = over_steps.drop_vars("profile").transpose("features", "seed", "step")
+    dims = ("features", "seed", "snapshot", "query", "key")
+    dataset = curves.assign(
+        profile=over_steps["profile"].isel(step=-1, drop=True),
+        uniform=("distance", uniform_scores(settings.n_tokens).numpy()),
+        pattern=(dims, torch.stack([*patterns.values()], 2).numpy()),
+        token=(("seed", "query"), held_out[0][:, 0].numpy()),
     )
-    return dataset.assign(_rows(dataset))
+    places = range(settings.n_tokens)
+    coords = {"seed": list(settings.seeds), "features": list(FEATURES), "snapshot": list(patterns)}
+    dataset = dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))
+    attrs = {"rows": "seed", "slash_distance": settings.distance, "planes": settings.planes}
+    return dataset.assign(of_seeds(dataset)).assign_attrs(attrs)
 
 
-def _rows(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
+def of_seeds(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
     """One number per seed: where each curve ends, and when the head and the matching layer formed."""
     first, last = dataset.isel(step=0, drop=True), dataset.isel(step=-1, drop=True)
-    growth = last.matching - first.matching
-    grown = ((dataset.matching - first.matching) >= growth / 2) & (growth > 0)
+    growth = last["matching"] - first["matching"]
+    grown = (dataset["matching"] - first["matching"] >= growth / 2) & (growth > 0)
+    formed = dataset["score"].sel(features="trained", drop=True) >= 0.5
     return {
-        "loss_start": first.loss,
-        "loss_end": last.loss,
-        **{f"score_{features}": last.score.sel(features=features, drop=True) for features in FEATURES},
-        "r1_q_end": last.r1_q,
-        "r1_k_end": last.r1_k,
-        "slash_step": _first_step(dataset.score.sel(features="trained", drop=True) >= 0.5),
-        "matching_step": _first_step(grown),
+        "loss_start": first["loss"],
+        "loss_end": last["loss"],
+        **{f"score_{features}": last["score"].sel(features=features, drop=True) for features in FEATURES},
+        "r1_q_end": last["r1_q"],
+        "r1_k_end": last["r1_k"],
+        # the first measured step at which it was so; NaN where it never was
+        "slash_step": dataset["step"].where(formed).min("step"),
+        "matching_step": dataset["step"].where(grown).min("step"),
     }
-
-
-def _first_step(reached: xr.DataArray) -> xr.DataArray:
-    """The first measured step at which it was so; NaN where it never was."""
-    return reached.step.where(reached).min("step")
 
 
 # What is shown
@@ -192,19 +153,16 @@ PER_SEED = {
 
 
 def summarise(data: xr.Dataset) -> Summary:
-    distance, n_seeds = int(data.attrs["slash_distance"]), data.sizes["seed"]
+    distance = int(data.attrs["slash_distance"])
+    ends = data[[name for name in PER_SEED if name != "slash_step"]]
+    spread = {f"{name}_mean": float(mean) for name, mean in ends.mean().items()}
+    if data.sizes["seed"] > 1:
+        spread |= {f"{name}_std": float(std) for name, std in ends.std(ddof=1).items()}
     formed = data["slash_step"].dropna("seed")
-    spread = {
-        f"{name}_{kind}": float(data[name].mean() if kind == "mean" else data[name].std(ddof=1))
-        for name in PER_SEED
-        if name != "slash_step"
-        for kind in ("mean", "std")
-        if kind == "mean" or n_seeds > 1
-    }
     return {
         "distance": distance,
         "planes": str(data.attrs["planes"]),
-        "seeds": n_seeds,
+        "seeds": data.sizes["seed"],
         "uniform": float(data["uniform"].sel(distance=distance)),
         # before any training: the null of this measure
         "score_at_start": float(data["score"].sel(features="trained").isel(step=0).mean()),
@@ -217,7 +175,7 @@ def summarise(data: xr.Dataset) -> Summary:
 def findings(own: Summary, null: Any) -> list[str]:
     steps = "never" if own["formed_by"] is None else f"by step {own['formed_by']}"
     return [
-        f"Trained on {own['planes'].replace('_', ' and ')} planes, the slash score at D = {own['distance']} goes from "
+        f"Trained on {planes_in_words(own['planes'])} planes, the slash score at D = {own['distance']} goes from "
         f"{own['score_at_start']:.3f} at initialisation to {spread(own, 'score_trained')}, and "
         f"{spread(own, 'score_unseen')} on unseen features (uniform attention {own['uniform']:.3f}); loss "
         f"{spread(own, 'loss_start')} -> {spread(own, 'loss_end', 4)}. {own['seeds']} seeds, mean ± standard "
@@ -244,25 +202,27 @@ PANELS = {
     "r1_q": "r1 of Q before RoPE",
     "matching": "matching layer: diagonal less the rest",
 }
-DASHES = {"trained": "solid", "unseen": "dot"}
+
+
+def planes_in_words(planes: str) -> str:
+    return planes.replace("_", " and ")
 
 
 def heading(dataset: xr.Dataset) -> str:
-    return f"slash toy, D = {dataset.attrs['slash_distance']}, planes: {dataset.attrs['planes']}"
+    return f"slash toy, D = {dataset.attrs['slash_distance']}, planes: {planes_in_words(dataset.attrs['planes'])}"
 
 
 def lines(curves: xr.DataArray, along: str) -> list[go.Scatter]:
     """A line a seed, and a dash for each kind of features where there are two."""
-    kinds = [str(kind) for kind in curves["features"].values] if "features" in curves.dims else ["trained"]
-    curves_drawn = []
-    for kind in kinds:
-        of_kind = curves.sel(features=kind) if "features" in curves.dims else curves
-        for number, seed in enumerate(curves["seed"].values):
-            curve = of_kind.sel(seed=seed)
-            colour = COLOURS[number % len(COLOURS)]
-            name = f"seed {seed}" + (", unseen features" if kind == "unseen" else "")
-            curves_drawn.append(line(curve[along].values, curve.values, name, colour, dash=DASHES[kind]))
-    return curves_drawn
+    if "features" not in curves.dims:
+        curves = curves.expand_dims(features=["trained"])
+    looks = {"trained": ("", "solid"), "unseen": (", unseen features", "dot")}
+    return [
+        line(curves[along].values, curves.sel(features=kind, seed=seed).values, f"seed {seed}{end}", colour, dash=dash)
+        for kind, (end, dash) in looks.items()
+        if kind in curves["features"]
+        for seed, colour in zip(curves["seed"].values, cycle(COLOURS), strict=False)
+    ]
 
 
 def training(result: Any) -> go.Figure:
@@ -277,34 +237,24 @@ def training(result: Any) -> go.Figure:
 def maps(result: Any) -> go.Figure:
     """Small multiples: a row for each kind of features, a column a snapshot; the first seed."""
     data = result.dataset
-    steps, kinds = data["snapshot"].values, [str(kind) for kind in data["features"].values]
-    titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind in kinds for step in steps]
-    panels = Panels(titles, columns=len(steps), row_height=190, horizontal_spacing=0.01)
-    for row, kind in enumerate(kinds):
-        for column, step in enumerate(steps):
-            pattern = data["pattern"].sel(features=kind, snapshot=step).isel(seed=0).drop_vars(["features", "snapshot"])
-            panels.add(row * len(steps) + column, heat(pattern.transpose("query", "key").pipe(numbered)))
+    places = list(product(data["features"].values, data["snapshot"].values))
+    titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind, step in places]
+    panels = Panels(titles, columns=data.sizes["snapshot"], row_height=190, horizontal_spacing=0.01)
+    for number, (kind, step) in enumerate(places):
+        panels.add(number, heat(data["pattern"].isel(seed=0).sel(features=kind, snapshot=step, drop=True)))
     panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
     panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
     subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
     return panels.finish(f"Attention over training · {heading(data)}", subtitle)
 
 
-def numbered(pattern: xr.DataArray) -> xr.DataArray:
-    """With positions as coordinates."""
-    return pattern.assign_coords({dim: range(n) for dim, n in pattern.sizes.items()})
-
-
 def profile(result: Any) -> go.Figure:
     """The final slash scores at all distances."""
-    dataset = result.dataset
-    figure = go.Figure(lines(dataset["profile"], "distance"))
-    uniform = (dataset["distance"].values, dataset["uniform"].values, "uniform attention", "black")
-    figure.add_trace(line(*uniform, dash="dash", width=1.2))
+    data = result.dataset
+    uniform = (data["distance"].values, data["uniform"].values, "uniform attention", "black")
+    figure = go.Figure([*lines(data["profile"], "distance"), line(*uniform, dash="dash", width=1.2)])
     figure.update_xaxes(title_text="distance").update_yaxes(title_text="slash score")
-    return finish(
-        figure, f"Slash score by distance, trained · {heading(dataset)}", "held-out prompts, at the last step"
-    )
+    return finish(figure, f"Slash score by distance, trained · {heading(data)}", "held-out prompts, at the last step")
 
 
 CURVE, ENDS = ("seed", "step"), ("seed",)

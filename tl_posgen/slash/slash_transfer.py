@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,28 +16,37 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.analysis import Job
-from tl_posgen.measure import Measure, Options, Request, Summary, TokenView, Variable
+from tl_posgen.measure import HeadRows, Measure, NullSummary, Request, Summary, TokenView, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import Panels, equality, head_names, model_label, sides
+from tl_posgen.report.figures import Panels, equality, model_label, sides
 from tl_posgen.report.sentences import at_head, beside, head_reference, said
 from tl_posgen.result import Result
-from tl_posgen.slash.dominance import check_all_reached, check_dominance
-from tl_posgen.slash.entries import entry
-from tl_posgen.slash.layer_means import LayerMeans, at_distance, cropped, of_head, statistics_of
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+from tl_posgen.slash.dominance import Dominance, check_all_reached
+from tl_posgen.slash.head_groups import head_points
+from tl_posgen.slash.layer_means import (
+    EXAMPLES,
+    SUFFIXES,
+    at_distance,
+    by_head,
+    cropped,
+    examples,
+    means_over_prompts,
+    of_head,
+    statistics_of,
+    with_and_without,
+)
 from tl_posgen.stats.agreement import agreement
 
 SOURCES = ("natural", "random")
-SUFFIXES = {"all": "", "without_first_token": "_without_first_token"}
 TOKENS = {"all": "all keys", "without_first_token": "first token left out"}
 N_PANELS = 5  # distances drawn in one row
 
 
 @dataclass(frozen=True)
-class SlashTransfer(Options):
+class SlashTransfer(Dominance):
     r"""SlashScore on text against SlashScore on i.i.d. uniform random tokens: correlations and overlap over heads.
 
     The random prompts have the lengths and the first tokens of the natural ones, everything else drawn uniformly from
@@ -56,12 +67,6 @@ class SlashTransfer(Options):
         >>> result.dataset.score.dims
         ('source', 'layer', 'head', 'distance')
     """
-
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
-
-    def check(self) -> None:
-        check_dominance(self.kappa, self.distances)
 
 
 def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
@@ -88,19 +93,21 @@ def random_prompts(tokens: Sequence[Int[Tensor, " _"]], n_vocabulary: int, seed:
 
 def scores_on(model: Any, tokens: Sequence[Int[Tensor, " _"]], natural: xr.Dataset, job: Job, label: str) -> xr.Dataset:
     """Slash scores on other tokens, and the patterns there of the heads that are shown on text."""
-    means = LayerMeans()
+    rows = HeadRows()
     shown = list(zip(natural["example_layer"].values.tolist(), natural["example_head"].values.tolist(), strict=True))
     patterns: dict[tuple[int, int], np.ndarray] = {}
 
-    def take(layer: LayerCapture) -> None:
-        means.add(layer, statistics_of(layer))
-        if len(patterns) < len(shown):  # on the first prompt
+    def take(number: int, layer: LayerCapture) -> None:
+        layer.prompt = number
+        rows.add(layer, **by_head(statistics_of(layer)))
+        if number == 0:
             patterns.update({head: crop for head, crop in cropped(layer).items() if head in shown})
 
     needs = frozenset({"pattern"})
-    for prompt in tqdm(tokens, desc=f"random tokens, {label}", unit="prompt", disable=not job.progress):
-        run_capture(model, prompt[None], take, needs=needs, layers=job.layers, heads=job.heads)
-    return means.dataset().assign(
+    bar = tqdm(tokens, desc=f"random tokens, {label}", unit="prompt", disable=not job.progress)
+    for number, prompt in enumerate(bar):
+        run_capture(model, prompt[None], partial(take, number), needs=needs, layers=job.layers, heads=job.heads)
+    return means_over_prompts(rows).assign(
         pattern=(("example", "query", "key"), np.stack([patterns[head] for head in shown])),
         token_text=("key", np.array(token_strings(model, tokens[0][:CROP]), dtype=object)),
     )
@@ -108,53 +115,59 @@ def scores_on(model: Any, tokens: Sequence[Int[Tensor, " _"]], natural: xr.Datas
 
 def compared(natural: xr.Dataset, random: xr.Dataset, options: SlashTransfer) -> xr.Dataset:
     """Both sources side by side, and how far they agree over heads."""
-    labels = xr.DataArray(list(SOURCES), dims="source", name="source")
     shared = [f"score{suffix}" for suffix in SUFFIXES.values()] + ["first_token", "pattern", "token_text"]
-    data = {name: xr.concat([one[name] for one in (natural, random)], labels) for name in shared}
+    both = xr.concat([natural[shared], random[shared]], xr.DataArray(list(SOURCES), dims="source", name="source"))
+    assert isinstance(both, xr.Dataset)
     place = natural["best_distance"]
-    for source in SOURCES:
-        for suffix in SUFFIXES.values():
-            data[f"{source}{suffix}"] = at_distance(data[f"score{suffix}"].sel(source=source, drop=True), place)
-    kept = natural[["uniform", "best_distance", "example_layer", "example_head"]]
-    data["uniform_score"] = at_distance(natural["uniform"], place)
-    dataset = kept.assign(data)
-    return dataset.merge(agreements(dataset, options))
+    at_best = {
+        f"{source}{suffix}": at_distance(both[f"score{suffix}"].sel(source=source, drop=True), place)
+        for source in SOURCES
+        for suffix in SUFFIXES.values()
+    }
+    at_best |= {"uniform_score": at_distance(natural["uniform"], place), "best_distance": place}
+    kept = natural[["uniform", "example_layer", "example_head"]]
+    return xr.Dataset(at_best).merge(both).merge(kept).merge(agreements(both, options))
 
 
-def agreements(dataset: xr.Dataset, options: SlashTransfer) -> xr.Dataset:
+def agreements(both: xr.Dataset, options: SlashTransfer) -> xr.Dataset:
     """Do text and random tokens agree on the heads? For every D, with the first token's column and without it."""
     distances = sorted(set(options.distances))
-    chosen = [dataset[f"score{suffix}"].sel(distance=distances) for suffix in SUFFIXES.values()]
-    stacked = np.stack([one.transpose("source", "distance", "layer", "head").values for one in chosen])
-    scores = torch.from_numpy(stacked).flatten(-2)
-    scores = scores[..., ~scores.isnan().any(dim=0).any(dim=0).any(dim=0)]  # heads that a layer was not asked for
-    found = agreement(scores[:, 0], scores[:, 1], options.kappa)
-    names = {"pearson": "pearson", "spearman": "spearman", "jaccard": "jaccard"}
-    names |= {"n_natural": "n_first", "n_random": "n_second"}
-    data = {name: (("variant", "at"), getattr(found, field).numpy()) for name, field in names.items()}
-    return xr.Dataset(data, {"variant": list(SUFFIXES), "at": distances})
+    chosen = both[[f"score{suffix}" for suffix in SUFFIXES.values()]].sel(distance=distances)
+    scores = chosen.to_array("variant").stack(place=("layer", "head")).dropna("place")
+    natural, random = (
+        torch.from_numpy(scores.sel(source=source).transpose("variant", "distance", "place").values).contiguous()
+        for source in SOURCES
+    )
+    found = {
+        name: (("variant", "at"), one.numpy()) for name, one in vars(agreement(natural, random, options.kappa)).items()
+    }
+    names = {"n_first": "n_natural", "n_second": "n_random"}
+    return xr.Dataset(found, {"variant": list(SUFFIXES), "at": distances}).rename(names)
 
 
 # What is shown
 
 
+AGREEMENTS = ("pearson", "spearman", "jaccard")
+
+
 def summarise(data: xr.Dataset) -> Summary:
-    whole, rest = (data.sel(variant=variant) for variant in SUFFIXES)
-    some = (whole["n_natural"] > 0).values
-    place = int(whole["n_natural"].argmax("at"))  # where most heads are dominant on text
+    counts = data[["n_natural", "n_random"]].sel(variant="all")
+    some = counts["n_natural"] > 0
     strongest = head_reference(data, "natural") or ""
     head = of_head(data, strongest)
-
-    def listed(array: xr.DataArray, kind: type = float) -> list[Any]:
-        return [kind(value) for value in array.values]
-
     return {
-        "distances": listed(data["at"], int),
-        **{name: listed(whole[name]) for name in ("pearson", "spearman", "jaccard")},
-        **{f"{name}_without_first_token": listed(rest[name]) for name in ("pearson", "spearman", "jaccard")},
-        **{name: listed(whole[name], int) for name in ("n_natural", "n_random")},
-        "at": int(whole["at"][place]),
-        "least_pearson_where_dominant": float(whole["pearson"].values[some].min()) if some.any() else None,
+        "distances": data["at"].values.tolist(),
+        **{
+            f"{name}{end}": data[name].sel(variant=variant).values.tolist()
+            for variant, end in SUFFIXES.items()
+            for name in AGREEMENTS
+        },
+        **{str(name): count.values.tolist() for name, count in counts.items()},
+        "at": int(counts["n_natural"].idxmax("at")),  # where most heads are dominant on text
+        "least_pearson_where_dominant": (
+            float(data["pearson"].sel(variant="all").where(some, drop=True).min()) if some.any() else None
+        ),
         "strongest_head": strongest,
         "strongest_distance": int(head["best_distance"]),
         "strongest_natural": float(head["natural"]),
@@ -162,17 +175,14 @@ def summarise(data: xr.Dataset) -> Summary:
     }
 
 
-def findings(own: Summary, null: Any) -> list[str]:
-    at = own["at"]
-    keys = ("pearson", "pearson_without_first_token", "n_natural", "n_random", "jaccard")
-    r, rest, natural, random, overlap = (entry(own, key, "distances", at) for key in keys)
-    of_null = "no null measured"
-    if null is not None:
-        of_null = f"random init {said(entry(null, 'pearson', 'distances', at), '.3f')}"
+def findings(own: Summary, null: NullSummary | None) -> list[str]:
+    place = own["distances"].index(own["at"])
+    of_null = "no null measured" if null is None else f"random init {said(null['pearson'][place], '.3f')}"
     return [
-        f"At D = {at} slash scores on random tokens follow those on text over heads with r = {said(r, '.3f')} "
-        f"({of_null}; without the first token {said(rest, '.3f')}); {natural:g} heads are dominant on text, {random:g} "
-        f"on random tokens, overlap (Jaccard) {said(overlap, '.2f')}.",
+        f"At D = {own['at']} slash scores on random tokens follow those on text over heads with r = "
+        f"{said(own['pearson'][place], '.3f')} ({of_null}; without the first token "
+        f"{said(own['pearson_without_first_token'][place], '.3f')}); {own['n_natural'][place]} heads are dominant on "
+        f"text, {own['n_random'][place]} on random tokens, overlap (Jaccard) {said(own['jaccard'][place], '.2f')}.",
         f"The strongest, {at_head(own['strongest_head'], own['strongest_natural'])} at D = {own['strongest_distance']} "
         f"on text, scores {beside(own, null, 'strongest_random')} on random tokens.",
     ]
@@ -196,49 +206,35 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 def scatter(result: Any) -> go.Figure:
     """Random tokens against text, a point a head: a column a distance, a row with and without the first token."""
-    own, data = result.summary, result.dataset
-    distances = own["distances"][:N_PANELS]
-    titles = [panel_title(result, variant, distance) for variant in SUFFIXES for distance in distances]
+    own, null, distances = result.summary, result.null_summary, result.summary["distances"][:N_PANELS]
+    places = list(product(SUFFIXES.values(), distances))
+    titles = []
+    for place, (end, distance) in enumerate(places):
+        r, rho = (own[f"{name}{end}"][place % len(distances)] for name in ("pearson", "spearman"))
+        random = "" if null is None else f" (random init {null[f'pearson{end}'][place % len(distances)]:.2f})"
+        titles.append(f"D = {distance}: r {r:.2f}{random}, ρ {rho:.2f}")
     panels = Panels(titles, columns=len(distances), horizontal_spacing=0.04)
-    for row, (variant, suffix) in enumerate(SUFFIXES.items()):
-        for column, distance in enumerate(distances):
-            panel = row * len(distances) + column
-            for side, one, colour in sides(result):
-                look = {"color": colour, "size": 7, "symbol": "x-thin-open" if one is result.null else "circle"}
-                panels.add(panel, points(one, f"score{suffix}", distance).update(name=side, marker=look))
-            panels.add(panel, equality(float(data[f"score{suffix}"].sel(distance=distance).max())))
-        panels.figure.update_yaxes(title_text=f"random tokens<br>{TOKENS[variant]}", row=row + 1, col=1)
+    for panel, (end, distance) in enumerate(places):
+        for side, data, colour in sides(result):
+            heads = data[f"score{end}"].sel(distance=distance).to_dataset("source").stack(place=("layer", "head"))
+            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is result.null else "circle"}
+            hover = f"D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}"
+            panels.add(panel, head_points(heads.dropna("place"), *SOURCES, hover, name=side, marker=look))
+        panels.add(panel, equality(float(result.dataset[f"score{end}"].sel(distance=distance).max())))
+    for row, tokens in enumerate(TOKENS.values(), start=1):
+        panels.figure.update_yaxes(title_text=f"random tokens<br>{tokens}", row=row, col=1)
     panels.figure.update_xaxes(title_text="on text", row=2).update_annotations(font_size=11)
     subtitle = "a point a head, a column a distance D; r: Pearson over heads, ρ: Spearman; dotted: equal"
-    return panels.finish(f"Slash scores in and out of distribution · {model_label(data)}", subtitle)
-
-
-def panel_title(result: Any, variant: str, distance: int) -> str:
-    own, null, end = result.summary, result.null_summary, SUFFIXES[variant]
-    r, rho = (entry(own, f"{name}{end}", "distances", distance) for name in ("pearson", "spearman"))
-    random = "" if null is None else f" (random init {entry(null, f'pearson{end}', 'distances', distance):.2f})"
-    return f"D = {distance}: r {r:.2f}{random}, ρ {rho:.2f}"
-
-
-def points(data: xr.Dataset, name: str, distance: int) -> go.Scatter:
-    heads = data[name].sel(distance=distance, drop=True).stack(place=("layer", "head")).dropna("place")
-    return go.Scatter(
-        x=heads.sel(source="natural").values,
-        y=heads.sel(source="random").values,
-        mode="markers",
-        text=head_names(heads["place"].values),
-        hovertemplate=f"%{{text}}, D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}<extra></extra>",
-    )
+    return panels.finish(f"Slash scores in and out of distribution · {model_label(result.dataset)}", subtitle)
 
 
 def labels(data: xr.Dataset) -> list[str]:
     """Which head each example is, with its scores on both."""
-    places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
-    heads = [(layer, head, data.sel(layer=layer, head=head)) for layer, head in places]
     return [
-        f"layer {layer}, head {head}, D = {int(one['best_distance'])}: slash score {float(one['natural']):.3f} on "
-        f"text, {float(one['random']):.3f} on random tokens (each token: of the text ¦ drawn at random)"
-        for layer, head, one in heads
+        f"layer {int(one['layer'])}, head {int(one['head'])}, D = {int(one['best_distance'])}: slash score "
+        f"{float(one['natural']):.3f} on text, {float(one['random']):.3f} on random tokens (each token: of the text ¦ "
+        "drawn at random)"
+        for one in examples(data)
     ]
 
 
@@ -250,19 +246,17 @@ def show(data: xr.Dataset, example: int) -> Any:
     return attention_maps(patterns, both, ["text", "random"])
 
 
-BY_DISTANCE = ("source", "layer", "head", "distance")
 AT = ("variant", "at")
 VARIABLES = {
-    "natural": Variable("slash score on text", description="at the head's best distance there"),
-    "random": Variable("slash score on random tokens", description="at the same distance"),
-    "natural_without_first_token": Variable("on text, without first token", description="at the same distance"),
-    "random_without_first_token": Variable("on random tokens, without first token", description="at the same distance"),
+    **with_and_without(
+        {
+            "natural": Variable("slash score on text", description="at the head's best distance there"),
+            "random": Variable("slash score on random tokens", description="at the same distance"),
+            "score": Variable("slash score", dims=("source", "layer", "head", "distance")),
+        }
+    ),
     "uniform_score": Variable("slash score of uniform attention", description="at the same distance"),
     "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
-    "score": Variable("slash score", dims=BY_DISTANCE),
-    "score_without_first_token": Variable(
-        "slash score without first token", description="its column removed, rows renormalised", dims=BY_DISTANCE
-    ),
     "first_token": Variable("attention to the first token", dims=("source", "layer", "head")),
     "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
     "pearson": Variable("correlation over heads", description="Pearson, text with random tokens", dims=AT),
@@ -271,9 +265,7 @@ VARIABLES = {
     "n_natural": Variable("dominant heads on text", dims=AT),
     "n_random": Variable("dominant heads on random tokens", dims=AT),
     "pattern": Variable("attention of the strongest heads", dims=("source", "example", "query", "key")),
-    "token_text": Variable("tokens of the first prompt", dims=("source", "key")),
-    "example_layer": Variable("layer of an example", dims=("example",)),
-    "example_head": Variable("head of an example", dims=("example",)),
+    **{**EXAMPLES, "token_text": Variable("tokens of the first prompt", dims=("source", "key"))},
 }
 
 MEASURE = Measure(

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
+import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Options
+from tl_posgen.null import MOST
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum
@@ -19,6 +21,7 @@ from tl_posgen.slash.ablations import keep
 from tl_posgen.slash.slash_scores import slash_statistics
 
 Planes = Literal["all", "high_medium", "high", "medium", "low"]
+SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class ToySettings(Options):
     """What one training run is; see `slash_toy`."""
 
     distance: int
-    planes: str
+    planes: Planes
     steps: int
     batch: int
     n_tokens: int
@@ -36,18 +39,33 @@ class ToySettings(Options):
     rope_base: float
     init_std: float
     learning_rate: float
+    seeds: Sequence[int]
+    every: int
+    snapshots: Sequence[int] | None
 
     def check(self) -> None:
-        if self.planes not in get_args(Planes):
-            raise InputError(f"planes {self.planes!r}: choose one of {', '.join(get_args(Planes))}")
         if not 0 <= self.distance <= self.n_tokens - 3:
             raise InputError(
                 f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
             )
         if self.d_head % 2 or min(self.d_head, self.steps, self.batch, self.n_features) < 1:
             raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
-        if not min(self.rope_base, self.init_std, self.learning_rate) > 0:
-            raise InputError("rope_base, init_std and learning_rate must be positive")
+        if not all(0 < one < math.inf for one in (self.rope_base, self.init_std, self.learning_rate)):
+            raise InputError("rope_base, init_std and learning_rate must be positive and finite")
+        if not math.isfinite(self.angle):
+            raise InputError(f"angle = {self.angle}: give degrees, such as 30")
+        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds) or not all(0 <= n < MOST for n in self.seeds):
+            raise InputError(f"seeds {list(self.seeds)}: give different seeds, 0 or more, at least one, such as (0, 1)")
+        if self.every < 1:
+            raise InputError(f"every = {self.every}: give a whole number of steps, 1 or more")
+        if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
+            raise InputError(f"snapshots {self.kept_steps}: choose steps in 0..{self.steps}")
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """The steps at which a pattern is kept: those asked for, else some early ones and the last."""
+        early = {step for step in SNAPSHOTS if step < self.steps}
+        return sorted(early | {self.steps} if self.snapshots is None else set(self.snapshots))
 
     @property
     def rope(self) -> Rope:
@@ -132,8 +150,8 @@ def draw_prompts(
 @torch.no_grad()
 def measure(
     model: ShallowTransformer, tokens: Int[Tensor, "seed prompt pos"], values: Float[Tensor, "seed prompt pos"]
-) -> dict[str, Tensor]:
-    """Everything the Result records of one moment; first axis seed, but for profile: trained or unseen, then seed."""
+) -> xr.Dataset:
+    """Everything that is recorded of one moment, by seed; slash scores also by trained and unseen features."""
     trained, _ = embeddings = model.settings.embeddings
     n_seeds, n_prompts, _ = tokens.shape
     profiles = []
@@ -145,13 +163,15 @@ def measure(
     error = (model(tokens, values, trained) - values[..., -1]).square()
     # where x_N never came before, its value was never shown: a few prompts in a thousand would drown the rest
     shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
-    return {
+    numbers = {
         "loss": (error * shown).sum(-1) / shown.sum(-1),
-        "profile": torch.stack(profiles),
         "r1_q": spectrum(model.projected(model.w_q, trained)).r1,
         "r1_k": spectrum(model.projected(model.w_k, trained)).r1,
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
+    profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
+    by_seed = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 
 @torch.no_grad()

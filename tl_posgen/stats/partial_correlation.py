@@ -13,7 +13,7 @@ class Correlation:
 
     Attributes:
         r: in [-1, 1]; NaN where a column is constant or fully explained by the controls.
-        low, high: interval that would hold the true r in 95 % of normal samples (Fisher's z).
+        low, high: interval that would hold the true r in 95% of normal samples (Fisher's z).
         n: rows.
         controls: columns held fixed.
     """
@@ -35,7 +35,7 @@ class Line:
 
 
 def correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Correlation:
-    r"""r = Cov(x, y) / sqrt(Var(x) Var(y)), in float64, with its 95 % interval tanh(artanh r -+ 1.96 / sqrt(n - 3)).
+    r"""r = Cov(x, y) / sqrt(Var(x) Var(y)), in float64, with its 95% interval tanh(artanh r -+ 1.96 / sqrt(n - 3)).
 
     Example:
         >>> round(correlation(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 5.0])).r, 4)

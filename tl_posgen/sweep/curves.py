@@ -83,7 +83,7 @@ def values_of(data: xr.Dataset, name: str) -> Float[np.ndarray, " checkpoint"]:
 
 
 def interval_of(data: xr.Dataset, name: str) -> dict[str, Float[np.ndarray, " checkpoint"]]:
-    """The ends of the 95 % interval of a model's number, by name; empty for a mean over heads, which has none."""
+    """The ends of the 95% interval of a model's number, by name; empty for a mean over heads, which has none."""
     ends = {end: f"{name}_{end}" for end in ("low", "high")}
     known = "head" not in data[name].dims and all(bound in data for bound in ends.values())
     return {end: values_of(data, bound) for end, bound in ends.items()} if known else {}

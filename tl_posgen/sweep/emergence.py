@@ -14,13 +14,14 @@ from tqdm.auto import tqdm
 
 from tl_posgen import registry
 from tl_posgen.analysis import Measures, analyze
-from tl_posgen.measure import Measure, NullSummary, Request, Summary, Variable
+from tl_posgen.measure import Measure, NullSummary, Request, Summary, Variable, require
 from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import BackendChoice
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.random_like import random_like
+from tl_posgen.models.tokens import check_numbers
 from tl_posgen.null import check_seeds
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.report.intervals import with_interval
@@ -81,9 +82,13 @@ def emergence(
         >>> found.dataset["coupling_coupling"].dims
         ('checkpoint',)
     """
+    require("checkpoints", checkpoints, Sequence[str | os.PathLike])
+    require("model", model, str | None)
+    require("tokenizer", tokenizer, str | os.PathLike | None)
     requests, null_seeds = registry.requested(measures), check_seeds(null_seeds)
     run = Checkpoints(checkpoints, model, tokenizer, backend)
     last = run.load(-1)
+    check_numbers(last, length, n_prompts)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts)
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
     asked = {request.name: request.as_dict() for request in requests}
@@ -178,11 +183,13 @@ def course(own: Summary, null: NullSummary | None, name: str, form: str) -> str:
     ends = f"goes from {first} at step {steps[0]} to {last} at step {steps[-1]} ({random})"
     if f"{name}_largest" not in own:
         return ends
-    early, for_good = own[f"{name}_half_first_step"], own[f"{name}_half_step"]
+    early, for_good, top = (own[f"{name}_{place}_step"] for place in ("half_first", "half", "largest"))
+    largest = (
+        f", and is largest at step {top} ({own[f'{name}_largest']:{form}})" if top not in (steps[0], steps[-1]) else ""
+    )
     lost = f"at step {early}, is lost again, and is there for good " if early < for_good else ""
     return (
-        f"{ends}, and is largest at step {own[f'{name}_largest_step']} ({own[f'{name}_largest']:{form}}); half of the "
-        f"change is there {lost}by step {for_good}, at loss {own[f'{name}_half_loss']:.3f}"
+        f"{ends}{largest}; half of the change is there {lost}by step {for_good}, at loss {own[f'{name}_half_loss']:.3f}"
     )
 
 
@@ -234,7 +241,7 @@ def over_steps(
             panels.add(number, line(x[[0, -1]], level, model_label(null), NULL_COLOUR, dash="dot"))
     panels.figure.update_xaxes(tickangle=0)
     panels.axes("step + 1", log_x=True)
-    subtitle = "by step + 1, on the same prompts; areas: 95 % intervals over prompts; dotted: random init's mean"
+    subtitle = "by step + 1, on the same prompts; areas: 95% intervals over prompts; dotted: random init's mean"
     return panels.finish(f"{title} · {model_label(data)}", subtitle)
 
 
