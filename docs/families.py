@@ -3,9 +3,9 @@
     python docs/families.py                     # all, into docs/families.json, of the installed TransformerLens
     python docs/families.py llama gemma2 --show # some, printed, nothing written
 
-The truth is every softmax over keys that the plain Hugging Face model computes with eager attention: its input, layer by
-layer. A model is "right" where the captured scores and mask equal it in every layer, "refused" where this package says
-that it cannot be analysed and why, "wrong" where numbers differ, "crash" on any other error. Architectures that
+The truth is every softmax over keys that the plain Hugging Face model computes with eager attention: its input, layer
+by layer. A model is "right" where the captured scores and mask equal it in every layer, "refused" where this package
+says that it cannot be analysed and why, "wrong" where numbers differ, "crash" on any other error. Architectures that
 transformers cannot build small, or that have no such softmax, are "not built".
 """
 

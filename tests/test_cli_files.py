@@ -104,7 +104,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path, number):
-    ended = stopped(number, "1/60", "analyze", "--length", "256", "--prompts", "60")
+    ended = stopped(number, "/60 [", "analyze", "--length", "256", "--prompts", "60")
     assert ended == (CODES[number], f"stopped by {signal.Signals(number).name}")
     assert list(tmp_path.iterdir()) == []
 

@@ -75,17 +75,19 @@ OTHERS = {
     "ablate_bands, model": (lambda: slash.ablate_bands("mini", "no_rope"), "str is not a model"),
     "ablate_bands, kind": (lambda: slash.ablate_bands(tl_posgen.load_model("mini"), 5), "ablation 5"),
     **{
-        f"ablate_bands, {band!r}": (
+        f"ablate_bands, band {number}": (
             lambda band=band: slash.ablate_bands(tl_posgen.load_model("mini"), "drop", band),
             said,
         )
-        for band, said in {
-            "high": "layer 0: band: 'high' is no boolean",
-            3: "band: 3 is no",
-            torch.ones(16): r"band: a tensor of torch\.float32",
-            (lambda rope: "low"): "band: 'low' is no",
-            (lambda rope: None): "needs a band",
-        }.items()
+        for number, (band, said) in enumerate(
+            {
+                "high": "layer 0: band: 'high' is no boolean",
+                3: "band: 3 is no",
+                torch.ones(16): r"band: a tensor of torch\.float32",
+                (lambda rope: "low"): "band: 'low' is no",
+                (lambda rope: None): "needs a band",
+            }.items()
+        )
     },
     "slash_toy, angle": (lambda: slash.slash_toy(angle=float("nan"), progress=False), "angle"),
     "slash_toy, learning rate": (lambda: slash.slash_toy(learning_rate=float("nan"), progress=False), "learning_rate"),

@@ -86,8 +86,8 @@ def drawn_models(draw: Any) -> Drawn:
     key_heads = draw(st.sampled_from([n for n in (1, 2, 3, heads) if heads % n == 0]))
     options: dict[str, Any] = {
         "vocab_size": 62, "hidden_size": heads * d_head, "intermediate_size": 24, "num_attention_heads": heads,
-        "num_hidden_layers": draw(st.integers(1, 3)), "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1,
-        "pad_token_id": None,
+        "num_hidden_layers": draw(st.integers(1, 3)), "max_position_embeddings": 512, "bos_token_id": 0,
+        "eos_token_id": 1, "pad_token_id": None,
     }  # fmt: skip
     grouped = config in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "SmolLM3")
     if grouped:
@@ -135,7 +135,7 @@ def state(model: Any) -> dict[str, Any]:
     buffers = [buffer.double().sum().item() for _, buffer in sorted(model.named_buffers())]
     return {
         "hooks": hooks, "weights": fingerprint(model), "buffers": buffers, "training": model.training,
-        "random": torch.get_rng_state().tolist(), "numpy": np.random.get_state()[1].tolist(),
+        "random": torch.get_rng_state().tolist(),  # beartype, in tests, draws from Python's own
         "threads": torch.get_num_threads(), "grad": torch.is_grad_enabled(),
     }  # fmt: skip
 

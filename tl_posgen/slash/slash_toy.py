@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from tqdm.auto import trange
 
-from tl_posgen.measure import Measure, Summary, Variable, plain
+from tl_posgen.measure import Measure, Summary, Variable, jsonable
 from tl_posgen.report.figures import COLOURS, Panels, colour_axis, finish, heat, line
 from tl_posgen.result import Result
 from tl_posgen.slash.slash_scores import uniform_scores
@@ -80,7 +80,7 @@ def slash_toy(
     """
     asked = {name: value for name, value in locals().items() if name != "progress"}
     settings = ToySettings(**asked)
-    provenance = {"experiment": "slash_toy", **plain(asdict(settings)), "dtype": "float32", "torch": torch.__version__}
+    provenance = {"experiment": "slash_toy", **jsonable(asdict(settings)), "dtype": "float32", "torch": torch.__version__}
     return Result("slash_toy", MEASURE.describe(train(settings, progress)), provenance=provenance)
 
 
