@@ -114,7 +114,7 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
         bridge = TransformerBridge.boot_transformers(
             name, hf_model=hf_model.to(device), tokenizer=copy.deepcopy(tokenizer), device=device, dtype=dtype
         )
-    except (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{name}: TransformerLens has no bridge for {type(hf_model).__name__} ({first_line(error)})"
         ) from error

@@ -80,7 +80,12 @@ def slash_toy(
     """
     asked = {name: value for name, value in locals().items() if name != "progress"}
     settings = ToySettings(**asked)
-    provenance = {"experiment": "slash_toy", **jsonable(asdict(settings)), "dtype": "float32", "torch": torch.__version__}
+    provenance = {
+        "experiment": "slash_toy",
+        **jsonable(asdict(settings)),
+        "dtype": "float32",
+        "torch": torch.__version__,
+    }
     return Result("slash_toy", MEASURE.describe(train(settings, progress)), provenance=provenance)
 
 
