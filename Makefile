@@ -24,7 +24,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo test test-bridge oldest coverage screenshots soak lint docs numbers pages notebooks benchmark \
+.PHONY: help demo test test-bridge oldest coverage screenshots soak lint docs families numbers pages notebooks benchmark \
 	pre-commit clean
 
 help: ## this list
@@ -60,6 +60,10 @@ lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail
 	NO_COLOR=1 $(VENV)/bin/zensical build --clean --strict
 	$(VENV)/bin/python .ci/check_site.py site
+
+families: $(VENV)/installed-dev $(BRIDGE_VENV)/installed-dev ## every architecture of transformers on both versions
+	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/families.py
+	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python docs/families.py
 
 numbers: $(VENV)/installed-dev ## measures what README and docs show, into docs/numbers.json; about half an hour
 	$(VENV)/bin/python docs/regenerate.py --measure

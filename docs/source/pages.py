@@ -1,6 +1,7 @@
 """README.md and docs/*.md from their templates and docs/numbers.json: one source for every number."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import jinja2
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 NUMBERS = DOCS / "numbers.json"
-ABSOLUTE = "https://github.com/tl-posgen/tl_posgen/blob/main/"
+FAMILIES = DOCS / "families.json"
+
+KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
 class Told:
@@ -156,6 +159,7 @@ def environment() -> jinja2.Environment:
         "interval": interval,
         "with_interval": with_interval,
         "training_log": training_log(),
+        **families(),
         "zip": zip,
         "max": max,
         "min": min,
@@ -163,6 +167,26 @@ def environment() -> jinja2.Environment:
         "round": round,
     }
     return made
+
+
+def families() -> dict[str, Any]:
+    """docs/families.json by TransformerLens and backend: counts of outcomes, and which architectures are right."""
+    sides, every = [], []
+    for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
+        every += told["rows"]
+        for backend in dict.fromkeys(row["backend"] for row in told["rows"] if row["backend"]):
+            rows = [row for row in told["rows"] if row["backend"] == backend and row["outcome"] != "not built"]
+            right = sorted({row["family"] for row in rows if row["outcome"] == "right"})
+            title = f"{KINDS[backend]}, {version}"
+            counts = Counter(row["outcome"] for row in rows)
+            sides.append({"title": title, "counts": counts, "right": right, "transformers": told["transformers"]})
+    known = {outcome: {row["family"] for row in every if row["outcome"] == outcome} for outcome in ("right", "refused")}
+    built = set().union(*known.values())
+    return {
+        "families": sides,
+        "refused": sorted(known["refused"] - known["right"]),
+        "not_built": sorted({row["family"] for row in every} - built),
+    }
 
 
 def training_log() -> Sequence[SimpleNamespace]:

@@ -151,8 +151,7 @@ def run_capture(
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
             f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "
-            f"forward "
-            "function replaced?"
+            "forward function replaced?"
         )
     return predicted if "logits" in needs else None
 
@@ -251,8 +250,7 @@ class _Capture:
         elif spans != self.spans:
             raise InputError(
                 f"layer {layer} masks other tokens for every query than layer {self.layers[0].geometry.layer}, so it "
-                f"is "
-                "no padding; a hook that hides a token leaves it visible to itself"
+                "is no padding; let a hook that hides a token leave it visible to itself"
             )
         projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
         for row, span in enumerate(spans):

@@ -67,8 +67,7 @@ def text_of(ids: Sequence[int], pad: PadToken, prompt: int, n_prompts: int) -> s
         also = "also begins or ends texts" if pad.is_text else "also stands inside it"
         raise InputError(
             f"prompt {prompt} of {n_prompts}: {max(left, right)} tokens at its {'start' if left > right else 'end'} "
-            f"are "
-            f"{pad.index}, which pads and {also}, so padding cannot be told from text; {REMEDY}"
+            f"are {pad.index}, which pads and {also}, so padding cannot be told from text; {REMEDY}"
         )
     return inside
 
@@ -143,8 +142,7 @@ def spans_of_pass(
         if span.start:
             raise InputError(
                 f"prompt {prompt}: it begins with {span.start} padding tokens that the model was not told to mask, "
-                f"so its "
-                f"numbers are not those of the text; {REMEDY}"
+                f"so its numbers are not those of the text; {REMEDY}"
             )
     return spans
 

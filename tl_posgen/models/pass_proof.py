@@ -51,14 +51,12 @@ def as_used(
     if masked.any():
         differs = "sees other keys than its mask gives"
     else:
-        differs = (
-            f"has scores that its q and k do not give: off by {float(error[head, row].max()):.2g} of {largest:.2g}"
-        )
+        off = float(error[head, row].max())
+        differs = f"has scores that its q and k do not give: off by {off:.2g}, the largest score being {largest:.2g}"
     why = (
-        f"{place} {differs}. Likely cause: a hook that edits scores, or the queries or keys after their hooks; "
-        f"buffers or "
-        "functions of attention changed after the model was probed (tl_posgen.check(model) probes it again); or a "
-        f"geometry that changes at a length below {capture.length} tokens."
+        f"{place} {differs}. Likely cause: a hook that edits scores, or queries or keys after their hooks; buffers or "
+        "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
+        f"geometry that changes at some length below {capture.length} tokens."
     )
     whole = plain_scores(attn_scores[heads], dtype)
     if capture.geometry.alibi_slopes is not None:
@@ -88,8 +86,7 @@ def require_softmax(
     if not is_softmax(scores, pattern, dtype):
         raise InputError(
             f"layer {layer}: its pattern is not the softmax of the scores that were captured, so another hook edits "
-            f"one "
-            "of them; let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`, "
+            "one of them; let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`, "
             "which "
             "sees what the pass ends up with whatever the order"
         )

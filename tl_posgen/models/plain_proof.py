@@ -40,8 +40,7 @@ def difference(backend: Backend) -> str:
         parting = where_streams_part(backend, tokens)
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"differ "
-        f"by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; "
+        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; "
         'load it with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to '
         "TransformerLens"
     )
