@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model
 from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
 
@@ -164,3 +165,16 @@ def test_unreadable_texts_are_refused(tmp_path, content, message):
 def test_a_directory_is_not_a_text(tmp_path):
     with pytest.raises(InputError, match="a directory"):
         read_text(tmp_path)
+
+
+def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge):
+    """3 matrices of 4 heads by a million squared in float32."""
+    message = (
+        r"prompts of 1000000 tokens: attention of one layer \(4 heads\) needs 48000 GB, .* give at most \d+ tokens"
+    )
+    with pytest.raises(InputError, match=message):
+        to_prompts(mini_bridge, torch.ones(1, 1_000_000, dtype=torch.long))
+    with pytest.raises(InputError, match=message):
+        run_capture(mini_bridge, torch.ones(1, 1_000_000, dtype=torch.long), lambda capture: None)
+    with pytest.raises(InputError, match=message):
+        to_prompts(mini_bridge, "a text", length=1_000_000)

@@ -1,7 +1,6 @@
 """A Hugging Face model, of a directory or with random weights, made the kind of object asked for, weights untouched."""
 
 import copy
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.hooked_config import RECIPES, hooked_settings
+from tl_posgen.models.memory import memory_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.source import first_line
 
@@ -223,10 +223,8 @@ def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:
 
 def require_memory(directory: Path, n_weights: int, dtype: torch.dtype) -> None:
     """Refuse a model that is larger than this machine's memory, where that is known."""
-    if not hasattr(os, "sysconf"):
-        return
-    needed, held = n_weights * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > held:
+    needed, held = n_weights * dtype.itemsize, memory_of(torch.device("cpu"))
+    if held is not None and needed > held:
         sizes = f"{n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}"
         raise ModelError(
             f"{directory}: {sizes}, and this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"

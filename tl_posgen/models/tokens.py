@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, text_of
 from tl_posgen.models.source import MINI
@@ -75,6 +76,8 @@ def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> No
     limit, why, _ = wrap(model).limit
     if length is not None and limit is not None and length > limit:
         raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
+    if length is not None:
+        require_attention_fits(model, length)
 
 
 def bos_of(model: Model) -> list[int]:
@@ -163,6 +166,7 @@ def check_ids(model: Model, ids: Sequence[int]) -> None:
             f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "
             "give length= (and n_prompts=) to cut it into prompts"
         )
+    require_attention_fits(model, len(ids))
 
 
 def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:

@@ -16,6 +16,7 @@ from tl_posgen.models.bridge import Bridge
 from tl_posgen.models.evaluation import require_evaluation
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.hooked import Hooked
+from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.plain_proof import difference
 from tl_posgen.models.probe_layers import Found, Probed, probe_layers
@@ -65,10 +66,11 @@ class WrappedModel:
         return self.backend.limit()
 
     def require_length(self, n: int) -> None:
-        """Refuse prompts longer than the model can run."""
+        """Refuse prompts longer than the model, or memory, can take."""
         most, why, _ = limit = self.limit
         if most is not None and n > most:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
+        require_attention_fits(self.model, n)
 
     def require_evaluation(self) -> None:
         """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
