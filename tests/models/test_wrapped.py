@@ -14,7 +14,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Backend
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model, open_model, without_context_limit
-from tl_posgen.models.loss import logits_of, require_length
+from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.wrapped import wrap
@@ -92,9 +92,9 @@ def test_a_layer_that_does_not_exist_has_no_geometry(llama):
 )
 def test_a_prompt_that_is_too_long_comes_with_the_remedy(family_model, name, kind, remedy):
     model = family_model(name, kind)
-    require_length(model, 128)
+    wrap(model).require_length(128)
     with pytest.raises(InputError, match=rf"prompts of 129 tokens are too long: this model takes 128, .*; .*{remedy}"):
-        require_length(model, 129)
+        wrap(model).require_length(129)
 
 
 def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, family_directory, backend):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.rope import row_blocks
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.slash import row_blocks
 from tl_posgen.slash.slash_scores import (
     long_distances,
     slash_statistics,

@@ -84,8 +84,3 @@ def require_context(model: Model, length: int) -> None:
             f"prompts of {length} tokens: this model's training context has {model.cfg.n_ctx}; cut them with length=, "
             "or ask the experiment `length` what happens beyond"
         )
-
-
-def require_length(model: Model, n: int) -> None:
-    """Refuse prompts longer than the model can run."""
-    wrap(model).require_length(n)

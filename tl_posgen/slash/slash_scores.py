@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.rope.row_blocks import row_blocks, row_entropies, sums_by_distance
+from tl_posgen.slash.row_blocks import row_blocks, row_entropies, sums_by_distance
 
 SHORT_DISTANCES = range(5)
 SHORT_KAPPA = 0.1

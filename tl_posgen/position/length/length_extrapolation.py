@@ -19,8 +19,9 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.measure import HeadRows, Measure, NullSummary, Options, Request, Summary, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capture_hooks
-from tl_posgen.models.loss import logits_of, losses_of, prompts_of_one_length, require_length
+from tl_posgen.models.loss import logits_of, losses_of, prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
@@ -106,7 +107,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
             f"tokens; leave length out, or set LengthExtrapolation(inside={job.length})"
         )
     n = inside * options.times
-    require_length(model, n)
+    wrap(model).require_length(n)
     n_prompts = N_PROMPTS if job.n_prompts is None and isinstance(prompts, str) else job.n_prompts
     tokens = prompts_of_one_length(model, prompts, n, n_prompts, beyond=True)
     if len(tokens) < 2:
