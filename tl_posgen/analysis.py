@@ -122,7 +122,7 @@ def analyze(
         require_options(request, known.get(request.name))
     requests = [request for request in asked if request.name not in known]
     model = open_model(model)
-    with wrap(model).exclusive():
+    with wrap(model).exclusive("analyze"):
         requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
@@ -236,11 +236,13 @@ class Feed:
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
         self.edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
+        self.proved = True
         self.first_prompt = 0
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
+        self.proved &= capture.proved
         if isinstance(capture, EditedCapture):
             self.edits.setdefault(capture.layer, capture.why)
         self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
@@ -270,6 +272,7 @@ class Feed:
                 "early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
         said = {"model": label} | ({"edited": list(self.edits.values())} if self.edits else {})
+        said |= {} if self.proved else {"unproved": 1}
         found = {name: one.dataset().assign_attrs(said) for name, one in self.collectors.items()}
         return {name: with_token_texts(dataset, model) for name, dataset in found.items()}
 

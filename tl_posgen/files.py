@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tl_posgen.errors import OutputError
+from tl_posgen.errors import InputError, OutputError
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> Path:
@@ -15,7 +15,7 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
     Raises:
         OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
     """
-    path = Path(path)
+    path = as_path(path)
     with refused(path), partial(path.parent) as beside:
         require_replaceable(path)
         write_through(beside / "new", data)
@@ -25,7 +25,7 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
 
 def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
     """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`."""
-    directory = Path(directory)
+    directory = as_path(directory)
     with refused(directory), made(directory), partial(directory) as beside:
         new, old = beside / "new", beside / "old"
         new.mkdir()
@@ -45,6 +45,12 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
                 elif not (new / name).exists():
                     (directory / name).unlink(missing_ok=True)
             raise
+
+
+def as_path(path: str | os.PathLike) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r}: give a path to write to")
+    return Path(path)
 
 
 @contextmanager
@@ -69,7 +75,7 @@ def write_through(path: Path, data: bytes) -> None:
 
 def require_writable(directory: str | os.PathLike) -> Path:
     """The directory, once it is known that it can be made and written; called before long work, it leaves nothing."""
-    directory = Path(directory)
+    directory = as_path(directory)
     with refused(directory), made(directory), tempfile.TemporaryFile(dir=directory):
         pass
     return directory

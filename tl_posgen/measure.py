@@ -258,6 +258,8 @@ class Measure:
 
     def __post_init__(self) -> None:
         require_name(self.name, "measure")
+        if odd := [name for name in self.variables if not str(name).isidentifier()]:
+            raise InputError(f"measure {self.name}: variable {odd[0]!r} must be letters, digits and underscores")
         if self.options is not None:
             taken = vars(self.options).get("measure")
             if taken is not None and taken.name != self.name:

@@ -14,7 +14,7 @@ import xarray as xr
 
 from tl_posgen import registry
 from tl_posgen.errors import InputError
-from tl_posgen.files import write_together, write_whole
+from tl_posgen.files import as_path, write_together, write_whole
 from tl_posgen.measure import Measure, NullSummary, Summary, require_name, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.netcdf import netcdf_bytes, read_netcdf, readable
@@ -84,6 +84,12 @@ class Result:
     def warnings(self) -> list[str]:
         """What sets this result apart from that of the plain model beside its null."""
         found = [f"{self.name}: measured from scores that are not those of q and k. {why}" for why in self.edits]
+        if self.dataset.attrs.get("unproved"):
+            found.append(
+                f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
+                f"the "
+                "cache holds neither hook_attn_scores nor hook_pattern."
+            )
         if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
             found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
         return found
@@ -236,7 +242,7 @@ class Report(Mapping[str, Result]):
     def write(self, directory: str | os.PathLike) -> Path:
         """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html."""
         summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
-        page = Path(directory) / "index.html"
+        page = as_path(directory) / "index.html"
         data = results_bytes(self.results, self.provenance)
         files = {page.name: self.html().encode(), "summary.json": summary.encode(), "results.nc": data}
         write_together(directory, files)

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tl_posgen
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture import EditedCapture
 from tl_posgen.models.capturing import capturing, run_capture
 from tl_posgen.models.convert import build
+from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
@@ -148,9 +148,11 @@ def hold(drawn: Drawn) -> None:
             model = drawn.model()
         except UnsupportedModelError:
             return
-    if wrap(model).difference():  # ALiBi of Falcon: Hugging Face rounds it to bfloat16, TransformerLens does not
-        assert drawn.options.get("alibi")
-        return
+    if drawn.options.get("alibi"):  # of Falcon: Hugging Face rounds it to bfloat16, TransformerLens does not
+        try:
+            geometry_of(model)
+        except UnsupportedModelError:
+            return
     dtype, (tokens, mask) = DTYPES[drawn.dtype], drawn.batch()
     tokens_before, before = tokens.clone(), state(model)
     loose = 0.1 if dtype == torch.bfloat16 else 1e-4
@@ -159,16 +161,20 @@ def hold(drawn: Drawn) -> None:
     for number, prompt in enumerate(drawn.prompts()):
         run_capture(model, prompt[None], lambda c, n=number: alone.__setitem__((n, c.layer), c), EVERYTHING)
     for capture in alone.values():
-        assert not isinstance(capture, EditedCapture)
+        assert not isinstance(capture, EditedCapture), capture.why
         visible = capture.attn_scores != -torch.inf
         assert torch.equal(visible, (capture.scores() != -torch.inf))
         error = (capture.scores() - capture.attn_scores)[visible].abs().max()
         assert error <= loose * capture.attn_scores[visible].abs().max()
 
     together: dict[tuple[int, int], Any] = {}
-    with torch.no_grad(), capturing(model, lambda c: together.__setitem__((c.prompt, c.layer), c), EVERYTHING):
-        model(tokens, attention_mask=mask)
-    assert together.keys() == alone.keys()
+    try:
+        with torch.no_grad(), capturing(model, lambda c: together.__setitem__((c.prompt, c.layer), c), EVERYTHING):
+            model(tokens, attention_mask=mask)
+        assert together.keys() == alone.keys()
+    except InputError as refusal:  # rows of padding that see no key are NaN in some models of Hugging Face
+        if "scores are NaN" not in str(refusal) or drawn.side == "right":
+            raise
     if dtype != torch.bfloat16:  # there batches are summed in another order, and rounded
         for place, capture in together.items():
             torch.testing.assert_close(capture.attn_scores, alone[place].attn_scores, rtol=2e-3, atol=2e-3)

@@ -9,7 +9,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.cache import captures_from_cache, needed_names
 from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
 from tl_posgen.models.load import load_model
-from tl_posgen.models.padding import PadToken, text_of
+from tl_posgen.models.padding import PadToken, texts_of
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
 
@@ -175,19 +175,76 @@ def test_interventions_act_on_the_text_of_a_padded_batch(padding_model):
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_that_hides_a_token_from_all_is_not_taken_for_padding(llama):
+def hide(where):
+    def edit(scores, hook):
+        scores = scores.clone()
+        scores[where] = -torch.inf
+        return scores
+
+    return edit
+
+
+HIDDEN = {
+    "the first key": (..., 0),
+    "the last key": (..., slice(19, None)),
+    "the first key of head 0": (slice(None), 0, slice(None), 0),
+}
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [1]])
+@pytest.mark.parametrize("what", HIDDEN)
+def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers):
     geometry_of(llama)
-
-    def hide(scores, hook):
-        return scores.index_fill(-1, torch.tensor([0]), -torch.inf)
-
-    with (
-        torch.no_grad(),
-        llama.hooks(fwd_hooks=[("blocks.1.attn.hook_attn_scores", hide)]),
-        capturing(llama, lambda capture: None),
-        pytest.raises(InputError, match="layer 1 masks other tokens for every query than layer 0"),
-    ):
+    hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide(HIDDEN[what])) for layer in layers]
+    with torch.no_grad(), capturing(llama, lambda capture: None):
+        with pytest.raises(InputError, match=r"prompt 0: token \d+ is hidden from every query. If a hook hides it"):
+            llama.run_with_hooks(torch.arange(2, 22)[None], fwd_hooks=hooks)
         llama(torch.arange(2, 22)[None])
+
+
+def test_padding_is_cut_beside_other_hooks(padding_model):
+    model, (tokens, mask) = padding_model("llama"), padded("left")
+    captures, seen = [], []
+    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model.run_with_hooks(tokens, attention_mask=mask, fwd_hooks=hooks)
+    assert seen
+    assert_as_alone(model, captures)
+
+
+def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
+    model, (tokens, _) = padding_model("llama"), padded("right")
+    given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
+    lengths = [*LENGTHS, *LENGTHS[:2], LENGTHS[3]]
+    assert [len(prompt) for prompt in given] == lengths
+
+
+def test_lists_that_a_tokenizer_did_not_pad_are_taken(padding_model):
+    model, texts = padding_model("llama"), ["Down", "Down, down, down."]
+    given = to_prompts(model, dict(model.tokenizer(texts)))
+    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
+
+
+def test_tokens_are_those_of_the_pass(padding_model, backend):
+    model, (tokens, _) = padding_model("llama"), padded("right")
+    full, captures = torch.stack([prompts()[2]] * 2), []
+    with torch.no_grad():
+        _, cache = model.run_with_cache(full)
+        with capturing(model, captures.append, layers=[1]):
+            model(tokens)
+            if backend == "hooked":
+                model(cache["blocks.1.hook_resid_pre"][:1], start_at_layer=1)
+            else:
+                model(cache["hook_embed"][:1])
+    assert [capture.length for capture in captures] == [*LENGTHS, 40]
+    assert captures[-1].tokens is None
+
+
+def test_one_of_left_padding_is_not_taken_for_the_beginning():
+    pad = PadToken(0, is_text=True, begins=True, side="left")
+    with pytest.raises(InputError, match="1 tokens at its start are 0"):
+        texts_of([[0, 5, 6], [7, 5, 6]], pad)
+    assert texts_of([[0, 5, 6], [0, 7, 6]], pad) == [slice(0, 3)] * 2
 
 
 @pytest.mark.parametrize(
@@ -197,14 +254,16 @@ def test_a_layer_that_hides_a_token_from_all_is_not_taken_for_padding(llama):
         ([63, 63, 5, 6], PadToken(63), 2, slice(2, 4)),
         ([5, 6], PadToken(63), 2, slice(0, 2)),
         ([5, 63, 6], PadToken(63), 2, slice(0, 3)),
-        ([5, 6, 63], PadToken(63), 1, slice(0, 3)),  # by itself a prompt is padded to nothing
+        ([5, 6, 63], PadToken(63), 1, slice(0, 2)),
+        ([5, 6, 1], PadToken(1, is_text=True), 1, slice(0, 3)),  # by itself a prompt is padded to nothing
         ([0, 5, 6], PadToken(0, is_text=True, begins=True), 2, slice(0, 3)),
         ([1, 5, 6], PadToken(1, is_text=True), 2, slice(0, 3)),  # not the side that is padded
         ([5, 6, 0], PadToken(), 2, slice(0, 3)),
     ],
 )
 def test_the_text_is_found_by_the_padding_token(ids, pad, n, expected):
-    assert text_of(ids, pad, 0, n) == expected
+    rows = [ids, [5] * len(ids)][:n] if ids[0] or not pad.begins else [ids, [0] + [5] * len(ids)][:n]
+    assert texts_of(rows, pad)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -219,14 +278,14 @@ def test_the_text_is_found_by_the_padding_token(ids, pad, n, expected):
 )
 def test_padding_that_cannot_be_told_is_refused(ids, pad, message):
     with pytest.raises(InputError, match=message):
-        text_of(ids, pad, 0, 2)
+        texts_of([ids, [pad.index if pad.begins and ids[0] == pad.index else 5] + [5] * (len(ids) - 1)], pad)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"text": 1}, "it needs input_ids"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, r"attention_mask \[1, 1\]: the input_ids are \[1, 2\]"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, r"attention_mask \[1\]: the input_ids are \[2\]"),
         ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "tokens between others are masked"),
         ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 0, 0]]}, "all its tokens are masked"),
     ],

@@ -271,3 +271,59 @@ def test_a_null_that_has_the_models_weights_says_so(mini):
     assert any("the random init has the model's own weights" in sentence for sentence in report.findings())
     assert report["three_axis"].nulls[0].attrs["model"].startswith("random init (seed 3), the model's own weights")
     assert report["three_axis"].nulls[1].attrs["model"] == "random init (seed 4)"
+
+
+def test_edits_of_any_query_show(llama):
+    """Not only of the 64 rows that are compared where no other hook is at work."""
+    unchecked = next(row for row in range(10, 100) if row not in checked_rows(100).tolist())
+
+    def one_query(scores):
+        scores = scores.clone()
+        scores[:, 2, unchecked, 7] += 0.5
+        return scores
+
+    geometry_of(llama)
+    captures = []
+    with torch.no_grad(), capturing(llama, captures.append):
+        llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", one_query))
+    with pytest.raises(UnsupportedModelError, match=f"layer 0: head 2, query {unchecked} has scores"):
+        assert captures[0].q is None
+
+
+def test_a_head_of_large_scores_does_not_hide_edits_of_another(family_directory, backend):
+    model = load_model(family_directory("llama"), backend)
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q[0].mul_(1e4)
+
+    def small(scores):
+        return torch.cat([scores[:, :1], scores[:, 1:] + torch.where(scores[:, 1:] > -1e9, 0.1, 0)], 1)
+
+    geometry_of(model)
+    captures = []
+    with torch.no_grad(), capturing(model, captures.append, layers=[0]):
+        model(TOKENS)
+        model.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", small))
+    assert [isinstance(capture, EditedCapture) for capture in captures] == [False, True]
+
+
+def test_reset_hooks_leaves_the_capture_in_place(llama):
+    captures = []
+    with torch.no_grad(), capturing(llama, captures.append):
+        llama.reset_hooks()
+        llama(TOKENS)
+    assert len(captures) == 2
+
+
+def test_passes_of_the_package_are_not_the_users(llama):
+    with torch.no_grad(), tl_posgen.attach(llama, ["three_axis"]) as run:
+        llama(TOKENS)
+        tl_posgen.check(llama, printed=False)
+        tl_posgen.analyze(llama, TOKENS[:, :50], measures="variance", null_seeds=(), progress=False)
+    assert run.report().provenance["prompts"] == 1
+
+
+def test_a_cache_that_proves_nothing_says_so(llama):
+    with torch.no_grad(), llama.hooks(fwd_hooks=at_dummy_distance(llama, beyond=8)):
+        _, cache = llama.run_with_cache(TOKENS, names_filter=needed_names(llama))
+    report = tl_posgen.analyze_cache(llama, cache, tokens=TOKENS, measures="three_axis")
+    assert "not compared with the scores that the pass used" in report.findings()[-1]

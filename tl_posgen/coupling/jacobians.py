@@ -221,7 +221,7 @@ def _checked(
     model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
 ) -> tuple[Tensor, int, int, list[int]]:
     wrap(model)
-    [ids, *others] = given_ids(tokens)
+    [ids, *others] = [row for batch in given_ids(tokens) for row in batch]
     if others:
         raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
     check_ids(model, ids)

@@ -45,6 +45,7 @@ class Backend(ABC):
     """One model, seen through the ways of its kind; it keeps nothing but the model."""
 
     name: ClassVar[BackendName]
+    wraps_another: ClassVar[bool] = False  # whether it is made of a Hugging Face model
     attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
 
     def __init__(self, model: Model):
@@ -93,8 +94,12 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def random_init(self, origin: Origin) -> tuple[Model, str]:
-        """A model of the same cfg with new weights from the CPU's random state, and the rule that made them."""
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        """A model of the same cfg with new weights from the CPU's random state, and the rule that made them.
+
+        Args:
+            moved: move every weight off its initial value, so that a forgotten norm or bias shows.
+        """
 
     @abstractmethod
     def copy(self, origin: Origin) -> Model:

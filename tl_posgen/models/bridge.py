@@ -32,6 +32,7 @@ class Bridge(Backend):
     """The methods of `Backend` for a TransformerBridge."""
 
     name = "bridge"
+    wraps_another = True
     attention_input = "hidden_states"
 
     def limit(self) -> ContextLimit:
@@ -138,9 +139,9 @@ class Bridge(Backend):
     def attention_kernel(self) -> str | None:
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
-    def random_init(self, origin: Origin) -> tuple[Model, str]:
-        config = copy.deepcopy(self.model.original_model.config)
-        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, origin.trust_remote_code)
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        config, trust = copy.deepcopy(self.model.original_model.config), origin.trust_remote_code
+        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, moved=moved)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them

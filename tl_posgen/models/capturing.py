@@ -12,7 +12,7 @@ The hooks change nothing in the model. One layer is held at a time, and dropped 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -24,18 +24,19 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, spans_of_pass, spans_of_scores
+from tl_posgen.models.padding import PadToken, require_padding, spans_of_pass, spans_of_scores
 from tl_posgen.models.pass_proof import as_used, checked_rows, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.proof import tolerance
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.sites import PARTS, checked_needs, dispatch, plain_scores
+from tl_posgen.models.sites import PARTS, checked_needs, hook_point, plain_scores
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.rotation import at_least_float32
 
 Consumer = Callable[[LayerCapture], None]
+EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 HookList = list[tuple[str, Callable[..., None]]]
 
 
@@ -92,11 +93,12 @@ def capturing(
     (adapters, quantised weights); and InputError: a model that splits its attention's input by head.
     """
     capture = _Capture(model, consumer, needs, layers, heads, None)
+    capture.tokens_of_pass = True
 
     def see_tokens(_module: torch.nn.Module, args: tuple) -> None:
         # TransformerLens' run_with_hooks calls forward directly, so only the embedding is sure to be called
         seen = args[0] if args and isinstance(args[0], Tensor) else None
-        capture.tokens = seen if seen is not None and seen.ndim == 2 and not seen.is_floating_point() else None
+        capture.embedded = seen if seen is not None and seen.ndim == 2 and not seen.is_floating_point() else None
 
     handle = capture.wrapped.embedding.register_forward_pre_hook(see_tokens)
     try:
@@ -146,7 +148,7 @@ def run_capture(
     if "logits" not in needs:
         behind = max(capture.heads) + 1
         options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
-    with torch.no_grad(), capture.attached():
+    with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
         predicted = model(tokens, **options, **wrapped.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
@@ -184,6 +186,9 @@ class _Capture:
         self.waiting: list[tuple[LayerCapture, Tensor]] = []  # for the pattern, with the scores of some rows
         self.spans: list[slice] = []
         self.fired: set[int] = set()  # layers that were handed over
+        self.tokens_of_pass = False  # whether tokens are those that the pass embeds
+        self.embedded: Tensor | None = None  # by the pass that begins
+        self.owner = self.wrapped.owner
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
         if "inputs" in self.needs:
@@ -201,22 +206,20 @@ class _Capture:
         model, asked = self.wrapped.model, self.heads if "inputs" in self.needs else ()
         attentions = {layer: self.wrapped.attention(layer) for layer in asked}
         inputs = attention_inputs(attentions, self.wrapped.backend.attention_input, partial(self.keep, "inputs"))
-        takes = self.takes()
-        with (
-            self.wrapped.exclusive(),
-            inputs,
-            model.hooks(fwd_hooks=dispatch(model, takes)),
-            standing_last(model, takes),
-        ):
+        with self.wrapped.exclusive(self.wrapped.owner), inputs, watching(model, self.takes()):
             yield
 
     def keep(self, part: str, value: Tensor) -> None:
         self.parts[part] = value.detach()
 
     def take(self, probed: Probed, part: str, value: Tensor) -> None:
+        if not self.in_order and self.wrapped.owner not in (self, self.owner):
+            return  # a pass that this package makes for itself
         if part == "resid":  # the first to fire: what an interrupted pass left behind goes
             self.parts.clear()
             self.waiting.clear()
+            if self.tokens_of_pass and probed is self.layers[0]:
+                self.tokens, self.embedded = self.embedded, None
             if self.in_order:
                 self.thread = threading.get_ident()
         if threading.get_ident() != self.thread:
@@ -242,7 +245,10 @@ class _Capture:
         batch, _, length, _ = parts["q"].shape
         layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts["attn_scores"]
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
+        others = self.others_hook(layer)
         spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        if others:
+            require_padding(spans, length, tokens, self.pad)
         spans = spans_of_pass(spans, length, tokens, self.pad)
         if probed is self.layers[0]:
             self.wrapped.require_evaluation()
@@ -259,13 +265,19 @@ class _Capture:
             needs = self.needs - {"pattern"}
             capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids, span)
             used = cut("attn_scores", scores[row], span)
-            capture = as_used(capture, used, dtype)
+            capture = as_used(capture, used, dtype, every_row=others)
             if projections is not None and capture.inputs is not None:
                 allowed = tolerance(dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
             rows = plain_scores(used[:, checked_rows(capture.length)], dtype) if self.in_order else used[:, :0]
             self.waiting.append((capture, rows))
+
+    def others_hook(self, layer: int) -> bool:
+        """Whether hooks other than these are at work in the attention of this layer."""
+        own, points = set(self.takes()), self.wrapped.model.hook_dict
+        names = [f"blocks.{layer}.attn.hook_{name}" for name in EDITED]
+        return any(len(points[name]._forward_hooks) > (name in own) for name in names if name in points)
 
     def take_pattern(self, probed: Probed) -> None:
         pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
@@ -278,15 +290,21 @@ class _Capture:
 
 
 @contextmanager
-def standing_last(model: Model, names: Iterable[str]) -> Iterator[None]:
-    """While the block runs, the hook that was added last at these points comes after all others, whenever those are
-    added: what it sees is what the model goes on with."""
+def watching(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+    """While the block runs, each function is given what its hook point ends up with: after all other hooks, whenever
+    those are added, and whatever `model.reset_hooks()` removes."""
     with ExitStack() as stack:
-        for name in names:
-            point = model.hook_dict[name]
-            own = point.fwd_hooks[-1].hook.id
-            handle = point.register_forward_pre_hook(
-                lambda module, _args, own=own: own in module._forward_hooks and module._forward_hooks.move_to_end(own)
-            )
+        for name, take in takes.items():
+            point = hook_point(model, name)
+            handle = point.register_forward_hook(partial(show, take))
             stack.callback(handle.remove)
+            stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
         yield
+
+
+def show(take: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
+    take(value if point.hook_conversion is None else point.hook_conversion.convert(value))
+
+
+def move_last(own: int, point: Any, _args: tuple) -> None:
+    point._forward_hooks.move_to_end(own)

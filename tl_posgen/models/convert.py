@@ -144,15 +144,24 @@ def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: str) -
 
 
 def build_random(
-    config: Any, tokenizer: Any, name: str, like: Model, backend: str, trust_remote_code: bool
+    config: Any, tokenizer: Any, name: str, like: Model, backend: str, trust_remote_code: bool, *, moved: bool = False
 ) -> tuple[Model, str]:
     """A model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like`; and the
-    rule that made its weights."""
+    rule that made its weights.
+
+    Args:
+        moved: move every weight off its initial value, so that a forgotten norm or bias shows.
+    """
     from transformers import AutoModelForCausalLM
 
     options = {"attn_implementation": "eager", "trust_remote_code": trust_remote_code}
     hf_model = AutoModelForCausalLM.from_config(config, **options).eval()
     weight = next(like.parameters())
+    if moved:
+        with torch.no_grad():
+            for parameter in hf_model.parameters():
+                noise = torch.randn_like(parameter)
+                parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
     made = build(hf_model.to(weight.dtype), tokenizer, name, str(weight.device), backend)
     return made, f"transformers, {type(hf_model).__name__}"
 

@@ -20,19 +20,18 @@ def require_evaluation(model: Model) -> None:
     """
     if (found := next(active_dropout(model), None)) is not None:
         raise InputError(f"the model is in training mode and {found} is active; call model.eval() first")
-    weight = next(model.parameters())
-    if torch.is_autocast_enabled(weight.device.type):
-        raise InputError(
-            "autocast is on, so the model computes in another dtype than its weights have; leave its block"
-        )
     for name, weight in model.named_parameters():
         if weight.is_meta:
             raise InputError(f"{name} is on the device meta, which holds no numbers; load the weights")
         if not weight.is_floating_point() or weight.element_size() < 2:
+            dtype = str(weight.dtype).removeprefix("torch.")
             raise UnsupportedModelError(
-                f"{name} is quantised ({str(weight.dtype).removeprefix('torch.')}); load the model in a "
-                f"floating-point dtype"
+                f"{name} is quantised ({dtype}); load the model in float32, float16 or bfloat16"
             )
+    if torch.is_autocast_enabled(next(model.parameters()).device.type):
+        raise InputError(
+            "autocast is on, so the model computes in another dtype than its weights have; leave its block"
+        )
 
 
 def active_dropout(model: Any) -> Iterator[str]:

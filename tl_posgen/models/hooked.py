@@ -95,7 +95,7 @@ class Hooked(Backend):
 
         return KeyValueContext(read, cache.entries, ("past_keys", "past_values"))
 
-    def random_init(self, origin: Origin) -> tuple[Model, str]:
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
         cfg = copy.deepcopy(self.model.cfg)
         cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
         made = hooked_parts()[0](cfg).eval()

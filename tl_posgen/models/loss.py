@@ -34,7 +34,7 @@ def token_losses(
     device, wrapped = next(model.parameters()).device, wrap(model)
     wrapped.require_evaluation()
     rows = []
-    with wrapped.exclusive(), torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+    with wrapped.exclusive(wrapped.owner), torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
         for some in tokens.to(device).split(batch):
             rows.append(losses_of(logits_of(model, some), some).cpu())
     return torch.cat(rows)

@@ -45,19 +45,28 @@ class PadToken:
         return cls(index, is_text, begins, tokenizer.padding_side)
 
 
-def text_of(ids: Sequence[int], pad: PadToken, prompt: int, n_prompts: int) -> slice:
-    """Where the text stands in the ids of one prompt, by the padding token alone.
+def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
+    """Where the text stands in the ids of every prompt of one batch, by the padding token alone.
 
     Raises:
         InputError: padding that cannot be told from text, or nothing but padding.
     """
+    begun = pad.begins and all(row[0] == pad.index for row in rows)
+    return [text_of(row, pad, begun, prompt, len(rows)) for prompt, row in enumerate(rows)]
+
+
+def text_of(ids: Sequence[int], pad: PadToken, begun: bool, prompt: int, n_prompts: int) -> slice:
+    """The same of one prompt.
+
+    Args:
+        begun: whether the first token begins the text, although it is the padding token.
+    """
     if pad.index is None:
         return slice(0, len(ids))
-    left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids))
+    left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
     right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
-    left -= bool(pad.begins and left)
-    # one alone is text: in a prompt by itself, which is padded to nothing, and on the side that is not padded
-    one = {side: n_prompts == 1 or (pad.is_text and side != pad.side) for side in ("left", "right")}
+    # one that may end or begin a text does so in a prompt by itself, and on the side that is not padded
+    one = {side: pad.is_text and (n_prompts == 1 or side != pad.side) for side in ("left", "right")}
     if left <= one["left"] and right <= one["right"]:
         return slice(0, len(ids))
     if left + right >= len(ids):
@@ -65,9 +74,10 @@ def text_of(ids: Sequence[int], pad: PadToken, prompt: int, n_prompts: int) -> s
     inside = slice(left, len(ids) - right)
     if pad.is_text or pad.index in ids[inside]:
         also = "also begins or ends texts" if pad.is_text else "also stands inside it"
+        n, where = max((left, "start"), (right, "end"))
         raise InputError(
-            f"prompt {prompt} of {n_prompts}: {max(left, right)} tokens at its {'start' if left > right else 'end'} "
-            f"are {pad.index}, which pads and {also}, so padding cannot be told from text; {REMEDY}"
+            f"prompt {prompt} of {n_prompts}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
+            f"padding cannot be told from text; {REMEDY}"
         )
     return inside
 
@@ -104,6 +114,11 @@ def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch q
             f"{layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use; "
             "capture a forward pass over the whole prompt instead"
         )
+    if attn_scores.isnan().any():
+        raise InputError(
+            f"{layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; run prompts "
+            "one at a time"
+        )
     visible = attn_scores != -torch.inf
     if (visible > geometry.visible(n_keys, visible.device)).any():
         raise UnsupportedModelError(
@@ -137,7 +152,7 @@ def spans_of_pass(
                 "tokens=, or one prompt at a time"
             )
         return spans
-    spans = [text_of(ids, pad, prompt, len(tokens)) for prompt, ids in enumerate(tokens.tolist())]
+    spans = texts_of(tokens.tolist(), pad)
     for prompt, span in enumerate(spans):
         if span.start:
             raise InputError(
@@ -147,8 +162,22 @@ def spans_of_pass(
     return spans
 
 
+def require_padding(spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> None:
+    """Refuse tokens that are masked for every query and are no padding, where it may be a hook that hides them."""
+    for prompt, span in enumerate(spans):
+        hidden = [at for at in range(length) if not span.start <= at < span.stop]
+        ids = [] if tokens is None else tokens[prompt, hidden].tolist()
+        if hidden and not (ids and all(index == pad.index for index in ids)):
+            raise InputError(
+                f"prompt {prompt}: token {hidden[0]} is hidden from every query. If a hook hides it, let it leave the "
+                "token visible to itself; if it is padding, run the pass without other hooks on the scores"
+            )
+
+
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
     """Token ids, and the mask where there is one: of what a Hugging Face tokenizer returns, or of ids alone.
+
+    Prompts of different lengths, each with a mask of its own, come back as lists of ids without what these hide.
 
     Raises:
         InputError: a mask of another shape than the ids.
@@ -156,16 +185,23 @@ def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
     if not isinstance(prompts, Mapping):
         return prompts, None
     if "input_ids" not in prompts:
-        raise InputError(
-            f"prompts: a mapping with {', '.join(map(str, prompts))}; it needs input_ids, as tokenizers return"
-        )
+        keys = ", ".join(map(str, prompts))
+        raise InputError(f"prompts: a mapping with {keys}; it needs input_ids, as tokenizers return")
     ids, mask = prompts["input_ids"], prompts.get("attention_mask")
     if mask is None:
         return ids, None
     try:
-        ids, mask = torch.atleast_2d(torch.as_tensor(ids)), torch.atleast_2d(torch.as_tensor(mask))
+        ids, mask = [torch.as_tensor(one) for one in ids], [torch.as_tensor(one) for one in mask]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError("input_ids and attention_mask must be [batch, pos], padded to one length") from error
-    if mask.shape != ids.shape:
-        raise InputError(f"attention_mask {list(mask.shape)}: the input_ids are {list(ids.shape)}")
-    return ids, mask.bool()
+        raise InputError("input_ids and attention_mask must be [batch, pos], or a list for each prompt") from error
+    if ids and not ids[0].ndim:  # one prompt
+        ids, mask = [torch.stack(ids)], [torch.stack(mask)]
+    if [one.shape for one in ids] != [one.shape for one in mask]:
+        shapes = [list(one.shape) for one in (*mask[:1], *ids[:1])]
+        raise InputError(f"attention_mask {shapes[0]}: the input_ids are {shapes[-1]}; give a mask of their shape")
+    if any(((one != 0) & (one != 1)).any() for one in mask):
+        raise InputError("attention_mask: give 1 for text and 0 for padding")
+    if len({len(one) for one in ids}) > 1:
+        spans = [spans_of_mask(one[None].bool())[0] for one in mask]
+        return [one[span].tolist() for one, span in zip(ids, spans, strict=True)], None
+    return torch.stack(ids), torch.stack(mask).bool()

@@ -8,18 +8,35 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.models.backend import Backend
+from tl_posgen.models.backend import Backend, Origin
+from tl_posgen.models.quiet import quiet
 from tl_posgen.models.source import first_line
 
 N_TOKENS = 48
 
 
-def difference(backend: Backend) -> str:
+def difference(backend: Backend, origin: Origin) -> str:
+    """How the model's logits differ from those of the plain Hugging Face model; "" if they do not.
+
+    Where they differ, or cannot be compared as `enable_compatibility_mode` has processed the weights, a bridge of the
+    same config with other weights, all moved off their initial values, is compared: it tells a fault of the bridge from
+    weights that the user changed.
+    """
+    reason = own_difference(backend)
+    if reason == "":
+        return ""
+    with quiet(seed=0):
+        made, _ = backend.random_init(origin, moved=True)
+    of_others = own_difference(type(backend)(made))
+    return (reason or of_others) if of_others else ""
+
+
+def own_difference(backend: Backend) -> str | None:
     """How the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
 
     max |bridge - plain| <= max(1e-3, 32 units of rounding) times the largest |logit|, the mean over the vocabulary
-    removed from both, as softmax cannot tell it. The user's hooks are left out meanwhile. Weights that
-    `enable_compatibility_mode` has processed are no longer those of the plain model, and are not compared.
+    removed from both, as softmax cannot tell it. The user's hooks are left out meanwhile. None where there is a plain
+    model, and it no longer has the same weights.
     """
     model = backend.model
     n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
@@ -28,7 +45,7 @@ def difference(backend: Backend) -> str:
     with torch.no_grad(), without_hooks(model):
         with backend.plain() as plain:
             if plain is None:
-                return ""
+                return None if backend.wraps_another else ""
             try:
                 expected = centred(plain(tokens).logits)
             except RuntimeError as error:
@@ -84,11 +101,12 @@ def first(output: Any) -> Tensor:
 def without_hooks(model: Any) -> Iterator[None]:
     """While the block runs, no hook of TransformerLens is called."""
     points = list({id(point): point for point in model.hook_dict.values()}.values())
-    held = [dict(point._forward_hooks) for point in points]
+    lists = [hooks for point in points for hooks in (point._forward_hooks, point._forward_pre_hooks)]
+    held = [dict(hooks) for hooks in lists]
     try:
-        for point in points:
-            point._forward_hooks.clear()
+        for hooks in lists:
+            hooks.clear()
         yield
     finally:
-        for point, hooks in zip(points, held, strict=True):
-            point._forward_hooks.update(hooks)
+        for hooks, before in zip(lists, held, strict=True):
+            hooks.update(before)

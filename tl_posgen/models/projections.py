@@ -97,11 +97,11 @@ def prove_projections(
         UnsupportedModelError: it is more; the message says which, by how much and likely why.
     """
     for name, made, actual in (("q", projections.queries, q), ("k", projections.keys, k)):
-        error = float((made(inputs)[list(heads)] - actual).abs().max() / actual.abs().max())
-        if not error <= allowed:  # also when it is not a number
+        off, largest = float((made(inputs)[list(heads)] - actual).abs().max()), float(actual.abs().max())
+        if not off <= allowed * largest:  # also when it is not a number
             raise UnsupportedModelError(
-                f"layer {projections.layer}: its {name} differs by {error:.1e} of its largest entry from what its "
-                "weight and bias make of the attention's input, so they are not the whole projection "
+                f"layer {projections.layer}: its {name} differs by {off:.1e}, its largest entry being {largest:.1e}, "
+                "from what its weight and bias make of the attention's input, so they are not the whole projection "
                 "(adapters, quantised weights, a gate, or hooks that change it?)"
             )
 

@@ -34,7 +34,11 @@ def prove(
     layer = drafts[0].layer
     visible = attn_scores != -torch.inf
     largest = float(attn_scores[visible].abs().max())
-    allowed = tolerance(q.dtype) * largest
+    # ALiBi is added at full size before rows are shifted alike
+    bias = max(
+        (float(draft.alibi_slopes.max()) * len(q[0]) for draft in drafts if draft.alibi_slopes is not None), default=0
+    )
+    allowed = tolerance(q.dtype) * max(largest, bias)
     errors = [largest_error(*recompute(draft, q, k, attn_scores)) for draft in drafts]
     error, best = min(zip(errors, drafts, strict=True), key=lambda pair: pair[0])
     if not error <= allowed:  # also when it is not a number

@@ -58,15 +58,19 @@ def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> lis
     Raises:
         UnsupportedModelError: the model lacks one of the hooks.
     """
-    points = model.hook_dict
-    if missing := [name for name in takes if name not in points]:
-        raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
-    by_point = {id(points[name]): take for name, take in takes.items()}
+    by_point = {id(hook_point(model, name)): take for name, take in takes.items()}
 
     def hook(value: Tensor, hook: Any) -> None:
         by_point[id(hook)](value)
 
     return [(takes.__contains__, hook)]
+
+
+def hook_point(model: Model, name: str) -> Any:
+    """A hook point by name; UnsupportedModelError where the model lacks it."""
+    if name not in model.hook_dict:
+        raise UnsupportedModelError(f"this model has no {name}, so its attention cannot be captured")
+    return model.hook_dict[name]
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

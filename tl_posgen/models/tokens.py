@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError
 from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, text_of
+from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
 from tl_posgen.models.source import MINI
 from tl_posgen.models.wrapped import wrap
 
@@ -53,7 +53,8 @@ def to_prompts(
         wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
         sources = [text_ids(model.tokenizer, text, wanted) for text in texts]
     else:
-        bos, sources = [], unpadded(given_ids(prompts), mask, PadToken.of(model.tokenizer))
+        pad = PadToken.of(model.tokenizer)
+        bos, sources = [], [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -108,8 +109,8 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         characters *= 4
 
 
-def given_ids(prompts: Any) -> list[list[int]]:
-    """Ids that the user gave, one list per prompt."""
+def given_ids(prompts: Any) -> list[list[list[int]]]:
+    """Ids that the user gave: batches of prompts of one length, those of another length one by one."""
     wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(f"{wrong}; these are {type(prompts).__name__}")
@@ -124,18 +125,14 @@ def given_ids(prompts: Any) -> list[list[int]]:
             raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"token ids must be integers, not {ids.dtype}")
-        found += torch.atleast_2d(ids).tolist()
-    return found
+        found.append(torch.atleast_2d(ids).tolist())
+    rows = [row for batch in found for row in batch]
+    return [rows] if len({len(row) for row in rows}) == 1 else found
 
 
 def unpadded(rows: list[list[int]], mask: Bool[Tensor, "batch pos"] | None, pad: PadToken) -> list[list[int]]:
-    """The ids of every prompt without its padding; prompts of different lengths have none."""
-    if mask is None and len({len(row) for row in rows}) > 1:
-        return rows
-    if mask is None:
-        spans = [text_of(ids, pad, prompt, len(rows)) for prompt, ids in enumerate(rows)]
-    else:
-        spans = spans_of_mask(mask)
+    """The ids of every prompt of one batch without its padding."""
+    spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
     return [ids[span] for ids, span in zip(rows, spans, strict=True)]
 
 

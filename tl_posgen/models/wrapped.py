@@ -35,6 +35,7 @@ class _Known:
     layers: tuple[Found, ...] = ()
     difference: str | None = None  # from the plain Hugging Face model
     lock: Any = field(default_factory=threading.RLock)
+    owner: Any = None  # whose passes these are: None for the user's
 
 
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
@@ -76,14 +77,22 @@ class WrappedModel:
         """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
         require_evaluation(self.model)
 
+    @property
+    def owner(self) -> Any:
+        """Whose forward passes are running: None for the user's, which `attach` captures."""
+        return self._known.owner
+
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """While the block runs, no other thread may measure this model: its hooks are one list."""
+    def exclusive(self, owner: Any) -> Iterator[None]:
+        """While the block runs, no other thread may measure this model, as its hooks are one list, and forward passes
+        are those of `owner`."""
         if not self._known.lock.acquire(blocking=False):
             raise InputError("this model is being measured in another thread; give each thread its own model object")
+        before, self._known.owner = self._known.owner, owner
         try:
             yield
         finally:
+            self._known.owner = before
             self._known.lock.release()
 
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
@@ -91,17 +100,18 @@ class WrappedModel:
         dtype = next(self.model.parameters()).dtype
         if again or self._known.dtype != dtype:
             self.require_evaluation()
-            if reason := self.difference(again=again or self._known.dtype is not None):
-                self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
-            else:
-                self._known.layers = probe_layers(self.model, self.backend)
+            with self.exclusive("probe"):
+                if reason := self.difference(again=again or self._known.dtype is not None):
+                    self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
+                else:
+                    self._known.layers = probe_layers(self.model, self.backend)
             self._known.dtype = dtype
         return self._known.layers
 
     def difference(self, *, again: bool = False) -> str:
         """How a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
         if again or self._known.difference is None:
-            self._known.difference = difference(self.backend)
+            self._known.difference = difference(self.backend, self.origin)
         return self._known.difference
 
     def layer(self, index: int) -> Probed:

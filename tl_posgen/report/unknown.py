@@ -6,6 +6,8 @@ import xarray as xr
 from tl_posgen.measure import Measure
 from tl_posgen.report.figures import head_maps, model_label
 
+MOST = 12  # maps beside each other
+
 
 def unknown_measure(name: str) -> Measure:
     """A measure that maps what it finds, for a saved result whose own is not installed here."""
@@ -24,7 +26,7 @@ def unknown_measure(name: str) -> Measure:
 def every_map(result) -> go.Figure:
     """A layer x head map for each variable with just these two dimensions."""
     title = f"{result.name.replace('_', ' ')} per head · {model_label(result.dataset)}"
-    return head_maps(result.dataset, result.null, {name: name for name in scalars(result.dataset)}, title=title)
+    return head_maps(result.dataset, result.null, {name: name for name in scalars(result.dataset)[:MOST]}, title=title)
 
 
 def scalars(dataset: xr.Dataset) -> list[str]:
