@@ -1,9 +1,13 @@
 """A report in the terminal: tables with the null's row, and what was found in words."""
 
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_float_dtype
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -28,20 +32,15 @@ def print_report(report: Report) -> None:
     per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
     rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
     short_names, legend = headings(report)
-    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", legend)
-    for name in map(str, rows.columns):
-        table.add_column(short_names.get(name, name), justify="right", no_wrap=True)
-
-    def cells(values: dict[str, Any]) -> list[str]:
-        return [short(v) if isinstance(v, float) else f"{v}" for v in values.values()]
-
-    for row in rows.to_dict("records"):
-        table.add_row(*cells(row | {"layer": int(row["layer"])}))
-    table.add_section()
-    table.add_row(*cells({"layer": "mean", "head": ""} | head_means(frame)), style="bold")
+    records = [row | {"layer": int(row["layer"])} for row in rows.to_dict("records")]
+    foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
     if report.provenance.get("null_seeds"):
-        table.add_row(*cells({"layer": "null", "head": ""} | head_means(report.frame(null=True))), style="dim")
-    console.print(table)
+        foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
+    columns: dict[str, list[str]] = {}
+    for name in map(str, rows.columns):
+        values = [row[name] for row in (*records, *foot.values())]
+        columns[short_names.get(name, name)] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
+    print_columns(console, columns, f"{report.provenance['model']}: {len(frame)} heads", 2, tuple(foot), legend)
     for result in report.values():
         if all(result is not one for one in per_head):
             print_result(console, result)
@@ -110,29 +109,72 @@ def print_claims(report: Report) -> None:
 
 
 def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
-    """A frame in as many tables as its columns need to stay legible, the first column in front of each."""
-    cells = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
-    for part in fitting(cells, console.width):
-        table = empty_table(title)
-        for name in part:
-            table.add_column(name, justify="right", min_width=max(map(len, [*name.split(), *cells[name]])))
-        for row in zip(*(cells[name] for name in part), strict=True):
-            table.add_row(*row)
-        console.print(table)
+    """A frame in as many tables as its columns need, the columns that name its rows in front of each."""
+    columns = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
+    labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
+    print_columns(console, columns, title, len(labels) if 0 < len(labels) < len(columns) else 1)
 
 
 def cell(value: Any) -> str:
     return unsigned_zero(value, ".3f") if isinstance(value, float) else str(value)
 
 
-def fitting(cells: dict[str, list[str]], width: int) -> list[list[str]]:
-    """Columns in groups that fit a width: headings may break at spaces, cells may not."""
-    first, *rest = cells
-    needs = {name: 1 + max(map(len, [*name.split(), *values]), default=1) for name, values in cells.items()}
-    groups = [[first]]
+def print_columns(
+    console: Console,
+    columns: Mapping[str, Sequence[str]],
+    title: str,
+    n_labels: int,
+    foot: Sequence[str] = (),
+    caption: str | None = None,
+) -> None:
+    """Columns of cells in as many tables as the width needs: one that does not fit whole moves to a further table.
+
+    Headings and text break at spaces where they must; a number is never cut. Where not even the labels and one column
+    fit, the table is wider than the terminal.
+
+    Args:
+        n_labels: how many of the first columns name the rows: they stand in front of every table.
+        foot: styles of the last rows, which a line sets apart.
+        caption: below the last table.
+    """
+    names = list(columns)
+    labels, rest = names[:n_labels], names[n_labels:]
+    whole = {name: max(map(cell_len, [name, *columns[name]])) for name in names}
+    by_cell = {name: max(map(cell_len, [*name.split(), *columns[name]])) for name in names}
+    by_word = by_cell | {name: longest_word([name, *columns[name]]) for name in labels}
+    unbroken = all(taken(by_cell, [*labels, name]) <= console.width for name in rest)
+    needs = by_cell if unbroken else by_word
+    groups = fitting(labels, rest, needs, console.width)
+    for group in groups:
+        shown = whole if taken(whole, group) <= console.width else needs
+        table = empty_table(title, caption if group is groups[-1] else None)
+        for name in group:
+            table.add_column(name, justify="right", width=shown[name])
+        rows = list(zip(*(columns[name] for name in group), strict=True))
+        body = len(rows) - len(foot)
+        for number, row in enumerate(rows):
+            style = foot[number - body] if number >= body else None
+            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
+        if taken(shown, group) > console.width:
+            table.width = taken(shown, group)
+        console.print(table, crop=False)
+
+
+def longest_word(texts: Sequence[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=1)
+
+
+def taken(widths: Mapping[str, int], names: Sequence[str]) -> int:
+    """Characters across of a table of these columns: two beside each."""
+    return sum(widths[name] + 2 for name in names)
+
+
+def fitting(labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int) -> list[list[str]]:
+    """The columns in groups that fit a width, one at least beside the labels."""
+    groups = [[*labels]]
     for name in rest:
-        if sum(needs[one] for one in groups[-1]) + needs[name] > width and len(groups[-1]) > 1:
-            groups.append([first])
+        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name]) > width:
+            groups.append([*labels])
         groups[-1].append(name)
     return groups
 
