@@ -83,6 +83,11 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     assert parts == [2 if width == 60 else 1] * 3
 
 
+def test_no_headline_is_left_out_of_a_measures_table(report):
+    declared = report["variance"].measure.variables.values()
+    assert compact(report["variance"]).columns.tolist()[2:] == [one.label for one in declared if one.headline]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_of_a_measure_is_printed_whole(capsys, monkeypatch, width, report):
     for result in report.values():

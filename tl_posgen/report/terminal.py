@@ -19,7 +19,7 @@ from tl_posgen.report.sentences import unsigned_zero
 from tl_posgen.report.tables import MOST_HEADS, compact, head_means
 from tl_posgen.result import Report, Result
 
-MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
+MOST_COLUMNS = 15  # of one table; where measures have more between them, each gets a table of its own
 
 
 def print_report(report: Report) -> None:
@@ -40,7 +40,9 @@ def print_report(report: Report) -> None:
     for name in map(str, rows.columns):
         values = [row[name] for row in (*records, *foot.values())]
         columns[short_names.get(name, name)] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
-    print_columns(console, columns, f"{report.provenance['model']}: {len(frame)} heads", 2, tuple(foot), legend)
+    wide = taken({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
+    title, gap = f"{report.provenance['model']}: {len(frame)} heads", 1 if wide else 2
+    print_columns(console, columns, title, 2, tuple(foot), legend, gap)
     for result in report.values():
         if all(result is not one for one in per_head):
             print_result(console, result)
@@ -126,6 +128,7 @@ def print_columns(
     n_labels: int,
     foot: Sequence[str] = (),
     caption: str | None = None,
+    gap: int = 2,
 ) -> None:
     """Columns of cells in as many tables as the width needs: one that does not fit whole moves to a further table.
 
@@ -136,44 +139,49 @@ def print_columns(
         n_labels: how many of the first columns name the rows: they stand in front of every table.
         foot: styles of the last rows, which a line sets apart.
         caption: below the last table.
+        gap: spaces between columns.
     """
     names = list(columns)
     labels, rest = names[:n_labels], names[n_labels:]
-    whole = {name: max(map(cell_len, [name, *columns[name]])) for name in names}
-    by_cell = {name: max(map(cell_len, [*name.split(), *columns[name]])) for name in names}
-    by_word = by_cell | {name: longest_word([name, *columns[name]]) for name in labels}
-    unbroken = all(taken(by_cell, [*labels, name]) <= console.width for name in rest)
+    whole = {name: widest([name, *columns[name]]) for name in names}
+    by_cell = {name: widest([*name.split(), *columns[name]]) for name in names}
+    by_word = by_cell | {
+        name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
+    }
+    unbroken = all(taken(by_cell, [*labels, name], gap) <= console.width for name in rest)
     needs = by_cell if unbroken else by_word
-    groups = fitting(labels, rest, needs, console.width)
+    groups = fitting(labels, rest, needs, console.width, gap)
     for group in groups:
-        shown = whole if taken(whole, group) <= console.width else needs
-        table = empty_table(title, caption if group is groups[-1] else None)
+        widths = whole if taken(whole, group, gap) <= console.width else needs
+        table = empty_table(title, caption if group is groups[-1] else None, gap)
         for name in group:
-            table.add_column(name, justify="right", width=shown[name])
+            table.add_column(name, justify="right", width=widths[name])
         rows = list(zip(*(columns[name] for name in group), strict=True))
         body = len(rows) - len(foot)
         for number, row in enumerate(rows):
             style = foot[number - body] if number >= body else None
             table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
-        if taken(shown, group) > console.width:
-            table.width = taken(shown, group)
+        if taken(widths, group, gap) > console.width:
+            table.width = taken(widths, group, gap)
         console.print(table, crop=False)
 
 
-def longest_word(texts: Sequence[str]) -> int:
-    return max((cell_len(word) for text in texts for word in text.split()), default=1)
+def widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=1)
 
 
-def taken(widths: Mapping[str, int], names: Sequence[str]) -> int:
-    """Characters across of a table of these columns: two beside each."""
-    return sum(widths[name] + 2 for name in names)
+def taken(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
+    """Characters across of a table of these columns."""
+    return sum(widths[name] + gap for name in names) + 2 - gap
 
 
-def fitting(labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int) -> list[list[str]]:
+def fitting(
+    labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int, gap: int
+) -> list[list[str]]:
     """The columns in groups that fit a width, one at least beside the labels."""
     groups = [[*labels]]
     for name in rest:
-        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name]) > width:
+        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name], gap) > width:
             groups.append([*labels])
         groups[-1].append(name)
     return groups
@@ -185,8 +193,9 @@ def print_findings(console: Console, report: Report) -> None:
         console.print(f"• {sentence}", highlight=False)
 
 
-def empty_table(title: str, caption: str | None = None) -> Table:
-    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
+def empty_table(title: str, caption: str | None = None, gap: int = 2) -> Table:
+    """Columns stand `gap` spaces apart, and one from either edge."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, caption=caption)
 
 
 def short(value: float) -> str:
