@@ -1,14 +1,17 @@
 """Tables in the terminal: whole at every width."""
 
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
 import tl_posgen
+from tl_posgen.measure import Measure, Variable
 from tl_posgen.report.tables import compact
 from tl_posgen.report.terminal import cell, print_frame, print_report, short
+from tl_posgen.result import Result
 
 WIDTHS = (60, 80, 120)
 FRAMES = {
@@ -81,6 +84,25 @@ def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch
     assert max(map(len, tables.splitlines())) <= width
     parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "null")]
     assert parts == [2 if width == 60 else 1] * 3
+
+
+def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, monkeypatch, report):
+    one = {"variance": report["variance"], "mean_key": replace(report["mean_key"], nulls=())}
+    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
+    (mean,), (null,) = (re.findall(rf"^ +{word} +(.*)$", text, re.MULTILINE) for word in ("mean", "null"))
+    assert len(null.split()) == len(mean.split()) - 1
+
+
+def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
+    share = Variable("share", headline="own_share", short="r")
+    measure = Measure(
+        name="own", question="?", explanation=".", source="ours", variables={"share": share}, summarise=lambda data: {}
+    )
+    data = report["three_axis"].dataset[["r"]].rename(r="share") * 0 + 0.777
+    one = {"three_axis": report["three_axis"], "own": Result("own", data, declared=measure)}
+    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
+    assert ".777" in text
+    assert text.splitlines()[2].split() == ["L", "H", "r", "r-1st", "r-row", "own_share"]
 
 
 def test_no_headline_is_left_out_of_a_measures_table(report):

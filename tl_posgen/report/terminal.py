@@ -38,8 +38,10 @@ def print_report(report: Report) -> None:
         foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
     columns: dict[str, list[str]] = {}
     for name in map(str, rows.columns):
-        values = [row[name] for row in (*records, *foot.values())]
-        columns[short_names.get(name, name)] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
+        values = [row.get(name, "") for row in (*records, *foot.values())]
+        heading = short_names.get(name, name)
+        heading = name if heading in columns else heading
+        columns[heading] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
     wide = taken({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
     title, gap = f"{report.provenance['model']}: {len(frame)} heads", 1 if wide else 2
     print_columns(console, columns, title, 2, tuple(foot), legend, gap)
