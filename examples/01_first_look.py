@@ -19,6 +19,7 @@
 # and declare a measure of your own. It runs in a minute on the mini model that comes with the package.
 
 # %%
+# The published package; in a checkout, install that instead.
 # %pip install --quiet tl-posgen
 
 # %%

@@ -19,6 +19,7 @@
 # are replaced, and the loss says what it runs on. Everything is a TransformerLens hook, so it composes with yours.
 
 # %%
+# The published package; in a checkout, install that instead.
 # %pip install --quiet tl-posgen
 
 # %%

@@ -19,6 +19,7 @@
 # RoPE away, and drop its frequencies in the running model.
 
 # %%
+# The published package; in a checkout, install that instead.
 # %pip install --quiet tl-posgen
 
 # %%

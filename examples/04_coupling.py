@@ -19,6 +19,7 @@
 # through the model, and how their norms grow. Always beside random bases and a randomly initialised model.
 
 # %%
+# The published package; in a checkout, install that instead.
 # %pip install --quiet tl-posgen
 
 # %%

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.cli import main
-from tl_posgen.cli.options import parse_indices
+from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
 from tl_posgen.report.terminal import short
@@ -210,6 +210,33 @@ REFUSED = {
 def test_bad_words_get_one_line_that_names_them(refused, text, case):
     words, named = REFUSED[case]
     assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
+
+
+KEYWORDS = {
+    "a checkpoint without a tokenizer": (["emerge", CHECKPOINTS / "step00000"], "tokenizer= (--tokenizer)"),
+    "couplings between one token": (["coupling", "--token-wise"], "token_wise (--token-wise)"),
+}
+
+
+@pytest.mark.parametrize("case", KEYWORDS)
+def test_a_keyword_in_an_error_has_its_option_beside_it(refused, text, case):
+    words, named = KEYWORDS[case]
+    assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("message", "command", "said"),
+    [
+        ("give n_prompts=2 or more", "analyze", "give n_prompts=2 (--prompts) or more"),
+        ("layers=[9]: no layer 9", "analyze", "layers=[9] (--layers): no layer 9"),
+        ("--layers 'x': write layers=0", "analyze", "--layers 'x': write layers=0"),
+        ("give length= to cut", "length", "give length= to cut"),  # it has no such option
+        ("the length is 3, the model has layers", "analyze", "the length is 3, the model has layers"),
+        ("token_wise", "nothing", "token_wise"),
+    ],
+)
+def test_options_are_named_beside_the_keywords_of_the_library(message, command, said):
+    assert name_options(message, command) == said
 
 
 @pytest.mark.parametrize("option", ["text", "out"])

@@ -34,6 +34,12 @@ def blocks(path: Path, language: str) -> list[str]:
     return [text for of, text in BLOCK.findall(path.read_text(encoding="utf-8")) if of == language]
 
 
+def python_blocks(path: Path) -> list[str]:
+    """Those of the page as its template gives it now, where it has one."""
+    text = dict(pages.rendered()).get(path, path.read_text(encoding="utf-8"))
+    return [block for language, block in BLOCK.findall(text) if language == "python"]
+
+
 def lines_of(command: str) -> list[tuple[str, str]]:
     """(page, line) of every command line in a code block that begins with this word; comments left out."""
     found = []
@@ -85,6 +91,13 @@ def test_numbers_are_written_in_one_way(form, value, digits, expected):
 
 
 # Commands and options
+
+
+@pytest.mark.parametrize("template", ["README.md.j2", "index.md.j2"])
+def test_the_torch_to_install_is_the_one_of_the_constraints(template):
+    said = re.findall(r"pip install (torch==\S+)", (DOCS / "source" / template).read_text(encoding="utf-8"))
+    assert said
+    assert set(said) <= set((ROOT / "constraints.txt").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
@@ -139,18 +152,14 @@ def test_the_regenerating_script_has_the_options_that_stand_in_the_docs():
 
 @pytest.fixture
 def small(tmp_path, monkeypatch, mini, alice):
-    """What the blocks expect to be there, in a directory of its own; run(block) runs it with small lengths."""
-    import torch
-
+    """An empty directory: run(block) runs it, after the page's earlier blocks, with small lengths."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.txt").write_text(alice[:20000], encoding="utf-8")
-    names = {"model": mini, "text": alice[:20000], "tokens": torch.arange(3, 35)[None], "my_hooks": []}
+    names = {"loaded": mini, "some_text": alice[:20000]}
 
     def run(block: str) -> None:
         block = re.sub(r'(length"?[=:] ?)\d+', r"\g<1>32", block)
         block = re.sub(r'(n_prompts"?[=:] ?)\d+', r"\g<1>2", block).replace("null_seeds=(0, 1, 2)", "null_seeds=(0, 1)")
-        block = block.replace('load_model("mini")', "model")  # the one that is loaded already
-        block = block.replace("= tl_posgen.model", "= model")
+        block = block.replace('tl_posgen.load_model("mini")', "loaded").replace("bundled_text()", "some_text")
         block = re.sub(r"^lm_eval\.simple_evaluate.*$", "", block, flags=re.MULTILINE)  # its task needs the network
         with contextlib.redirect_stdout(io.StringIO()):
             exec(block, names)
@@ -160,7 +169,7 @@ def small(tmp_path, monkeypatch, mini, alice):
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=of_page)
 def test_the_python_blocks_run(path, small):
-    for block in blocks(path, "python"):
+    for block in python_blocks(path):
         if "lm_eval" in block:
             pytest.importorskip("lm_eval")
         small(block)
@@ -201,6 +210,16 @@ def test_every_file_of_the_package_that_is_named_exists():
 def test_every_measure_stands_in_the_docs():
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     assert [name for name in registry.BUILT_IN if f"`{name}`" not in text] == []
+
+
+def test_what_is_called_a_column_is_one_of_the_frame():
+    text = (DOCS / "source" / "measures.md.j2").read_text(encoding="utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        if "\n| column |" in section:
+            measure = registry.find(re.findall(r"`(\w+)`", section.splitlines()[0])[0])
+            rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+            named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+            assert {name for name in named if measure.variables[name].dims != ("layer", "head")} == set()
 
 
 # Links and words

@@ -30,7 +30,9 @@ def main() -> None:
 
         app()
     except (PosgenError, OSError) as error:  # OSError: what the system says of a path
-        print("error:", *str(error).splitlines(), file=sys.stderr)
+        from tl_posgen.cli.options import name_options
+
+        print("error:", *name_options(str(error), "".join(sys.argv[1:2])).splitlines(), file=sys.stderr)
         sys.exit(2)
     except Stopped as error:
         print(f"\nstopped by {error.name}", file=sys.stderr)

@@ -7,8 +7,8 @@ import typer
 
 from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_names, parse_numbers
 
-Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-4; all if left out.")]
-Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-4; all if left out.")]
+Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if left out.")]
+Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-3; all if left out.")]
 Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
 __all__ = ["app"]

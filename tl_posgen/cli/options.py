@@ -1,6 +1,7 @@
 """The options that every command shares, declared once."""
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -145,6 +146,32 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
         return function
 
     return register
+
+
+RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
+VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
+
+
+def name_options(message: str, command: str) -> str:
+    """A message of the library with the command's option beside each keyword in it.
+
+    Example:
+        >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
+        'no tokenizer there; give tokenizer= (--tokenizer), the directory'
+        >>> name_options("token_wise couples tokens with each other", "coupling")
+        'token_wise (--token-wise) couples tokens with each other'
+    """
+    import tl_posgen.cli.commands  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    functions = [one.callback for one in app.registered_commands if one.name == command and one.callback is not None]
+    taken = [name for function in functions for name in inspect.signature(function).parameters]
+    options = {name: name for name in taken} | {name: own for name, own in RENAMED.items() if own in taken}
+    for name, option in options.items():
+        option = f"--{option.replace('_', '-')}"
+        named = rf"(?<![\w.-]){name}(?: ?=(?: ?{VALUE})?" + (r"|\b)" if "_" in name else ")")
+        if option not in message:
+            message = re.sub(named, rf"\g<0> ({option})", message, count=1)
+    return message
 
 
 MOST_INDICES = 100_000

@@ -30,12 +30,17 @@ def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") 
     return f"{said(own[key], form)} ({null_of(null, key, form)})"
 
 
-def null_of(null: NullSummary | None, key: str, form: str = ".3f") -> str:
-    """The part of `beside` in brackets."""
+def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "") -> str:
+    """The part of `beside` in brackets, its unit at the end.
+
+    Example:
+        >>> null_of(NullSummary([{"loss": 0.3}, {"loss": 0.4}]), "loss", ".2f", " nats")
+        'random init 0.35 ± 0.07 nats'
+    """
     if null is None:
         return "no null measured"
     spread = null.spread(key)
-    return f"random init {said(null[key], form)}" + ("" if spread is None else f" ± {said(spread, form)}")
+    return f"random init {said(null[key], form)}{'' if spread is None else f' ± {said(spread, form)}'}{unit}"
 
 
 def said(value: Any, form: str) -> str:

@@ -40,6 +40,7 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
     if headlines := {name: one.label for name, one in declared if one.headline and name in frame}:
         frame = pd.DataFrame(frame[["layer", "head", *headlines]])
         frame.columns = ["layer", "head", *headlines.values()]
+        most = len(frame.columns)
     if {"layer", "head"} <= set(frame.columns) and frame.duplicated(["layer", "head"]).any():
         rows = list(frame.columns[: frame.columns.get_loc("layer")])
         measures = [name for name in frame.columns if name not in (*rows, "layer", "head")]

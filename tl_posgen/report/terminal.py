@@ -1,9 +1,13 @@
 """A report in the terminal: tables with the null's row, and what was found in words."""
 
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_float_dtype
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +19,7 @@ from tl_posgen.report.sentences import unsigned_zero
 from tl_posgen.report.tables import MOST_HEADS, compact, head_means
 from tl_posgen.result import Report, Result
 
-MOST_COLUMNS = 14  # of one table; where measures have more between them, each gets a table of its own
+MOST_COLUMNS = 15  # of one table; where measures have more between them, each gets a table of its own
 
 
 def print_report(report: Report) -> None:
@@ -28,20 +32,19 @@ def print_report(report: Report) -> None:
     per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
     rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
     short_names, legend = headings(report)
-    table = empty_table(f"{report.provenance['model']}: {len(frame)} heads", legend)
-    for name in map(str, rows.columns):
-        table.add_column(short_names.get(name, name), justify="right", no_wrap=True)
-
-    def cells(values: dict[str, Any]) -> list[str]:
-        return [short(v) if isinstance(v, float) else f"{v}" for v in values.values()]
-
-    for row in rows.to_dict("records"):
-        table.add_row(*cells(row | {"layer": int(row["layer"])}))
-    table.add_section()
-    table.add_row(*cells({"layer": "mean", "head": ""} | head_means(frame)), style="bold")
+    records = [row | {"layer": int(row["layer"])} for row in rows.to_dict("records")]
+    foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
     if report.provenance.get("null_seeds"):
-        table.add_row(*cells({"layer": "null", "head": ""} | head_means(report.frame(null=True))), style="dim")
-    console.print(table)
+        foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
+    columns: dict[str, list[str]] = {}
+    for name in map(str, rows.columns):
+        values = [row.get(name, "") for row in (*records, *foot.values())]
+        heading = short_names.get(name, name)
+        heading = name if heading in columns else heading
+        columns[heading] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
+    wide = taken({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
+    title, gap = f"{report.provenance['model']}: {len(frame)} heads", 1 if wide else 2
+    print_columns(console, columns, title, 2, tuple(foot), legend, gap)
     for result in report.values():
         if all(result is not one for one in per_head):
             print_result(console, result)
@@ -110,29 +113,78 @@ def print_claims(report: Report) -> None:
 
 
 def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
-    """A frame in as many tables as its columns need to stay legible, the first column in front of each."""
-    cells = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
-    for part in fitting(cells, console.width):
-        table = empty_table(title)
-        for name in part:
-            table.add_column(name, justify="right", min_width=max(map(len, [*name.split(), *cells[name]])))
-        for row in zip(*(cells[name] for name in part), strict=True):
-            table.add_row(*row)
-        console.print(table)
+    """A frame in as many tables as its columns need, the columns that name its rows in front of each."""
+    columns = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
+    labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
+    print_columns(console, columns, title, len(labels) if 0 < len(labels) < len(columns) else 1)
 
 
 def cell(value: Any) -> str:
     return unsigned_zero(value, ".3f") if isinstance(value, float) else str(value)
 
 
-def fitting(cells: dict[str, list[str]], width: int) -> list[list[str]]:
-    """Columns in groups that fit a width: headings may break at spaces, cells may not."""
-    first, *rest = cells
-    needs = {name: 1 + max(map(len, [*name.split(), *values]), default=1) for name, values in cells.items()}
-    groups = [[first]]
+def print_columns(
+    console: Console,
+    columns: Mapping[str, Sequence[str]],
+    title: str,
+    n_labels: int,
+    foot: Sequence[str] = (),
+    caption: str | None = None,
+    gap: int = 2,
+) -> None:
+    """Columns of cells in as many tables as the width needs: one that does not fit whole moves to a further table.
+
+    Headings and text break at spaces where they must; a number is never cut. Where not even the labels and one column
+    fit, the table is wider than the terminal.
+
+    Args:
+        n_labels: how many of the first columns name the rows: they stand in front of every table.
+        foot: styles of the last rows, which a line sets apart.
+        caption: below the last table.
+        gap: spaces between columns.
+    """
+    names = list(columns)
+    labels, rest = names[:n_labels], names[n_labels:]
+    whole = {name: widest([name, *columns[name]]) for name in names}
+    by_cell = {name: widest([*name.split(), *columns[name]]) for name in names}
+    by_word = by_cell | {
+        name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
+    }
+    unbroken = all(taken(by_cell, [*labels, name], gap) <= console.width for name in rest)
+    needs = by_cell if unbroken else by_word
+    groups = fitting(labels, rest, needs, console.width, gap)
+    for group in groups:
+        widths = whole if taken(whole, group, gap) <= console.width else needs
+        table = empty_table(title, caption if group is groups[-1] else None, gap)
+        for name in group:
+            table.add_column(name, justify="right", width=widths[name])
+        rows = list(zip(*(columns[name] for name in group), strict=True))
+        body = len(rows) - len(foot)
+        for number, row in enumerate(rows):
+            style = foot[number - body] if number >= body else None
+            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
+        if taken(widths, group, gap) > console.width:
+            table.width = taken(widths, group, gap)
+        console.print(table, crop=False)
+
+
+def widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=1)
+
+
+def taken(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
+    """Characters across of a table of these columns."""
+    return sum(widths[name] + gap for name in names) + 2 - gap
+
+
+def fitting(
+    labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int, gap: int
+) -> list[list[str]]:
+    """The columns in groups that fit a width, one at least beside the labels."""
+    groups = [[*labels]]
     for name in rest:
-        if sum(needs[one] for one in groups[-1]) + needs[name] > width and len(groups[-1]) > 1:
-            groups.append([first])
+        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name], gap) > width:
+            groups.append([*labels])
         groups[-1].append(name)
     return groups
 
@@ -143,8 +195,9 @@ def print_findings(console: Console, report: Report) -> None:
         console.print(f"• {sentence}", highlight=False)
 
 
-def empty_table(title: str, caption: str | None = None) -> Table:
-    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
+def empty_table(title: str, caption: str | None = None, gap: int = 2) -> Table:
+    """Columns stand `gap` spaces apart, and one from either edge."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, caption=caption)
 
 
 def short(value: float) -> str:

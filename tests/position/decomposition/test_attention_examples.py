@@ -46,7 +46,7 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
         additive = fit.fitted(everything, everything).nan_to_num(-torch.inf).softmax(-1)[0]
         np.testing.assert_allclose(one["additive_pattern"], additive, atol=1e-4)
         np.testing.assert_allclose(one["residual"], one["pattern"] - one["additive_pattern"], atol=1e-6)
-        assert float(one["r_within_rows"]) == pytest.approx(float(fit.r_within_rows), abs=1e-5)
+        assert float(one["r_within_rows_first_prompt"]) == pytest.approx(float(fit.r_within_rows), abs=1e-5)
 
 
 def test_tokens_are_those_of_the_first_prompt(mini, prompts, result):
@@ -104,7 +104,7 @@ def test_long_prompts_are_cropped_after_the_fit(mini, alice):
     assert data["pattern"].shape == (2, 128, 128)
     assert len(data["token"]) == 128
     r = report["three_axis"].dataset["r_within_rows"].sel(layer=1, head=int(data["head"][0]))
-    assert float(data["r_within_rows"][0]) == pytest.approx(float(r), abs=1e-6)
+    assert float(data["r_within_rows_first_prompt"][0]) == pytest.approx(float(r), abs=1e-6)
 
 
 def test_the_page_of_an_example_shows_its_three_maps(result):
@@ -116,10 +116,17 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
         np.testing.assert_allclose(shown, one[name], atol=1e-4)
 
 
+def test_the_r_of_an_example_has_another_name_than_that_over_all_prompts(report, result):
+    assert result.frame().columns.tolist() == ["example", "layer", "head", "why", "r_within_rows_first_prompt"]
+    layer, head = (int(result.dataset[name][0]) for name in ("layer", "head"))
+    over_prompts = float(report["three_axis"].dataset["r_within_rows"].sel(layer=layer, head=head))
+    assert result.frame()["r_within_rows_first_prompt"][0] != pytest.approx(over_prompts, abs=1e-4)
+
+
 def test_labels_say_which_head_and_why(result):
     layer, head = result.summary["heads"][0].split(".")
-    r = result.summary["r_within_rows"][0]
-    label = f"layer {layer}, head {head}: closest to position + key (r within rows {r:.3f})"
+    r = result.summary["r_within_rows_first_prompt"][0]
+    label = f"layer {layer}, head {head}: closest to position + key (r within rows, first prompt: {r:.3f})"
     assert labels(result.dataset)[0] == label
 
 

@@ -105,7 +105,7 @@ def test_sentences_name_the_head_where_it_is_highest(report, name, key):
 def test_the_headlines_keep_their_names(report):
     shares = [f"share_{name}" for name in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
     axes = ["three_axis_r", "three_axis_r_without_first_token", "three_axis_r_within_rows"]
-    named = [*axes, *shares, "mean_key_r", "residual_share", "residual_std"]
+    named = [*axes, "position_share", *shares, "mean_key_r", "residual_share", "residual_std"]
     frame = report.frame()
     assert frame.columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
     assert (

@@ -32,6 +32,12 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["additive_r"], np.sqrt(1 - data["share_kd"] - data["share_qkd"]))
 
 
+def test_heads_are_ranked_by_position_unless_said_otherwise(result):
+    ranked = result.heads(top=3)
+    assert ranked.columns.tolist() == ["layer", "head", "position"]
+    assert ranked["position"].iloc[0] == float(result.dataset["position"].max())
+
+
 def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result):
     kept = []
     for tokens in prompts:

@@ -75,7 +75,21 @@ def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
     assert found.summary["nothing_to_recover"]
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
-    assert np.isnan(recovered(np.ones(2), np.ones(2), np.ones(2), seed=0)).all()
+    assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
+    assert set(found.plot("loss").data[0].text) == {""}
+    assert "nan" not in found.plot("correlation").layout.title.text
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
+def test_a_share_of_nothing_is_no_number(worth):
+    assert np.isnan(recovered(np.ones(2), np.ones(2), np.ones(2) + worth, seed=0)).all()
+    assert recovered(np.ones(2), np.ones(2), np.full(2, 1.011), seed=0) == pytest.approx((1, 1, 1))
+
+
+def test_the_random_init_has_no_share_to_show(unsearched):
+    assert abs(unsearched.null_summary["worth"]) < 0.01
+    assert unsearched.null.recovered.isnull().all()
+    assert unsearched.dataset.recovered.notnull().all()
 
 
 def test_the_unchanged_model_has_no_attention_error(result):
@@ -245,7 +259,7 @@ def test_sentences_and_titles_say_the_summary(result):
     assert f"r = {own['r_three_axis']:.3f}; in their place it recovers {own['recovered_three_axis']:.1%}" in text
     assert own["best"] == "triangle_4"
     assert f"(triangle of width 4) recovers {own['recovered_best']:.1%} of the {own['worth']:.3f} nats" in text
-    assert f"(random init {result.null_summary['worth']:.4f})" in text
+    assert f"(random init {result.null_summary['worth']:.4f} nats)" in text
     ends = (own[f"search_recovered_{end}_free"] for end in ("low", "high"))
     assert f"per head {own['search_recovered_free']:.1%} ({' to '.join(f'{x:.1%}' for x in ends)})" in text
     assert f"their KL from the unchanged model's is {own['search_prediction_kl_triangle']:.3f} nats" in text
@@ -281,7 +295,7 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
 def test_findings_stand_without_a_null_and_with_several(unsearched):
     measure, own = unsearched.measure, unsearched.summary
     null = unsearched.null_summary
-    assert f"(random init {null['worth']:.4f} ± {null.spread('worth'):.4f})" in unsearched.findings()[0]
+    assert f"(random init {null['worth']:.4f} ± {null.spread('worth'):.4f} nats)" in unsearched.findings()[0]
     assert "(no null measured); position alone" in measure.findings(own, None)[0]
     assert own["split_recovered"] == own["recovered_query_profile"]
     assert len(unsearched.findings()) == 2

@@ -25,6 +25,7 @@ from tl_posgen.result import Result
 
 MAPS = {"pattern": "true", "additive_pattern": "additive", "residual": "true - add."}
 MAP = ("example", "query", "key")
+R = "r_within_rows_first_prompt"
 Pick = tuple[int, int, str]
 
 
@@ -32,9 +33,9 @@ Pick = tuple[int, int, str]
 class AttentionExamples(Options):
     r"""softmax(W) beside softmax(a_{i-j} + b_i + c_j) for chosen heads: first prompt, first 128 tokens.
 
-    The heads are those that follow position + query + key most within rows, and least, as `three_axis` of the same run
-    found. The fit is made over the whole prompt, then cropped. b_i never changes a pattern. It shows the model alone:
-    no random init is run.
+    The heads are those that follow position + query + key most within rows, and least, over all prompts, as
+    `three_axis` of the same run found; `r_within_rows_first_prompt` is of the prompt that is shown. The fit is made
+    over the whole prompt, then cropped. b_i never changes a pattern. It shows the model alone: no random init is run.
 
     Args:
         examples: how many heads of either end.
@@ -81,7 +82,7 @@ def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
 
 
 def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
-    """The three maps and r within rows of every head that was captured, by (layer, head)."""
+    """The three maps and this prompt's r within rows of every head that was captured, by (layer, head)."""
     fit, _ = layer.once(fit_capture)
     n = min(CROP, layer.length)
     scores = layer.scores(n)
@@ -89,7 +90,7 @@ def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
     maps = {"pattern": true, "additive_pattern": additive, "residual": true - additive}
     data: dict[str, tuple] = {name: (("head", *MAP[1:]), x.float().cpu().numpy()) for name, x in maps.items()}
-    data["r_within_rows"] = ("head", fit.r_within_rows.cpu().numpy())
+    data[R] = ("head", fit.r_within_rows.cpu().numpy())
     heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads)})
     return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
 
@@ -99,9 +100,7 @@ def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> x
     none: dict[str, tuple] = {name: (MAP, np.zeros((0, len(tokens), len(tokens)))) for name in MAPS}
     places = dict.fromkeys(("layer", "head", "why"), ("example", []))
     found = (
-        xr.concat(examples, "example", coords="all")
-        if examples
-        else xr.Dataset(none | {"r_within_rows": ("example", [])}, places)
+        xr.concat(examples, "example", coords="all") if examples else xr.Dataset(none | {R: ("example", [])}, places)
     )
     coords = {"token": ("key", list(tokens)), "example": np.arange(len(examples))}
     return found.assign_coords(coords).assign_attrs(rows="example")
@@ -112,13 +111,13 @@ def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> x
 
 def summarise(data: xr.Dataset) -> Summary:
     heads = [f"{layer}.{head}" for layer, head in zip(data["layer"].values, data["head"].values, strict=True)]
-    return {"heads": heads, "r_within_rows": [float(r) for r in data["r_within_rows"].values]}
+    return {"heads": heads, R: [float(r) for r in data[R].values]}
 
 
 def labels(data: xr.Dataset) -> list[str]:
     """Which head each example is, and why it was picked."""
-    rows = zip(*(data[name].values for name in ("layer", "head", "why", "r_within_rows")), strict=True)
-    return [f"layer {layer}, head {head}: {why} (r within rows {r:.3f})" for layer, head, why, r in rows]
+    rows = zip(*(data[name].values for name in ("layer", "head", "why", R)), strict=True)
+    return [f"layer {layer}, head {head}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
 
 
 def show(data: xr.Dataset, example: int) -> Any:
@@ -145,7 +144,9 @@ VARIABLES = {
     "pattern": Variable("true attention", description="softmax of the scores", dims=MAP),
     "additive_pattern": Variable("additive attention", description="softmax of a(i-j) + b(i) + c(j)", dims=MAP),
     "residual": Variable("difference", description="true attention less the additive one", dims=MAP),
-    "r_within_rows": Variable("r within rows", description="on this prompt", dims=("example",)),
+    R: Variable(
+        "r within rows, first prompt", description="of all tokens of the prompt that is shown", dims=("example",)
+    ),
 }
 
 MEASURE = Measure(
@@ -153,7 +154,8 @@ MEASURE = Measure(
     question="What does the additive fit get right in the attention itself?",
     explanation=(
         "Softmax of the true scores, softmax of the additive fit, and their difference, for the heads with the highest "
-        "and lowest correlation within rows. Hover a cell for its value; first 128 tokens of the first prompt."
+        "and lowest correlation within rows over all prompts. Hover a cell for its value; first 128 tokens of the "
+        "first prompt, to which r belongs."
     ),
     source="ours",
     options=AttentionExamples,

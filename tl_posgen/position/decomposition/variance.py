@@ -165,7 +165,9 @@ HEAD, SEEN = ("layer", "head"), "variance that softmax can see"
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance), first token left out; the seven sum to 1"
 VARIABLES = {
-    **{part: Variable(part, description=f"{' + '.join(PARTS[part])}, {OF_VISIBLE}") for part in PARTS},
+    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos"),
+    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}"),
+    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}"),
     **{f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one) for one in COMPONENTS},
     "additive_r": Variable("additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)"),
     "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),

@@ -25,6 +25,7 @@ from tl_posgen.stats.bootstrap import bootstrap_interval
 
 SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
 NO_STAND_IN = ("unchanged", "uniform_attention")
+WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
 
 
 def measure(
@@ -77,11 +78,14 @@ def recovered(
     uniform: Float[np.ndarray, " prompt"],
     seed: int,
 ) -> tuple[float, float, float]:
-    """(U - L) / (U - B) of the means, B unchanged, and its 95 % bootstrap interval over prompts; NaN where U = B.
+    """(U - L) / (U - B) of the means, B unchanged, and its 95 % bootstrap interval over prompts; NaN where U - B is
+    less than WORTHLESS.
 
     The denominator is held at its mean: the prompts' own spread of L - B is what the interval tells.
     """
-    gap = float(uniform.mean() - unchanged.mean()) or np.nan
+    gap = float(uniform.mean() - unchanged.mean())
+    if gap < WORTHLESS:
+        return np.nan, np.nan, np.nan
     low, high = bootstrap_interval(1 - (losses - unchanged) / gap, seed=seed)
     return float(uniform.mean() - losses.mean()) / gap, float(low), float(high)
 

@@ -30,20 +30,21 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
 from tl_posgen.position.substitution.splits import point_mass, triangle
-from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, costs, measure, search_dataset
+from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, WORTHLESS, costs, measure, search_dataset
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.report.intervals import with_ends
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
 
 COST_PROMPTS = 4
-WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
 NO_SPLIT = (*NO_STAND_IN, "three_axis", *CONTROLS)
 
 
 @dataclass(frozen=True)
 class Substitution(Options):
     r"""recovered = (L_uniform - L) / (L_uniform - L_unchanged): the loss L with all scores replaced, by condition.
+
+    NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise.
 
     Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`; `mean_key_<d0>`;
     `triangle_<width>` (the optimal split for p(d) proportional to width - d); `own_profile` (p is the head's own
@@ -205,13 +206,14 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     worth = f"{said(own['worth'], '.3f')} nats"
     if own["nothing_to_recover"]:
         return [
-            f"Against uniform attention the model's own is worth {worth} ({null_of(null, 'worth', '.4f')}): "
+            f"Against uniform attention the model's own is worth {worth} ({null_of(null, 'worth', '.4f', ' nats')}): "
             "there is nothing to recover."
         ]
     best = in_words(own["best"])
     return [
         f"Position + content ({best}) recovers {percent(own, 'recovered_best')} of the {worth} between the "
-        f"unchanged model and uniform attention ({null_of(null, 'worth', '.4f')}); position alone "
+        f"unchanged model and uniform attention ({null_of(null, 'worth', '.4f', ' nats')}); position "
+        f"alone "
         f"{percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
         f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
         f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
@@ -262,11 +264,12 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 BY_CONDITION, BY_HEAD, FAMILY = ("condition",), ("condition", "layer", "head"), ("family",)
 DOSE = ("stand_in", "residual_share")
+SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
 PREDICTION_KL = "KL(unchanged || substituted) of the next token, not searched on"
 VARIABLES = {
     "loss": Variable("loss", "nats", "per token, every score replaced", dims=("condition", "prompt")),
     "loss_mean": Variable("loss", "nats", "mean over prompts", dims=BY_CONDITION),
-    **with_ends("recovered", "share recovered", "", "(L_uniform - L) / (L_uniform - L_unchanged)", BY_CONDITION),
+    **with_ends("recovered", "share recovered", "", SHARE, BY_CONDITION),
     "attention_kl": Variable("attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD),
     "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
     "r_rank": Variable("rank correlation of r and share", "", "Spearman over stand-ins, r a mean over heads", ()),

@@ -1,13 +1,17 @@
 """The loss with all scores replaced: which parts of them the model runs on."""
 
+import math
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float
 
 from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_map, line, model_label, sides
 from tl_posgen.report.intervals import error_bars
+from tl_posgen.report.sentences import said
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "residual_cost"}
 
@@ -32,11 +36,16 @@ def in_words(condition: object) -> str:
     return f"{NAMES.get(name, name.replace('_', ' '))} {number}".strip()
 
 
+def share_texts(shares: Float[np.ndarray, " row"], form: str) -> list[str]:
+    """What stands on bars: nothing where a share is not defined."""
+    return ["" if math.isnan(share) else format(share, form) for share in shares]
+
+
 def loss(result: Any) -> go.Figure:
     """The loss of every condition."""
     figure = go.Figure()
     for side, data, colour in sides(result):
-        shares = [f"{value:.0%}" for value in data["recovered"].values] if data is result.dataset else None
+        shares = share_texts(data["recovered"].values, ".0%") if data is result.dataset else None
         bar = go.Bar(
             x=[in_words(one) for one in data["condition"].values], y=data["loss_mean"].values, name=side, text=shares
         )
@@ -84,7 +93,7 @@ def correlation(result: Any) -> go.Figure:
     figure.update_layout(xaxis_title="r of stand-in and scores, mean over heads", yaxis_title="rise of the loss, nats")
     subtitle = (
         "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
-        f"and share recovered {summary['r_rank']:.2f}, of attention KL {summary['kl_rank']:.2f}"
+        f"and share recovered {said(summary['r_rank'], '.2f')}, of attention KL {said(summary['kl_rank'], '.2f')}"
     )
     return finish(figure, f"Correlation is not mechanism · {model_label(result.dataset)}", subtitle, height=520)
 
@@ -96,7 +105,7 @@ def search(result: Any) -> go.Figure:
     counted = zip(families, data["search_parameters"].values, strict=True)
     names = [f"{family}<br>{int(n)} number{'s' if n > 1 else ''}" for family, n in counted]
     colours = [NULL_COLOUR if family in CONTROLS else COLOURS[0] for family in families]
-    bars = go.Bar(x=names, y=share, text=[f"{x:.1%}" for x in share], textposition="inside", insidetextanchor="start")
+    bars = go.Bar(x=names, y=share, text=share_texts(share, ".1%"), textposition="inside", insidetextanchor="start")
     figure = go.Figure(bars.update(marker_color=colours, error_y=error_bars(data, "search_recovered")))
     figure.update_layout(xaxis_title="what was searched, and over how many numbers", yaxis_title="share recovered")
     figure.update_yaxes(tickformat=".0%")

@@ -1,0 +1,119 @@
+"""Tables in the terminal: whole at every width."""
+
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+import tl_posgen
+from tl_posgen.measure import Measure, Variable
+from tl_posgen.report.tables import compact
+from tl_posgen.report.terminal import cell, print_frame, print_report, short
+from tl_posgen.result import Result
+
+WIDTHS = (60, 80, 120)
+FRAMES = {
+    "one label": pd.DataFrame(
+        {"wavelength": ["up to 16", "above 8192"]}
+        | {f"number {n} of {'very ' * (n % 4)}long name": [-1000.125 - n, 0.5 + n] for n in range(12)}
+    ),
+    "labels that leave little room": pd.DataFrame(
+        {
+            "measure": ["lift", "edge"],
+            "bands_by": ["wavelength", "thirds"],
+            "tokens": ["first token left out", "all tokens"],
+            "heads": ["12 slash-dominant", "4 other"],
+            **{name: [23.951 + n, 0.25 + n] for n, name in enumerate(("high", "medium", "low", "entropy"))},
+        }
+    ),
+    "a label longer than the terminal": pd.DataFrame({"model": ["a/" * 70, "b"], "loss": [1.125, 2.25], "n": [3, 4]}),
+    "words alone": pd.DataFrame({"function": ["step", "slash"], "error": ["1.2e-15", "3.4e-12"]}),
+    "heads": pd.DataFrame({"layer": [0, 10], "head": [11, 2], **{f"m{n}": [n + 0.123, 0.456] for n in range(12)}}),
+}
+
+
+def printed(capsys, monkeypatch, width, show, *arguments):
+    monkeypatch.setenv("COLUMNS", str(width))
+    show(*arguments)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", FRAMES)
+def test_every_cell_of_a_frame_is_printed_whole_at_every_width(capsys, monkeypatch, width, name):
+    frame = FRAMES[name]
+    text = printed(capsys, monkeypatch, width, lambda: print_frame(Console(markup=False), frame, "table"))
+    words = text.split()
+    for column in frame.columns:
+        assert not set(str(column).replace("_", " ").split()) - set(words), column
+        for value in frame[column]:
+            assert not set(cell(value).split()) - set(words), (column, value)
+    assert "…" not in text
+    if "longer" not in name:
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_columns_that_name_the_rows_stand_in_front_of_every_table(capsys, monkeypatch):
+    frame = FRAMES["heads"]
+    text = printed(capsys, monkeypatch, 60, lambda: print_frame(Console(markup=False), frame, "table"))
+    assert len(re.findall(r"^ *layer +head ", text, re.MULTILINE)) == text.count("table") > 1
+
+
+def test_headings_are_whole_where_there_is_room(capsys, monkeypatch):
+    frame = pd.DataFrame({"layer": [0], "highest_slash_score": [0.5]})
+    text = printed(capsys, monkeypatch, 60, lambda: print_frame(Console(markup=False), frame, "table"))
+    assert "layer  highest slash score" in text
+
+
+@pytest.fixture(scope="module")
+def report(mini, alice):
+    measures = ["three_axis", "variance", "mean_key", "planes", "slash"]
+    return tl_posgen.analyze(mini, alice, measures=measures, length=24, n_prompts=2, progress=False)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch, width, report):
+    one = tl_posgen.Report({name: report[name] for name in ("three_axis", "variance", "mean_key")}, report.provenance)
+    text = printed(capsys, monkeypatch, width, print_report, one)
+    tables = text[: text.index("•")]
+    frame = one.frame()
+    numbers = [short(value) for name in frame.columns[2:] for value in frame[name]]
+    assert not set(numbers) - set(tables.split())
+    assert max(map(len, tables.splitlines())) <= width
+    parts = [len(re.findall(rf"^ +{word} ", tables, re.MULTILINE)) for word in ("L", "mean", "null")]
+    assert parts == [2 if width == 60 else 1] * 3
+
+
+def test_a_measure_without_a_null_leaves_its_cells_of_the_null_empty(capsys, monkeypatch, report):
+    one = {"variance": report["variance"], "mean_key": replace(report["mean_key"], nulls=())}
+    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
+    (mean,), (null,) = (re.findall(rf"^ +{word} +(.*)$", text, re.MULTILINE) for word in ("mean", "null"))
+    assert len(null.split()) == len(mean.split()) - 1
+
+
+def test_two_columns_of_one_short_heading_are_both_shown(capsys, monkeypatch, report):
+    share = Variable("share", headline="own_share", short="r")
+    measure = Measure(
+        name="own", question="?", explanation=".", source="ours", variables={"share": share}, summarise=lambda data: {}
+    )
+    data = report["three_axis"].dataset[["r"]].rename(r="share") * 0 + 0.777
+    one = {"three_axis": report["three_axis"], "own": Result("own", data, declared=measure)}
+    text = printed(capsys, monkeypatch, 120, print_report, tl_posgen.Report(one, report.provenance))
+    assert ".777" in text
+    assert text.splitlines()[2].split() == ["L", "H", "r", "r-1st", "r-row", "own_share"]
+
+
+def test_no_headline_is_left_out_of_a_measures_table(report):
+    declared = report["variance"].measure.variables.values()
+    assert compact(report["variance"]).columns.tolist()[2:] == [one.label for one in declared if one.headline]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_number_of_a_measure_is_printed_whole(capsys, monkeypatch, width, report):
+    for result in report.values():
+        frame = compact(result)
+        text = printed(capsys, monkeypatch, width, lambda: print_frame(Console(markup=False), frame, "table"))  # noqa: B023
+        for name in frame.columns:
+            assert not {word for value in frame[name] for word in cell(value).split()} - set(text.split()), name
