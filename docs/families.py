@@ -1,6 +1,7 @@
 """Every decoder that the installed transformers knows, as a tiny random model: are captured scores those it uses?
 
     python docs/families.py                     # all, into docs/families.json, of the installed TransformerLens
+    python docs/families.py llama gemma2        # some, the others as they were
     python docs/families.py llama gemma2 --show # some, printed, nothing written
 
 The truth is every softmax over keys that the plain Hugging Face model computes with eager attention: its input, layer
@@ -255,7 +256,9 @@ def main() -> None:
     else:
         known = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
         key = f"TransformerLens {version('transformer-lens')}"
-        known[key] = {"transformers": version("transformers"), "rows": rows}
+        others = [row for row in known.get(key, {}).get("rows", []) if row["family"] not in found]
+        every = sorted(others + rows, key=lambda row: row["family"])
+        known[key] = {"transformers": version("transformers"), "rows": every}
         WRITTEN.write_text(json.dumps(known, indent=1) + "\n")
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
     print(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))

@@ -72,7 +72,8 @@ def try_out(hf_model: Any, name: str) -> Tried:
         ModelError: it does not run, or its logits are not finite.
     """
     config = hf_model.config.get_text_config()
-    n = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1 of any number
+    n = min(24, limit) if limit > 0 else 24
     tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
     broken = "config.json or the weights are broken"
     try:
