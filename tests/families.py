@@ -1,4 +1,4 @@
-"""Tiny random models of every family, in the Hugging Face form that both backends load: fixtures for any floor's tests.
+"""Tiny random models of every family, in the Hugging Face form that both backends load: fixtures for all tests.
 
     directory = save_family("llama", tmp_path)          # a directory that load_model, boot_transformers, ... can read
     model = load_model(directory, backend="bridge")

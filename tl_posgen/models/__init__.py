@@ -1,4 +1,4 @@
-"""Models: what their layers do with positions (the probe), loading, the random twin, and capture.
+"""Models: what their layers do with positions (the probe), loading, random inits, and capture.
 
 Nothing here imports TransformerLens or transformers before it is used.
 """

@@ -191,6 +191,7 @@ class _Capture:
         self.owner = self.wrapped.owner
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
+        self.names = frozenset(self.takes())
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
                 projection_weights(self.wrapped.attention(probed.geometry.layer), probed.geometry)
@@ -275,9 +276,9 @@ class _Capture:
 
     def others_hook(self, layer: int) -> bool:
         """Whether hooks other than these are at work in the attention of this layer."""
-        own, points = set(self.takes()), self.wrapped.model.hook_dict
+        points = self.wrapped.model.hook_dict
         names = [f"blocks.{layer}.attn.hook_{name}" for name in EDITED]
-        return any(len(points[name]._forward_hooks) > (name in own) for name in names if name in points)
+        return any(len(points[name]._forward_hooks) > (name in self.names) for name in names if name in points)
 
     def take_pattern(self, probed: Probed) -> None:
         pattern = probed.sites.read("pattern", self.parts.pop("pattern"))

@@ -14,8 +14,7 @@ from tl_posgen.models.geometry import LayerGeometry
 
 REMEDY = (
     "give an attention_mask, 1 for text and 0 for padding (analyze takes what the tokenizer returns, with input_ids "
-    "and "
-    "attention_mask), or run prompts one at a time, or give analyze the texts themselves"
+    "and attention_mask), or run prompts one at a time, or give analyze the texts themselves"
 )
 
 

@@ -56,13 +56,8 @@ def as_used(
     if masked.any():
         differs = "sees other keys than its mask gives"
     else:
-        off, largest = (
-            float(error[head, row].max()),
-            float(recomputed[head, row].masked_fill(~seen[head, row], 0).abs().max()),
-        )
-        differs = (
-            f"has scores that its q and k do not give: off by {off:.2g}, the largest of the row being {largest:.2g}"
-        )
+        off, largest = float(error[head, row].max()), float(recomputed[head, row][seen[head, row]].abs().max())
+        differs = f"has scores that its q and k do not give: off by {off:.2g}, the row's largest being {largest:.2g}"
     why = (
         f"{place} {differs}. Likely cause: a hook that edits scores, or queries or keys after their hooks; buffers or "
         "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
@@ -97,8 +92,7 @@ def require_softmax(
         raise InputError(
             f"layer {layer}: its pattern is not the softmax of the scores that were captured, so another hook edits "
             "one of them; let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`, "
-            "which "
-            "sees what the pass ends up with whatever the order"
+            "which sees what the pass ends up with whatever the order"
         )
 
 
@@ -110,13 +104,11 @@ def as_cached(
 ) -> LayerCapture:
     """`as_used` by what a cache holds: its scores, else its pattern, else nothing to compare with."""
     if attn_scores is not None:
-        return as_used(capture, attn_scores, dtype)
+        return as_used(capture, attn_scores, dtype, every_row=True)
     if pattern is None:
         capture.proved = False
         return capture
-    rows = checked_rows(capture.length).to(capture.q.device)
-    scores = scores_from(capture.rotated_q[:, rows], capture.rotated_k, capture.geometry, capture.heads, rows)
-    if is_softmax(scores, pattern[list(capture.heads)][:, rows], dtype):
+    if is_softmax(capture.scores(), pattern[list(capture.heads)], dtype):
         return capture
     why = (
         f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
