@@ -13,6 +13,7 @@ from .measure import Variable as Variable
 from .models.load import load_model as load_model
 from .models.probe import check as check
 from .models.random_like import random_like as random_like
+from .models.streaming import streaming as streaming
 from .result import Report as Report
 from .result import Result as Result
 from .result import load as load

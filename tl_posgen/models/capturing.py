@@ -23,19 +23,22 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.fused import LayerAttention
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, require_padding, spans_of_pass, spans_of_scores
-from tl_posgen.models.pass_proof import as_used, checked_rows, require_softmax
+from tl_posgen.models.padding import PadToken, require_padding, spans_of_mask, spans_of_pass, spans_of_scores
+from tl_posgen.models.pass_proof import as_streamed, as_used, checked_rows, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.proof import tolerance
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, hook_point, plain_scores
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.streaming import require_fits, streaming_if_chosen
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.rotation import at_least_float32
 
 Consumer = Callable[[LayerCapture], None]
+FORMED = ("attn_scores", "pattern")  # by a pass that is not streamed
 EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 HookList = list[tuple[str, Callable[..., None]]]
 
@@ -141,6 +144,20 @@ def run_capture(
     wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     wrapped.require_length(tokens.shape[1])
     tokens = tokens.to(next(model.parameters()).device)
+    require_fits(model, tokens.shape[1])
+    with streaming_if_chosen(model, tokens.shape[1]):
+        return _run(wrapped, tokens, consumer, needs, layers, heads)
+
+
+def _run(
+    wrapped: WrappedModel,
+    tokens: Int[Tensor, "batch pos"],
+    consumer: Consumer,
+    needs: frozenset[str],
+    layers: Layers,
+    heads: Heads,
+) -> Float[Tensor, "batch pos d_vocab"] | None:
+    model = wrapped.model
     capture = _Capture(model, consumer, needs - {"logits"}, layers, heads, tokens)
     if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
         capture.pad = PadToken()
@@ -149,7 +166,7 @@ def run_capture(
         behind = max(capture.heads) + 1
         options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
     with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
-        predicted = model(tokens, **options, **wrapped.backend.options(tokens))
+        predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
             f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "
@@ -189,6 +206,7 @@ class _Capture:
         self.tokens_of_pass = False  # whether tokens are those that the pass embeds
         self.embedded: Tensor | None = None  # by the pass that begins
         self.owner = self.wrapped.owner
+        self.stream = None if in_order else self.wrapped.streamed.by
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
         self.names = frozenset(self.takes())
@@ -199,7 +217,7 @@ class _Capture:
     def takes(self) -> dict[str, Callable[[Tensor], None]]:
         """Hook name -> what to do with its tensor."""
         wanted = self.needs | {"resid", "q", "k", "attn_scores"} | ({"pattern"} if self.in_order else set())
-        parts = [part for part in PARTS if part in wanted]
+        parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
         return {probed.sites.names[part]: partial(self.take, probed, part) for probed in self.layers for part in parts}
 
     @contextmanager
@@ -208,7 +226,14 @@ class _Capture:
         attentions = {layer: self.wrapped.attention(layer) for layer in asked}
         inputs = attention_inputs(attentions, self.wrapped.backend.attention_input, partial(self.keep, "inputs"))
         with self.wrapped.exclusive(self.wrapped.owner), inputs, watching(model, self.takes()):
-            yield
+            if self.stream is None:
+                yield
+                return
+            self.stream.listeners.append(self.take_streamed)
+            try:
+                yield
+            finally:
+                self.stream.listeners.remove(self.take_streamed)
 
     def keep(self, part: str, value: Tensor) -> None:
         self.parts[part] = value.detach()
@@ -233,21 +258,49 @@ class _Capture:
         if part == "pattern":
             self.take_pattern(probed)
         if part == ("pattern" if "pattern" in self.needs or self.in_order else "attn_scores"):
-            captures = [capture for capture, _ in self.waiting]
-            self.waiting.clear()
-            self.fired.add(probed.geometry.layer)
-            for capture in captures:
-                self.consumer(capture)
+            self.hand_over(probed)
 
-    def take_scores(self, probed: Probed) -> None:
+    def hand_over(self, probed: Probed) -> None:
+        captures = [capture for capture, _ in self.waiting]
+        self.waiting.clear()
+        self.fired.add(probed.geometry.layer)
+        for capture in captures:
+            self.consumer(capture)
+
+    def take_streamed(self, layer: int, done: LayerAttention) -> None:
+        """A layer of a streamed pass; one whose scores are hooked has formed them."""
+        if layer not in self.heads or self.wrapped.owner not in (self, self.owner):
+            return
+        if done.q.shape[2] != done.k.shape[2]:
+            raise InputError(
+                f"layer {layer}: {done.q.shape[2]} queries see {done.k.shape[2]} keys, so a KV cache is in use; "
+                "capture a forward pass over the whole prompt instead"
+            )
+        probed = self.wrapped.layer(layer)
+        if done.scores is None or done.pattern is None:
+            self.take_scores(probed, done)
+        else:
+            self.parts |= {"attn_scores": done.scores.detach(), "pattern": done.pattern.detach()}
+            self.take_scores(probed)
+            if "pattern" in self.needs:
+                self.parts["pattern"] = done.pattern.detach()
+                self.take_pattern(probed)
+        self.hand_over(probed)
+
+    def take_scores(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Everything but the pattern is there: cut to the text, and compared with the scores that the pass used."""
         parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
         batch, _, length, _ = parts["q"].shape
-        layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts["attn_scores"]
+        layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts.get("attn_scores")
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
-        others = self.others_hook(layer)
-        spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        others = scores is not None and self.others_hook(layer)
+        if scores is not None:
+            spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        else:
+            assert streamed is not None
+            padding = streamed.mask.padding
+            spans = [slice(0, length)] * batch if padding is None else spans_of_mask(padding)
         if others:
             require_padding(spans, length, tokens, self.pad)
         spans = spans_of_pass(spans, length, tokens, self.pad)
@@ -263,10 +316,13 @@ class _Capture:
         for row, span in enumerate(spans):
             prompt = {part: value[row] for part, value in parts.items()}
             ids = None if tokens is None else tokens[row]
-            needs = self.needs - {"pattern"}
+            needs = self.needs - ({"pattern"} if streamed is None else set(FORMED))
             capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids, span)
-            used = cut("attn_scores", scores[row], span)
-            capture = as_used(capture, used, dtype, every_row=others)
+            used = capture.q.new_zeros(0, 0, 0) if scores is None else cut("attn_scores", scores[row], span)
+            if streamed is None:
+                capture = as_used(capture, used, dtype, every_row=others)
+            else:
+                capture = as_streamed(capture, *streamed.met(row, span, capture.heads), dtype)
             if projections is not None and capture.inputs is not None:
                 allowed = tolerance(dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)

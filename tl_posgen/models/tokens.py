@@ -11,10 +11,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
 from tl_posgen.models.source import MINI
+from tl_posgen.models.streaming import require_fits
 from tl_posgen.models.wrapped import wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
@@ -78,7 +78,7 @@ def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> No
     if length is not None and limit is not None and length > limit:
         raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
     if length is not None:
-        require_attention_fits(model, length)
+        require_fits(model, length)
 
 
 def bos_of(model: Model) -> list[int]:
@@ -163,7 +163,7 @@ def check_ids(model: Model, ids: Sequence[int]) -> None:
             f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "
             "give length= (and n_prompts=) to cut it into prompts"
         )
-    require_attention_fits(model, len(ids))
+    require_fits(model, len(ids))
 
 
 def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:
