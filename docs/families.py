@@ -16,6 +16,7 @@ import multiprocessing
 import resource
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 WRITTEN = Path(__file__).with_name("families.json")
 LENGTH = 60  # beyond the probe's 48 tokens, and every window below
-SECONDS = 60  # for one architecture
+SECONDS = 60  # of the processor's time, for one architecture, whatever else the machine does
 MEMORY = 6 * 2**30  # of one process: what is larger could not be reduced
 MASKED = -9_000  # the first GPT masks with -10,000, all others with the most negative number of a dtype
 OUTCOMES = ("right", "refused", "wrong", "crash", "not built")
@@ -203,6 +204,8 @@ def measure(model_type: str, found: Any) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    used = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, used + SECONDS))
     rows = []
     try:
         for variant, config in configs(model_type):
@@ -232,11 +235,16 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
         found = context.Queue()
         child = context.Process(target=measure, args=(name, found))
         child.start()
-        try:
-            everything[name] = found.get(timeout=SECONDS)
-        except queue.Empty:
-            why = f"no result within {SECONDS} s" if child.is_alive() else f"the process ended ({child.exitcode})"
-            everything[name] = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
+        started, rows = time.monotonic(), None
+        while rows is None:
+            alive = child.is_alive() and time.monotonic() - started < 20 * SECONDS
+            try:
+                rows = found.get(timeout=1)
+            except queue.Empty:
+                if not alive:
+                    why = f"no result within {SECONDS} s (exit {child.exitcode})"
+                    rows = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
+        everything[name] = rows
         child.kill()
         child.join()
     return everything
