@@ -9,7 +9,6 @@ from torch import Tensor
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
-
 ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
 
 

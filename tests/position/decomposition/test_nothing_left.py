@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.analysis import analyze
-from tl_posgen.models.capturing import run_capture
 from tl_posgen.position.decomposition import across_prompts, residual
 from tl_posgen.position.decomposition.residual import left_by
 from tl_posgen.position.decomposition.three_axis import fit_capture
