@@ -348,8 +348,7 @@ def test_the_dtype_that_a_config_names_changes_no_number(family_directory, tmp_p
         (tmp_path / "model" / "config.json").write_text(json.dumps(written | {name: dtype}))
         try:
             model = load_model(tmp_path / "model", "bridge")
-        except ModelError as refusal:
-            assert "\n" not in str(refusal)
+        except ModelError:
             continue
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
         with torch.no_grad():

@@ -82,14 +82,13 @@ def in_list(model: Model, name: str, take: Callable[[Tensor], None], *, last: bo
 
     def see(value: Tensor, hook: Any) -> None:
         if last:
-            hooks = [
-                getattr(one, "__name__", "") or repr(one) for one in hook_point(model, name)._forward_hooks.values()
-            ]
+            point = hook_point(model, name)
+            hooks = [getattr(one, "__name__", "") or repr(one) for one in point._forward_hooks.values()]
             behind = hooks[hooks.index(repr(see)) + 1 :] if repr(see) in hooks else []
             if any(in_list.__name__ not in one and show.__name__ not in one for one in behind):
                 raise InputError(
-                    f"{name}: another hook stands behind that of capture_hooks, and could change what was captured; let "
-                    "the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`"
+                    f"{name}: another hook stands behind that of capture_hooks, and could change what was captured; "
+                    "let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`"
                 )
         take(value)
 

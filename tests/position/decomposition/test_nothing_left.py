@@ -60,7 +60,9 @@ def test_planes_share_a_small_residual_as_float64_says(capture, magnitude, seed)
     for one in (part, exact):
         vars(one).pop("rotated_q", None)
     fits = fit_capture(part), fit_capture(exact)
-    e, truth = (left_by(fit[0], one.scores().double().tril(), one, False) for fit, one in zip(fits, (part, exact)))
+    e, truth = (
+        left_by(fit[0], one.scores().double().tril(), one, False) for fit, one in zip(fits, (part, exact), strict=True)
+    )
     error, size = (x.square().sum((1, 2)).sqrt() for x in (e - truth, truth))
     scale = part.geometry.scale * part.q.norm(dim=-1).mul(1.0).max() * part.k.norm(dim=-1).max()
     assert bool((error <= 1e-6 * scale * n + 1e-9 * size).all())

@@ -221,7 +221,7 @@ class ResidualCollector(Collector):
 def left_by(
     fit: ThreeAxisFit, scores: Float[Tensor, "head query key"], part: LayerCapture, without: bool
 ) -> Float[Tensor, "head query key"]:
-    """e = W - fitted, fitted once more: sums over q and k round in float32, and e must be at right angles to any fit."""
+    """e = W - fitted, fitted once more: sums over q and k round in float32, and e must be at right angles to fits."""
     e = scores
     for again in range(2):
         if again:
