@@ -219,7 +219,7 @@ def measure(model_type: str, found: Any) -> None:
     found.put(rows)
 
 
-def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
+def all_outcomes(names: list[str]) -> Iterator[tuple[str, list[dict[str, str]]]]:
     import queue
 
     import transformers
@@ -229,7 +229,6 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
     import transformer_lens  # noqa: F401  isort: skip
 
     context = multiprocessing.get_context("fork")
-    everything = {}
     transformers.utils.logging.disable_progress_bar()
     for name in tqdm(names, unit="architecture"):
         found = context.Queue()
@@ -244,10 +243,19 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
                 if not alive:
                     why = f"no result within {SECONDS} s (exit {child.exitcode})"
                     rows = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
-        everything[name] = rows
         child.kill()
         child.join()
-    return everything
+        yield name, rows
+
+
+def write(name: str, rows: list[dict[str, str]]) -> None:
+    """The rows of one architecture in place of those that were there: a run that is stopped loses nothing."""
+    known = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
+    key = f"TransformerLens {version('transformer-lens')}"
+    others = [row for row in known.get(key, {}).get("rows", []) if row["family"] != name]
+    every = sorted(others + rows, key=lambda row: row["family"])
+    known[key] = {"transformers": version("transformers"), "rows": every}
+    WRITTEN.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> None:
@@ -255,19 +263,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model types; all if left out")
     parser.add_argument("--show", action="store_true", help="print, write nothing")
     chosen = parser.parse_args()
-    found = all_outcomes(chosen.names or architectures())
-    rows = [{"family": name, **row} for name, some in found.items() for row in some]
-    if chosen.show:
-        print(
-            "\n".join(f"{r['family']:24}{r['variant']:9}{r['backend']:8}{r['outcome']:10}{r['reason']}" for r in rows)
-        )
-    else:
-        known = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
-        key = f"TransformerLens {version('transformer-lens')}"
-        others = [row for row in known.get(key, {}).get("rows", []) if row["family"] not in found]
-        every = sorted(others + rows, key=lambda row: row["family"])
-        known[key] = {"transformers": version("transformers"), "rows": every}
-        WRITTEN.write_text(json.dumps(known, indent=1) + "\n")
+    rows = []
+    for name, some in all_outcomes(chosen.names or architectures()):
+        rows += (own := [{"family": name, **row} for row in some])
+        if chosen.show:
+            words = ("family", "variant", "backend", "outcome", "reason")
+            print("\n".join(" ".join(f"{row[word]:12}" for word in words) for row in own))
+        else:
+            write(name, own)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
     print(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))
     sys.exit(1 if counts["wrong"] or counts["crash"] else 0)

@@ -10,6 +10,7 @@ import pytest
 import tl_posgen
 from tl_posgen import registry
 from tl_posgen.models.source import MINI
+from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
 OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))
 PAGE = importlib.util.module_from_spec(OF_THE_PAGE)
@@ -22,7 +23,13 @@ HOSTILE = [
     "</style><svg/onload=alert(4)>", "-->", "<!--", "]]>", "\u202eright", "<a/href='javascript:alert(5)'>x</a>",
     "<iframe/srcdoc='<script>alert(6)</script>'>", "{{7*7}}", "\\u003cscript\\u003e", "W" * 300,
 ]  # fmt: skip
-OTHER_INPUTS = {"claims", "coupling_scores", "emergence", "slash_toy"}  # many models, no text, or results of others
+OTHER_INPUTS = {
+    "claims",
+    "coupling_scores",
+    "emergence",
+    "slash_toy",
+    "length_extrapolation",
+}  # no model, no text; options
 MEASURES = [name for name in registry.names() if name in registry.BUILT_IN and name not in OTHER_INPUTS]
 
 
@@ -44,7 +51,9 @@ def report(tmp_path_factory):
     text = " ".join(draw.choice(HOSTILE if draw.random() < 0.7 else words[-200:]) for _ in range(400))
     model = tl_posgen.load_model(directory)
     cut = {"length": 24, "n_prompts": 2, "null_seeds": (), "layers": [0, 1], "progress": False}
-    return tl_posgen.analyze(model, text, measures=MEASURES, skip_unsupported=True, **cut)
+    return tl_posgen.analyze(
+        model, text, measures=[*MEASURES, LengthExtrapolation(inside=24, times=2)], skip_unsupported=True, **cut
+    )
 
 
 @pytest.fixture(scope="module")
