@@ -236,15 +236,21 @@ class Feed:
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
         self.edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
+        self.edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
+        self.of_patterns = {request.name for request in requests if "pattern" in request.measure.needs}
         self.proved = True
         self.first_prompt = 0
+        self.lengths: dict[int, int] = {}
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
+        self.lengths.setdefault(capture.prompt, capture.length)
         self.proved &= capture.proved
         if isinstance(capture, EditedCapture):
             self.edits.setdefault(capture.layer, capture.why)
+        if capture.edited_pattern:
+            self.edited_patterns.add(capture.layer)
         self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
         for collector in self.collectors.values():
             collector.update(capture)
@@ -253,6 +259,11 @@ class Feed:
         """Hand the logits of a whole prompt to the collectors that need them."""
         for collector in self.finishing:
             collector.finish(tokens, logits)
+
+    def counted(self) -> dict[str, Any]:
+        """What the provenance says of all prompts, whether or not their token ids are known."""
+        lengths = sorted(set(self.lengths.values()))
+        return {"prompts": len(self.prompts), "length": lengths[0] if len(lengths) == 1 else lengths}
 
     def known_prompts(self) -> list[Int[Tensor, " _"]]:
         return [tokens for tokens in self.prompts.values() if tokens is not None]
@@ -271,9 +282,13 @@ class Feed:
                 f"prompt {short[0]} was captured in {self.layers[short[0]]} of {whole} layers: its forward pass ended "
                 "early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
-        said = {"model": label} | ({"edited": list(self.edits.values())} if self.edits else {})
-        said |= {} if self.proved else {"unproved": 1}
+        said: dict[str, Any] = {"model": label} | ({} if self.proved else {"unproved": 1})
+        if self.edits:
+            layers = sorted(self.edits)
+            said |= {"edited_layers": layers, "edited": self.edits[layers[0]]}
         found = {name: one.dataset().assign_attrs(said) for name, one in self.collectors.items()}
+        for name in self.of_patterns if self.edited_patterns else ():
+            found[name] = found[name].assign_attrs(edited_patterns=sorted(self.edited_patterns))
         return {name: with_token_texts(dataset, model) for name, dataset in found.items()}
 
 
@@ -302,7 +317,9 @@ def attach(
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
     What is measured is what the pass ends up with, whatever the order in which hooks were added: under edited scores
-    measures of scores and patterns take those, and measures of queries and keys refuse. Padding is left out where a
+    measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
+    measures of patterns take that; the results say so. Every forward pass counts as a prompt, also those that
+    `generate(use_past_kv_cache=False)` makes, one a token, on both kinds of model. Padding is left out where a
     mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,
     whatever happens inside. Measures that run the model themselves cannot be attached.
 
@@ -351,7 +368,7 @@ class Run:
         for label, other in random_inits.models():
             again = {**self.where, "seed": self.seed, "progress": False, "label": label}
             sides.append(one_pass(other, tokens, self.requests, **again))
-        provenance = provenance_of(self.model, tokens, random_inits, self.seed)
+        provenance = provenance_of(self.model, tokens, random_inits, self.seed) | self.feed.counted()
         named = {one.name: as_result(one, [side[one.name] for side in sides], provenance) for one in self.requests}
         return Report(named, provenance)
 
@@ -383,7 +400,7 @@ def analyze_cache(
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
     datasets = feed.datasets(model, model_label(model))
-    provenance = provenance_of(model, feed.known_prompts(), (), seed) | {"prompts": len(feed.prompts)}
+    provenance = provenance_of(model, feed.known_prompts(), (), seed) | feed.counted()
     return Report({one.name: as_result(one, [datasets[one.name]], provenance) for one in requests}, provenance)
 
 

@@ -51,6 +51,7 @@ class LayerCapture:
     resid: Float[Tensor, "pos d_model"] | None = None
     inputs: Float[Tensor, "pos d_model"] | None = None
     projections: Projections | None = None
+    edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
     _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)

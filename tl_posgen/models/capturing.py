@@ -26,7 +26,7 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.fused import LayerAttention
 from tl_posgen.models.model import Model
 from tl_posgen.models.padding import PadToken, require_padding, spans_of_mask, spans_of_pass, spans_of_scores
-from tl_posgen.models.pass_proof import as_streamed, as_used, checked_rows, require_softmax
+from tl_posgen.models.pass_proof import as_streamed, as_used, checked_rows, is_softmax, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.proof import tolerance
@@ -75,7 +75,27 @@ def capture_hooks(
         )
 
     takes = _Capture(model, consumer, needs, layers, heads, tokens, in_order=True).takes()
-    return [(name, lambda value, hook, take=take: take(value)) for name, take in takes.items()]
+    # edits of queries, keys, scores and pattern show in one another; those of what follows in nothing that is captured
+    unseen = tuple(name for part, name in (("resid", "hook_resid_pre"), ("v", "hook_v")) if part in needs)
+    return [(name, in_list(model, name, take, last=name.endswith(unseen))) for name, take in takes.items()]
+
+
+def in_list(model: Model, name: str, take: Callable[[Tensor], None], *, last: bool) -> Callable[..., None]:
+    """A hook that shows a value to `take`; refused behind it are, where it must be the last, hooks of others."""
+
+    def see(value: Tensor, hook: Any) -> None:
+        if last:
+            point = hook_point(model, name)
+            hooks = [getattr(one, "__name__", "") or repr(one) for one in point._forward_hooks.values()]
+            behind = hooks[hooks.index(repr(see)) + 1 :] if repr(see) in hooks else []
+            if any(in_list.__name__ not in one and show.__name__ not in one for one in behind):
+                raise InputError(
+                    f"{name}: another hook stands behind that of capture_hooks, and could change what was captured; "
+                    "let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`"
+                )
+        take(value)
+
+    return see
 
 
 @contextmanager
@@ -257,7 +277,7 @@ class _Capture:
             self.take_scores(probed)
         if part == "pattern":
             self.take_pattern(probed)
-        if part == ("pattern" if "pattern" in self.needs or self.in_order else "attn_scores"):
+        if part == ("pattern" if self.takes_pattern else "attn_scores"):
             self.hand_over(probed)
 
     def hand_over(self, probed: Probed) -> None:
@@ -280,9 +300,9 @@ class _Capture:
         if done.scores is None or done.pattern is None:
             self.take_scores(probed, done)
         else:
-            self.parts |= {"attn_scores": done.scores.detach(), "pattern": done.pattern.detach()}
+            self.parts["attn_scores"] = done.scores.detach()
             self.take_scores(probed)
-            if "pattern" in self.needs:
+            if self.takes_pattern:
                 self.parts["pattern"] = done.pattern.detach()
                 self.take_pattern(probed)
         self.hand_over(probed)
@@ -327,8 +347,20 @@ class _Capture:
                 allowed = tolerance(dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
-            rows = plain_scores(used[:, checked_rows(capture.length)], dtype) if self.in_order else used[:, :0]
+            formed = self.takes_pattern and streamed is None
+            rows = plain_scores(used[:, self.pattern_rows(capture)], dtype) if formed else used[:, :0]
             self.waiting.append((capture, rows))
+
+    @property
+    def takes_pattern(self) -> bool:
+        return self.in_order or "pattern" in self.needs
+
+    def pattern_rows(self, capture: LayerCapture) -> Tensor:
+        """The rows of the pattern that are held against the scores: all where hooks may have edited some."""
+        name = f"blocks.{capture.layer}.attn.hook_pattern"
+        point = self.wrapped.model.hook_dict.get(name)
+        alone = point is not None and len(point._forward_hooks) <= (name in self.names)
+        return checked_rows(capture.length) if alone or self.in_order else torch.arange(capture.length)
 
     def others_hook(self, layer: int) -> bool:
         """Whether hooks other than these are at work in the attention of this layer."""
@@ -340,8 +372,11 @@ class _Capture:
         pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
         for row, ((capture, rows), span) in enumerate(zip(self.waiting, self.spans, strict=True)):
             own = cut("pattern", pattern[row], span)
+            compared = own[:, self.pattern_rows(capture)]
             if self.in_order:
-                require_softmax(capture.layer, rows, own[:, checked_rows(capture.length)], own.dtype)
+                require_softmax(capture.layer, rows, compared, own.dtype)
+            else:
+                capture.edited_pattern = not is_softmax(rows, compared, own.dtype)
             if "pattern" in self.needs:
                 capture.pattern = at_least_float32(own if len(own) == len(capture.heads) else own[list(capture.heads)])
 

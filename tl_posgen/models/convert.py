@@ -1,7 +1,6 @@
 """A Hugging Face model, of a directory or with random weights, made the kind of object asked for, weights untouched."""
 
 import copy
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.memory import memory_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.source import first_line
+from tl_posgen.models.source import COMPUTED, first_line
 
 
 def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:
@@ -210,10 +209,6 @@ def from_pretrained(
         return loaded
     except Exception as error:  # every architecture has its own
         raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error
-
-
-# buffers that older versions of transformers saved and newer ones compute
-COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 
 
 def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:

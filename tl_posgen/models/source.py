@@ -1,6 +1,7 @@
 """From what the user typed to a directory with a config, safetensors weights and a tokenizer, all of them sound."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from tl_posgen.errors import ModelError
 MINI = Path(__file__).parent / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# buffers that older versions of transformers saved and newer ones compute
+COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -85,14 +88,20 @@ def require_files(source: Source) -> None:
 
 
 def require_finite(directory: Path) -> None:
-    """Refuse weights with NaN or inf, and name the tensor; also refuse files that are not safetensors."""
+    """Refuse weights with NaN or inf, or quantised, and name the tensor; also files that are not safetensors."""
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
-                    weight = file.get_tensor(name).float()
+                    weight = file.get_tensor(name)
+                    if not COMPUTED.search(name) and (not weight.is_floating_point() or weight.element_size() < 2):
+                        dtype = str(weight.dtype).removeprefix("torch.")
+                        raise ModelError(
+                            f"{path}: {name} is quantised ({dtype}); save the model in float32 or bfloat16"
+                        )
+                    weight = weight.float()
                     if not weight.isfinite().all():
                         kind = "NaN" if weight.isnan().any() else "inf"
                         broken = f"{name} holds {kind}; the weights are broken, load another checkpoint"

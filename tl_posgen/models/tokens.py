@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def to_prompts(
 
 def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:
     for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
-        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
     if length is not None and length < 2:
         raise InputError(f"length {length}: a prompt needs two tokens at least")

@@ -53,6 +53,7 @@ class _Known:
     streamed: "Streamed" = field(default_factory=lambda: Streamed())
 
 
+ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -75,6 +76,7 @@ class WrappedModel:
         """Where the model came from; `proved` of a copy of a bridge that was held against the plain model: its own
         joint matrices, which only the plain model reads, may not follow those that were edited."""
         self._known.origin = origin
+        vars(self.model)[ORIGIN] = origin  # which a deep copy carries
         self._known.difference = "" if proved else self._known.difference
 
     @property
@@ -179,5 +181,6 @@ def wrap(model: Model) -> WrappedModel:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
-    known = _known.setdefault(model, _Known(Origin(str(model.cfg.model_name), kind.name)))
+    origin = vars(model).get(ORIGIN) or Origin(str(model.cfg.model_name), kind.name)
+    known = _known.setdefault(model, _Known(origin))
     return WrappedModel(model, kind(model), known)
