@@ -17,3 +17,4 @@ from .result import Report as Report
 from .result import Result as Result
 from .result import load as load
 from .slash.slash import find_slash_heads as find_slash_heads
+from .sweep.run import sweep as sweep
