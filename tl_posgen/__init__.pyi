@@ -17,4 +17,5 @@ from .result import Report as Report
 from .result import Result as Result
 from .result import load as load
 from .slash.slash import find_slash_heads as find_slash_heads
+from .sweep.collect import open_study as open_study
 from .sweep.run import sweep as sweep

@@ -4,11 +4,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from tl_posgen.sweep.collect import open_study, report_study
 from tl_posgen.sweep.emergence import emergence
 from tl_posgen.sweep.run import Swept, sweep
 from tl_posgen.sweep.study import Study
 
-__all__ = ["Study", "Swept", "emergence", "sweep"]
+__all__ = ["Study", "Swept", "emergence", "open_study", "report_study", "sweep"]
 
 
 class Sweep(ModuleType):

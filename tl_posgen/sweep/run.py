@@ -37,12 +37,14 @@ class Swept:
         finished: names of the jobs whose file is there.
         failed: name -> error of those that ended with one; they are tried again with `retry`.
         unfinished: name -> reason of those whose worker was lost; the next run takes them up.
+        is_whole: whether every job of the study, those of other shards too, is finished or failed, and some finished.
     """
 
     out: Path
     finished: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     unfinished: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
 
     def __str__(self) -> str:
         counts = {"finished": self.finished, "failed": self.failed, "unfinished": self.unfinished}
@@ -119,11 +121,22 @@ def sweep(
             if outcome.state != "finished":
                 (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
                 bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
-    done = tuple(job.name for job in mine if (out / job.file).is_file())
-    if all((out / job.file).is_file() for job in jobs):  # nobody writes any more: what killed runs left half-written
+    finished = {job.name for job in jobs if (out / job.file).is_file()}
+    if len(finished) == len(jobs):  # nobody writes any more: what killed runs left half-written can go
         for left in out.glob(".partial-*"):
             shutil.rmtree(left, ignore_errors=True)
-    return Swept(out, done, failed, {job: why for job, why in unfinished.items() if job not in done})
+    lost = {job: why for job, why in unfinished.items() if job not in finished}
+    whole = bool(finished) and all(job.name in finished or error_of(out / job.file) for job in jobs)
+    return Swept(out, tuple(job.name for job in mine if job.name in finished), failed, lost, whole)
+
+
+def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
+    """Every job of a study and what became of it; asks no network, loads nothing."""
+    found = {}
+    for job in Study.of(study).jobs():
+        path = Path(out) / job.file
+        found[job.name] = "finished" if path.is_file() else "failed" if error_of(path) else "to do"
+    return found
 
 
 def shard_of(shard: str) -> slice:
