@@ -72,7 +72,9 @@ def read_study(out: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], Report]
     return index, reports
 
 
-def laid_out(index: Mapping[str, Any], reports: Mapping[tuple[str, ...], Report], null: int | None = None) -> xr.Dataset:
+def laid_out(
+    index: Mapping[str, Any], reports: Mapping[tuple[str, ...], Report], null: int | None = None
+) -> xr.Dataset:
     """Finished jobs put into their places of arrays over all jobs."""
     settings = index["settings"]
     coords = {dim: list(dict.fromkeys(job[dim] or MAIN for job in index["jobs"])) for dim in PER_JOB}
@@ -92,10 +94,15 @@ def laid_out(index: Mapping[str, Any], reports: Mapping[tuple[str, ...], Report]
             arrays[str(name)].values[(*where, *map(slice, array.shape))] = array.values
     dataset = xr.Dataset(arrays, {**coords, **{dim: range(n) for dim, n in zip(PER_HEAD, heads, strict=True)}})
     dataset["finished"] = finished
-    sizes = [next((one.provenance["parameters"] for key, one in reports.items() if key[0] == name), np.nan)
-             for name in coords["model"]]
+    sizes = [
+        next((one.provenance["parameters"] for key, one in reports.items() if key[0] == name), np.nan)
+        for name in coords["model"]
+    ]
     dataset["parameters"] = ("model", np.array(sizes, float))
-    dataset["step"] = (("model", "revision"), np.array([steps(index, name, coords["revision"]) for name in coords["model"]]))
+    dataset["step"] = (
+        ("model", "revision"),
+        np.array([steps(index, name, coords["revision"]) for name in coords["model"]]),
+    )
     n = len(coords["model"])
     label = f"{settings['study']}, {n} model{'s' * (n > 1)}"
     label += "" if null is None else f", random init (seed {settings['null_seeds'][null]})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tl_posgen import registry
 from tl_posgen.analysis import analyze
@@ -19,6 +19,7 @@ from tl_posgen.measure import Request
 from tl_posgen.models.hub import drop_from_cache
 from tl_posgen.null import RandomInits
 from tl_posgen.result import Report, load, results_bytes
+from tl_posgen.sweep.processes import Outcome
 from tl_posgen.sweep.texts import Text
 from tl_posgen.sweep.weights import Weights
 
@@ -73,15 +74,6 @@ def read_part(path: Path) -> Report:
         raise InputError(
             f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
         ) from error
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a job: measured, failed with an error that is kept, or left unfinished as its worker ended."""
-
-    job: str
-    state: Literal["finished", "failed", "unfinished"]
-    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.sweep.job import Outcome
-from tl_posgen.sweep.processes import Work
+from tl_posgen.sweep.processes import Outcome, Work
 
 RETRIES = 3  # of a task whose worker or node is lost; what it had finished is passed over
 

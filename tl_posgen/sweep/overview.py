@@ -57,8 +57,10 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     for curve in map(curve_of, own["curves"]):
         if not curve.told or f"{curve.name}_lowest" not in own:
             continue
-        low, high = (f"{said(own[f'{curve.name}_{end}'], curve.form)} ({own[f'{curve.name}_{end}_model']})"
-                     for end in ("lowest", "highest"))
+        low, high = (
+            f"{said(own[f'{curve.name}_{end}'], curve.form)} ({own[f'{curve.name}_{end}_model']})"
+            for end in ("lowest", "highest")
+        )
         random = null_of(null, curve.name, curve.form)
         size = f"; with ln parameters r = {own[f'{curve.name}_r_size']:.2f}" if f"{curve.name}_r_size" in own else ""
         over = f"goes from {low} to {high} over {n} models" if n > 1 else f"is {low}"
@@ -117,7 +119,9 @@ def revisions_of(data: xr.Dataset, curve: Curve, label: str, colour: str) -> lis
             x, y = data["step"].sel(model=model).values[there] + 1, values.sel(model=model).values[there]
             is_null = colour == NULL_COLOUR
             own = NULL_COLOUR if is_null else COLOURS[place % len(COLOURS)]
-            found.append(line(x, y, label if is_null else str(model), own, mode="lines" if is_null else "lines+markers"))
+            found.append(
+                line(x, y, label if is_null else str(model), own, mode="lines" if is_null else "lines+markers")
+            )
     return found
 
 

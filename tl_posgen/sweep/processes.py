@@ -6,11 +6,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from tl_posgen.sweep.job import Outcome
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: measured, failed with an error that is kept, or left unfinished as its worker ended."""
+
+    job: str
+    state: Literal["finished", "failed", "unfinished"]
+    why: str = ""
+
 
 Work: TypeAlias = Callable[[Sequence[Any]], Iterator[Outcome]]
 

@@ -19,9 +19,9 @@ from tl_posgen.files import require_writable, write_whole
 from tl_posgen.measure import require
 from tl_posgen.models.memory import memory_of
 from tl_posgen.netcdf import require_undamaged
-from tl_posgen.sweep.job import Job, Outcome, attempt, versions
+from tl_posgen.sweep.job import Job, attempt, versions
 from tl_posgen.sweep.on_ray import on_ray
-from tl_posgen.sweep.processes import local, processes
+from tl_posgen.sweep.processes import Outcome, local, processes
 from tl_posgen.sweep.study import Study
 
 Executor = Literal["local", "processes", "ray"]

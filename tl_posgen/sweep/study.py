@@ -95,7 +95,9 @@ class Study:
         try:
             return parsed(tomllib.loads(path.read_text(encoding="utf-8")), path.resolve().parent)
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give a study's file") from error
+            raise InputError(
+                f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give a study's file"
+            ) from error
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path}: not TOML ({error})") from error
         except InputError as error:

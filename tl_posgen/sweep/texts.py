@@ -88,7 +88,7 @@ def rows_of(text: Text) -> Iterator[str]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise InputError(f"text {text.name}: datasets is not installed; pip install 'tl-posgen[datasets]'") from error
+        raise InputError(f"text {text.name}: datasets is not installed; pip install datasets") from error
     try:
         rows = load_dataset(text.dataset, text.config, split=text.split, revision=text.revision, streaming=True)
         for row in rows:

@@ -44,7 +44,9 @@ class Weights:
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(BackendChoice):
-            raise InputError(f"model {self.source}: backend {self.backend!r}; choose {', '.join(get_args(BackendChoice))}")
+            raise InputError(
+                f"model {self.source}: backend {self.backend!r}; choose {', '.join(get_args(BackendChoice))}"
+            )
         dtype = None if self.dtype is None else getattr(torch, self.dtype, None)
         if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(f"model {self.source}: dtype {self.dtype!r}; give one such as float32 or bfloat16")
