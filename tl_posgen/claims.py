@@ -118,7 +118,7 @@ def measure_all(
     claims: Sequence[Claim],
     run: Mapping[str, Any],
     keep: Callable[..., Report],
-    settings: Mapping[str, Any],
+    settings: dict[str, Any],
 ) -> dict[str, Result]:
     """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest."""
     asked: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,7 @@
 """Jobs on Ray: a task a group of jobs; placement, memory, GPUs and retries are Ray's own."""
 
+import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,13 +64,15 @@ def one_group(work: Work, group: Sequence[Any]) -> Iterator[Outcome]:
 def connected(address: str | None) -> Iterator[Any]:
     """The module `ray`, connected inside the block; a connection that was there before stays."""
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise InputError("executor ray: Ray is not installed; pip install 'tl-posgen[ray]'") from error
     if ray.is_initialized():
         yield ray
         return
     try:
+        if address is not None and (named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
+            socket.create_connection((named[1], int(named[2])), timeout=10).close()  # Ray itself tries for minutes
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -48,7 +48,7 @@ def summarise(data: xr.Dataset) -> Summary:
             numbers |= {f"{name}_lowest": float(values[low]), f"{name}_lowest_model": models[low]}
             numbers |= {f"{name}_highest": float(values[high]), f"{name}_highest_model": models[high]}
         if len(known) >= FEWEST and len(set(sizes[known].tolist())) > 2:
-            numbers[f"{name}_r_size"] = float(correlation(sizes[known], torch.from_numpy(values.values[known])))
+            numbers[f"{name}_r_size"] = correlation(sizes[known], torch.from_numpy(values.values[known])).r
     return numbers
 
 
@@ -72,7 +72,7 @@ def table(data: xr.Dataset) -> pd.DataFrame:
     """One row a finished job: every curve, heads averaged."""
     columns = {curve.label: of_jobs(data, curve.name) for curve in followed(data) if curve.column}
     frame = xr.Dataset({"finished": data["finished"], **columns}).to_dataframe(dim_order=list(PER_JOB)).reset_index()
-    return frame[frame["finished"]][[*PER_JOB, *columns]].reset_index(drop=True)
+    return pd.DataFrame(frame.loc[frame["finished"], [*PER_JOB, *columns]]).reset_index(drop=True)
 
 
 def side_by_side(result: Any) -> go.Figure:

@@ -18,7 +18,7 @@ from tl_posgen.sweep.weights import Weights
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MEASURES = ("three_axis", "variance", "mean_key")
 Made = TypeVar("Made")
@@ -112,8 +112,7 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """What all results of one directory have in common; models and texts may be added."""
         measures = {request.name: request.as_dict() for request in requests_of(self.measures)}
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed}
-        cut["null_seeds"] = list(self.null_seeds)
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": [*self.null_seeds]}
         return {"study": self.name, "measures": measures, **cut, "versions": versions()}
 
 
