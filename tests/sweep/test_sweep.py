@@ -62,7 +62,7 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, stud
     np.testing.assert_array_equal(
         data["three_axis_r"].sel(model="mini")[0, 0].values, single["three_axis"].dataset["r"].values
     )
-    assert float(data["loss_loss"].sel(model="mini")) == single["loss"].summary["loss"]
+    assert data["loss_loss"].sel(model="mini").item() == single["loss"].summary["loss"]
     sizes = np.isfinite(data["three_axis_r"]).any(("layer", "head")).sum()
     assert int(sizes) == 2
     assert bool(np.isnan(data["three_axis_r"].sel(model="tiny")).any())  # fewer layers or heads
