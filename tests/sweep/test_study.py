@@ -138,17 +138,17 @@ def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
     require_same_study(tmp_path, study)
     require_same_study(tmp_path, replace(study, weights=(*study.weights, Weights("mini", label="again"))))
     for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
-        with pytest.raises(InputError, match=f"holds a study with {said}, and this one has .*; give another --out"):
+        with pytest.raises(InputError, match=rf"holds a study with {said}, and this one has .*; give another --out"):
             require_same_study(tmp_path, other)
     monkeypatch.setattr("tl_posgen.sweep.study.versions", lambda: {"tl-posgen": "9"})
-    with pytest.raises(InputError, match="holds a study with versions .*, and this one has"):
+    with pytest.raises(InputError, match=r"holds a study with versions .*, and this one has"):
         require_same_study(tmp_path, study)
 
 
 def test_shards_are_all_of_it_and_disjoint():
     items = list(range(11))
     parts = [items[shard_of(f"{i}/4")] for i in range(1, 5)]
-    assert sorted(sum(parts, [])) == items
+    assert sorted(item for part in parts for item in part) == items
     for wrong in ("0/4", "5/4", "1", "1/0", "a/b"):
         with pytest.raises(InputError, match="such as 1/4"):
             shard_of(wrong)
