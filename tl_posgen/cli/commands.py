@@ -193,6 +193,39 @@ def emerge(
     setup.present(emergence(checkpoints, words, measures=measures, **where, **cut))
 
 
+@app.command()
+def sweep(
+    study: Annotated[Path, typer.Argument(help="TOML: models, revisions, texts, measures.")],
+    out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),
+    executor: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
+    workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 2,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; a running or a new one if left out.")] = None,
+    shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
+    retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
+    plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
+) -> None:
+    """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
+
+    Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
+    """
+    from tl_posgen.report.terminal import print_measures
+    from tl_posgen.sweep import report_study
+    from tl_posgen.sweep import sweep as run
+    from tl_posgen.sweep.run import states
+
+    if plan:
+        print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
+        return
+    swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
+    if swept.is_whole:
+        report = report_study(out)
+        page = report.write(out / "report")
+        print_measures(report)
+        print(f"\nReport: {page}")
+    print(f"{swept} in {out}")
+    raise typer.Exit(int(bool(swept.failed or swept.unfinished)))
+
+
 @command()
 def claims(
     setup: Setup,

@@ -27,7 +27,16 @@ from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, m
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import null_of
 from tl_posgen.result import Result
-from tl_posgen.sweep.curves import PER_HEAD, Curve, curve_of, followed, half_way, interval_of, values_of
+from tl_posgen.sweep.curves import (
+    PER_HEAD,
+    Curve,
+    curve_of,
+    followed,
+    half_way,
+    interval_of,
+    numbers_in,
+    values_of,
+)
 
 MEASURES = ("three_axis", "variance", "mean_key")
 LOSS = Curve("loss", "loss")
@@ -111,21 +120,8 @@ def numbers_of(model: Model, tokens: Int[Tensor, "prompt pos"], requests: Sequen
     """What every measure says of one model, under names of their own, headlines first; and the loss."""
     with_loss = [*requests, *([] if any(one.name == "loss" for one in requests) else ["loss"])]
     report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), progress=False))
-    data: dict[str, Any] = {"loss": report.pop("loss").summary["loss"]}
-    for measure, result in report.items():
-        arrays = {
-            str(key): array for key, array in result.dataset.data_vars.items() if set(array.dims) == set(PER_HEAD)
-        }
-        declared = result.measure.variables
-        for key in sorted(arrays, key=lambda key: not (key in declared and declared[key].headline)):
-            array = arrays[key].drop_vars(set(arrays[key].coords) - set(PER_HEAD)).transpose(*PER_HEAD)
-            data[f"{measure}_{key}"] = array.assign_attrs(measure=measure)
-        for key, value in result.summary.items():
-            is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-            if is_number and f"{measure}_{key}" not in data:  # a per-head number says more
-                words = {"measure": measure, "long_name": key.replace("_", " ")}
-                data[f"{measure}_{key}"] = ((), np.nan if value is None else float(value), words)
-    return xr.Dataset(data)
+    loss = report.pop("loss").summary["loss"]
+    return xr.Dataset({"loss": loss, **numbers_in(report.values())})
 
 
 def labelled(found: xr.Dataset, requests: Sequence[Request], label: str) -> xr.Dataset:
