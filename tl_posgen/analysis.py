@@ -16,10 +16,10 @@ from tl_posgen import registry
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.measure import Collector, Measure, Options, Request
 from tl_posgen.models import open_model
-from tl_posgen.models.load import is_ours
 from tl_posgen.models.cache import captures_from_cache
 from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.load import is_ours
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
@@ -89,8 +89,8 @@ def analyze(
     """Measure how a model's attention uses position: one forward pass per prompt, shared by all that one pass can give.
 
     Args:
-        model: a HookedTransformer or TransformerBridge; or a name or directory for `load_model`, or a `Pretrained`: what
-            is loaded here makes room for its random inits when it has been measured.
+        model: a HookedTransformer or TransformerBridge; or a name or directory for `load_model`, or a `Pretrained`:
+            what is loaded here makes room for its random inits when it has been measured.
         prompts: a text, texts, token ids [batch, pos], or what a Hugging Face tokenizer returns. A text is tokenised
             with the tokenizer's own special tokens. Padding is left out, see `tl_posgen.models.tokens.to_prompts`.
         measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and

@@ -31,9 +31,7 @@ class Setup:
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
         "auto"
     )
-    dtype: Annotated[
-        str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")
-    ] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")] = "auto"
     device: Annotated[str, typer.Option(help="auto (cuda where there is one), cpu, cuda, cuda:1 or mps.")] = "auto"
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None
     seed: Annotated[int, typer.Option(help="Seed of random draws.", min=0)] = 0

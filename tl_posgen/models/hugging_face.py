@@ -30,9 +30,7 @@ class Planned(NamedTuple):
     dtype: torch.dtype
 
 
-def plan(
-    directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], trust_remote_code: bool
-) -> Planned:
+def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], trust_remote_code: bool) -> Planned:
     """The model of a directory before its weights are read; "auto" is the dtype in config.json, else of the weights.
 
     Raises:

@@ -44,8 +44,8 @@ def load_model(
         backend: "hooked" for a HookedTransformer (TransformerLens 3.9, ten architectures), "bridge" for a
             TransformerBridge, "auto" for the first that can have the same logits as the Hugging Face model.
         dtype: of the weights, such as torch.float32 or "float32". "auto" is the checkpoint's, as in transformers, with
-            two exceptions: float16 on a CPU becomes float32, and so does "mini". Analyses take q and k to float32 at least. A CPU without
-            instructions for bfloat16 computes in it ten times slower than in float32, and holds twice the weights.
+            two exceptions: float16 on a CPU becomes float32, and so does "mini". Analyses take q and k to float32 at
+            least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in float32.
         device: "cuda", "cuda:1", "mps", "cpu"; "cuda" where there is one, else "cpu", if left out or "auto".
         revision: branch, tag or commit on huggingface.co; a checkpoint, for instance.
         device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
@@ -81,7 +81,8 @@ class Pretrained:
     Example:
         >>> import tl_posgen
         >>> mini = Pretrained("mini", backend="bridge")
-        >>> tl_posgen.analyze(mini, "The White Rabbit put on his spectacles.", measures="three_axis").provenance["backend"]
+        >>> report = tl_posgen.analyze(mini, "The White Rabbit put on his spectacles.", measures="three_axis")
+        >>> report.provenance["backend"]
         'bridge'
     """
 

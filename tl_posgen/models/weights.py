@@ -28,7 +28,9 @@ class Stored:
     def __getitem__(self, part: Any) -> Tensor:
         tensor: Tensor = self.file.get_slice(self.name)[part]
         if kind := not_finite(tensor):
-            self.broken.append(f"{self.path}: {self.name} holds {kind}; the weights are broken, load another checkpoint")
+            self.broken.append(
+                f"{self.path}: {self.name} holds {kind}; the weights are broken, load another checkpoint"
+            )
         return tensor
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float, Real
 from plotly.subplots import make_subplots
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
@@ -203,7 +204,15 @@ def layer_curves(
 
 
 def curve(
-    x: np.ndarray, y: np.ndarray, layer: Any, name: str, colour: str, along: str, *, width: float = 1.6, opacity: float = 1.0
+    x: Real[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    layer: Any,
+    name: str,
+    colour: str,
+    along: str,
+    *,
+    width: float = 1.6,
+    opacity: float = 1.0,
 ) -> dict[str, Any]:
     """A layer's curve as the plain mapping that plotly makes a trace of, as there may be a thousand."""
     return {
@@ -219,7 +228,9 @@ def curve(
     }
 
 
-def joined(x: np.ndarray, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def joined(
+    x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
+) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
     """Several curves [curve, x] over one x as a single line that is broken between them.
 
     Example:
