@@ -211,7 +211,7 @@ def curve(
     colour: str,
     along: str,
     *,
-    width: float = 1.6,
+    width: int | float = 1.6,
     opacity: float = 1.0,
 ) -> dict[str, Any]:
     """A layer's curve as the plain mapping that plotly makes a trace of, as there may be a thousand."""
