@@ -107,6 +107,24 @@ def test_check_prints_every_layer(run):
     assert "rotary" in printed
 
 
+def test_the_dtype_is_obeyed_and_kept_in_the_results(done, text, tmp_path):
+    import tl_posgen
+
+    done("analyze", "--measures", "slash", "--dtype", "bfloat16", "--device", "cpu", "--no-null", *cut(text, 32, 1))
+    assert tl_posgen.load(tmp_path / "report").provenance["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "int8"], "give a floating-point one: auto, float32"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
+    ],
+)
+def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, message):
+    assert message in refused("analyze", *cut(text, 32, 1), *options)
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, text, name):
     printed, summary = done(name, *cut(text, 48, 2), *MEASURES[name])

@@ -52,7 +52,7 @@ def judge_claims(
     """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
 
     Args:
-        model: a model, or a name or directory for `load_model`.
+        model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
         checkpoints: directories of the same model in training, in order; without them nothing is said of emergence.
@@ -85,7 +85,7 @@ def judge_claims(
     require("keep", keep, str | os.PathLike)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
-    model, seed = open_model(model), check_seed(seed)
+    model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(model, length, n_prompts)
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
@@ -105,6 +105,7 @@ def judge_claims(
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
         asked = sorted({name for own in options for name in own.get("measures", ())})
         over = cut | {"null_seeds": (), "progress": progress, "tokenizer": tokenizer, "measures": asked}
+        over["dtype"] = next(model.parameters()).dtype
         of = [[str(checkpoint), digest_of(Path(checkpoint).expanduser())] for checkpoint in checkpoints]
         asked_for = settings | {"measures": asked, "checkpoints": of}
         results |= kept(parts, WITH_CHECKPOINTS, asked_for, lambda: report_of(emergence(checkpoints, prompts, **over)))
