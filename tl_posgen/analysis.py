@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen import registry
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import Collector, Measure, Options, Request
+from tl_posgen.measure import Collector, Measure, Options, Request, require
 from tl_posgen.models import open_model
 from tl_posgen.models.cache import captures_from_cache
 from tl_posgen.models.capture import EditedCapture, LayerCapture
@@ -22,6 +22,7 @@ from tl_posgen.models.capturing import capturing, run_capture
 from tl_posgen.models.load import is_ours
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
+from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.models.weights import release
 from tl_posgen.models.wrapped import wrap
@@ -84,6 +85,7 @@ def analyze(
     null_seeds: Sequence[int] = (0,),
     after: Mapping[str, Result] | None = None,
     skip_unsupported: bool = False,
+    streaming: bool | None = None,
     progress: bool = True,
 ) -> Report:
     """Measure how a model's attention uses position: one forward pass per prompt, shared by all that one pass can give.
@@ -105,6 +107,8 @@ def analyze(
         after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
             them is taken from there and not measured again.
         skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
+        streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
+            prompts longer than 1,024 tokens where the model allows it.
         progress: show progress bars.
 
     Returns:
@@ -121,6 +125,7 @@ def analyze(
         ['layer', 'head', 'position']
     """
     seed = check_seed(seed)
+    require("streaming", streaming, bool | None)
     known = check_after(after)
     asked = registry.requested(measures)
     for request in asked:
@@ -128,7 +133,7 @@ def analyze(
     requests = [request for request in asked if request.name not in known]
     ours, precise = is_ours(model), any(request.measure.precise for request in requests)
     model = open_model(model, precise=precise)
-    with wrap(model).exclusive("analyze"):
+    with wrap(model).exclusive("analyze"), chosen(streaming):
         requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
@@ -167,8 +172,8 @@ def analyze(
                 side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
             for request in requests:
                 if request.name in later:
-                    after = {name: side[name] for name in request.measure.after}
-                    side[request.name] = later[request.name](other, label, after)
+                    found_before = {name: side[name] for name in request.measure.after}
+                    side[request.name] = later[request.name](other, label, found_before)
             sides.append(side)
         for request in (request for request in requests if request in shared or request.name in later):
             nulls = tuple(request.measure.describe(side[request.name]) for side in sides)

@@ -24,6 +24,10 @@ def analyze(
     ] = None,
     layers: Layers = None,
     heads: Heads = None,
+    streaming: Annotated[
+        bool | None,
+        typer.Option(help="Form no score matrix; if left out, for prompts over 1,024 tokens.", show_default=False),
+    ] = None,
 ) -> None:
     """Measure how attention uses position on a text: a table here, and a report in --out."""
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_indices(heads, "--heads")}
@@ -32,7 +36,8 @@ def analyze(
     from tl_posgen.analysis import analyze as run
     from tl_posgen.report.terminal import print_report
 
-    setup.present(run(model, words, measures=names, **where, **cut), print_report)
+    found = run(model, words, measures=names, streaming=streaming, **where, **cut)
+    setup.present(found, print_report)
 
 
 @app.command()

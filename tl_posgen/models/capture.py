@@ -131,8 +131,9 @@ class StreamedCapture(LayerCapture):
         for name in ("attn_scores", "pattern"):
             vars(self).pop(name, None)
 
-    attn_scores = cached_property(lambda self: self.scores())
-    pattern = cached_property(lambda self: self.pattern_rows(0, self.length))
+    attn_scores: Any = cached_property(lambda self: self.scores())
+    pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
+    sinks: Float[Tensor, " head"] | None
 
     def of_heads(self, part: slice) -> "StreamedCapture":
         some = copy(self)

@@ -124,7 +124,7 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
 
     hf_model.config.architectures = hf_model.config.architectures or [type(hf_model).__name__]
     dtype = next(hf_model.parameters()).dtype
-    place = {} if spread_of(hf_model) else {"device": device}
+    place: dict[str, Any] = {} if spread_of(hf_model) else {"device": device}
     try:
         hf_model = hf_model.to(device) if place else hf_model
         bridge = TransformerBridge.boot_transformers(

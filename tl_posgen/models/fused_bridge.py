@@ -156,7 +156,7 @@ def mask_function(
     options = {name: one for name, one in options.items() if name not in ("allow_is_causal_skip", "dtype", "config")}
 
     def rows(start: int, stop: int) -> Tensor:
-        return sdpa_mask(
+        made: Any = sdpa_mask(
             batch_size=batch_size,
             q_length=stop - start,
             kv_length=kv_length,
@@ -165,6 +165,7 @@ def mask_function(
             allow_is_causal_skip=False,
             **options,
         )
+        return made
 
     causal = mask_function is causal_mask_function and padding is None and q_length == kv_length
     return Mask(rows, causal, padding)

@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, attn: Any, attention: Attention, geometry: LayerGeometry):
         self.attn, self.attention, self.geometry = attn, attention, geometry
         self.met: dict[str, Any] = {}  # q, k and the mask, until the values come
-        self.formed: dict[str, Tensor] | None = None  # the layer's scores, where hooks see or edit them
+        self.formed: dict[str, Any] | None = None  # the layer's scores, where hooks see or edit them
 
     def own(self, name: str, *args: Any) -> Tensor:
         return getattr(type(self.attn), name)(self.attn, *args)

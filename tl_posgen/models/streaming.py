@@ -156,15 +156,15 @@ class Stream:
         **formed: Tensor,
     ) -> Float[Tensor, "batch head pos d_value"]:
         """One layer's attention, see `tl_posgen.models.fused.Attention`."""
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        by: float = q.shape[-1] ** -0.5 if scale is None else scale
         mask = as_mask(mask, q, k)
         attn = self.wrapped.attention(layer)
         if not formed and is_hooked(attn):
-            formed = form(attn, q, k, v, scale, mask, finish, sinks)
+            formed = form(attn, q, k, v, by, mask, finish, sinks)
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
-            z = attend(q, k, v, scale, mask, finish=finish, sinks=sinks)
+            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks)
             done = LayerAttention(q, k, v, z, mask, sinks)
             if layer in self.geometries:
                 prove_rows(self.geometries[layer], done)
@@ -217,12 +217,12 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
     group = done.q.shape[1] // done.k.shape[1]
     eps = max(torch.finfo(done.q.dtype).eps, torch.finfo(torch.float32).eps)
     for prompt in range(len(done.q)):
-        text = slice(None) if done.mask.padding is None else done.mask.padding[prompt]
-        own = rows if done.mask.padding is None else torch.arange(n, device=rows.device)[text][-1:]
+        text = None if done.mask.padding is None else done.mask.padding[prompt]
+        own = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]
         q = done.q[prompt][:, own].float()
         k, v = (x[prompt].float().repeat_interleave(group, 0) for x in (done.k, done.v))
         scores = scores_from(q, k, geometry, range(len(q)), own)
-        if done.mask.padding is not None:
+        if text is not None:
             scores = scores.masked_fill(~text, -torch.inf)
         expected = masked_softmax(scores, torch.ones_like(scores, dtype=torch.bool), done.sinks) @ v
         off = (done.z[prompt][:, own].float() - expected).abs().amax(-1)

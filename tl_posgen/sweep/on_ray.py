@@ -1,5 +1,6 @@
 """Jobs on Ray: a task a group of jobs; placement, memory, GPUs and retries are Ray's own."""
 
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +74,7 @@ def connected(address: str | None) -> Iterator[Any]:
     try:
         if address is not None and (named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
             socket.create_connection((named[1], int(named[2])), timeout=10).close()  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
         reason = str(error).strip().splitlines()[0]
         raise InputError(

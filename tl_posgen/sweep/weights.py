@@ -11,7 +11,7 @@ import torch
 from tl_posgen.errors import InputError
 from tl_posgen.models.checkpoints import require_weights
 from tl_posgen.models.hub import Shape, shape_of
-from tl_posgen.models.load import BackendChoice, load_model, load_source
+from tl_posgen.models.load import BackendChoice, Pretrained, load_model, load_source
 from tl_posgen.models.source import MINI, Source
 
 WHOLE = 2**26  # bytes up to which a file's digest is of all of it
@@ -100,13 +100,13 @@ class Weights:
 
     def load(self) -> Any:
         """The model of TransformerLens."""
-        options: dict[str, Any] = {} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}
-        options |= {} if self.device is None else {"device": self.device}
+        options: dict[str, Any] = {"backend": self.backend, "dtype": self.dtype or "auto", "device": self.device}
         if self.directory is None:
-            return load_model(self.source, self.backend, revision=self.revision, **options)
+            return load_model(self.source, revision=self.revision, **options)
         if self.words is None:
-            return load_model("mini" if self.source == "mini" else self.directory, self.backend, **options)
-        return load_source(Source(self.directory.name, self.directory), self.words, self.backend, **options)
+            return load_model("mini" if self.source == "mini" else self.directory, **options)
+        source = Source(self.directory.name, self.directory)
+        return load_source(source, self.words, Pretrained(self.directory, **options))
 
 
 def digest_of(directory: Path) -> str:
