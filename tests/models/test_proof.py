@@ -58,7 +58,7 @@ def test_a_wrong_description_is_refused_with_its_likely_cause(probed, change, ca
 
 def test_a_draft_is_taken_as_it_is_when_another_fits_as_well(probed):
     geometry, q, k, scores = probed
-    assert prove([geometry, geometry], q, k, scores).rope is geometry.rope
+    assert prove([replace(geometry, window=20), geometry], q, k, scores).window == 20
 
 
 @pytest.mark.parametrize(("share", "passes"), [(0.9, True), (1.1, False)])
