@@ -1,224 +1,145 @@
 """Mutation testing: do the tests notice when one expression of a file is changed?
 
-    PYTHONPATH=.ci pytest -p mutants --mutate tl_posgen/rope/planes.py tl_posgen/rope tests/rope
+    PYTHONPATH=.ci pytest -p mutants tl_posgen/rope/planes.py tests/rope     # files to change, and tests
 
-mutmut's operators, applied in one pytest process that has collected everything and forks for every mutant: mutmut's own
-runner rewrites functions, which jaxtyping's import hook does not survive. A mutant runs the tests that reach its
-function, those of its own file first and then the quick ones, up to the first failure. Texts with a space in them are
-messages, and are left alone.
+mutmut's operators, in one pytest process that has collected everything and forks for every mutant: mutmut's own runner
+rewrites functions, which jaxtyping's import hook does not survive. A mutant meets the tests that reach its function,
+the quick ones first, up to the first that fails. equivalent_mutants.txt lists, with the reason, what none can notice.
 """
 
+import difflib
 import gc
-import json
 import os
 import random
-import re
 import resource
 import signal
 import sys
 import time
-from contextlib import suppress
-from importlib import import_module
-from itertools import zip_longest
+from collections import defaultdict
+from multiprocessing import get_context
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 
 import hypothesis
 import libcst as cst
-import pytest
+import libcst.matchers as m
+import torch
 from _pytest.runner import runtestprotocol
-from libcst.matchers import Assign, Call, Name, Subscript, matches
-from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
-SECONDS = 60  # a mutant whose test takes longer is killed
-MEMORY = 12 * 2**30
-STRICT = re.compile(r", (strict=\w+)?\)")  # of zip: what is zipped has one length, as long as there is no bug
+SECONDS, MEMORY = 60, 12 * 2**30  # a mutant whose test takes more is noticed
+SKIPPED = m.Annotation() | m.Decorator() | m.ImportFrom() | m.Import() | m.Arg(keyword=m.Name("strict"))
+AT_IMPORT = m.Assign(value=m.Subscript()) | m.Call(func=m.Name("field"))  # a type; how a field is made
+ALONE = m.SimpleString(value=m.MatchIfTrue(lambda text: " " in text)) | m.Call(func=m.Name("zip"))  # messages; strict=
+ITEMS = []  # the tests
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--mutate", action="append", default=[], help="a file of the package")
-    parser.addoption("--warm", action="store_true", help="keep what fixtures of the session made, models say")
-    parser.addoption("--sample", type=int, help="so many of all the mutants, drawn with seed 0")
+    parser.addoption("--sample", type=int, default=10**9, help="so many of all the mutants, drawn with seed 0")
 
 
-def pytest_configure(config):
-    hypothesis.settings.register_profile(
-        "mutants",
-        derandomize=True,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    )
+def pytest_configure():
+    phases = hypothesis.Phase.explicit, hypothesis.Phase.generate
+    hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("ci"), phases=phases)
     hypothesis.settings.load_profile("mutants")
 
 
-class Mutants(cst.CSTVisitor):
-    """(first line, last line of the function or statement, code) of every mutant of a file."""
+def mutants_of(node, function=None):
+    """(name of the outermost function around it, node, what mutmut would have there) of every mutant of a file."""
+    if m.matches(node, SKIPPED) or (function is None and m.matches(node, AT_IMPORT)):
+        return
+    function = function or (node.name.value if isinstance(node, cst.FunctionDef) else None)
+    for kind, operator in mutation_operators:
+        if isinstance(node, kind) and not m.matches(node, ALONE):
+            yield from ((function, node, other) for other in operator(node))
+    for child in node.children:
+        yield from mutants_of(child, function)
 
-    METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, path):
-        self.found, self.spans = [], []
-        self.wrapper = MetadataWrapper(cst.parse_module(Path(path).read_text(encoding="utf-8")))
-        self.wrapper.visit(self)
-
-    def on_visit(self, node):
-        place = self.get_metadata(PositionProvider, node, None)
-        if isinstance(node, (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)):
-            return False
-        if isinstance(node, cst.Expr) and isinstance(node.value, cst.BaseString):  # a docstring
-            return False
-        if not self.spans and matches(node, Assign(value=Subscript()) | Call(func=Name("field"))):  # a type, a factory
-            return False
-        if isinstance(node, cst.FunctionDef):
-            self.spans.append((min([place.start.line] + [self._line(d) for d in node.decorators]), place.end.line))
-        for kind, operator in mutation_operators:
-            if isinstance(node, kind) and not (isinstance(node, cst.SimpleString) and " " in node.value):
-                self.found += [(node, mutated, place.start.line, self._span()) for mutated in operator(node)]
-        return True
-
-    def on_leave(self, node):
-        if isinstance(node, cst.FunctionDef):
-            self.spans.pop()
-
-    def all(self):
-        """(line, first and last line of the function around it or of the file, lines that differ, mutated file)."""
-        module = self.wrapper.module
-        for node, mutated, line, span in self.found:
-            code = module.deep_replace(node, mutated).code
-            if STRICT.sub(")", code) != STRICT.sub(")", module.code):
-                yield line, span, changed_lines(module.code, code), code
-
-    def _span(self):
-        return self.spans[0] if self.spans else (0, sys.maxsize)
-
-    def _line(self, node):
-        return self.get_metadata(PositionProvider, node).start.line
+def pytest_collection_finish(session):
+    ITEMS[:] = session.items
 
 
 def pytest_runtestloop(session):
-    paths = session.config.getoption("--mutate")
-    modules = {path: sys.modules[path.removesuffix(".py").replace("/", ".")] for path in paths}
-    mutants = [(path, *mutant) for path in paths for mutant in Mutants(path).all()]
-    if size := session.config.getoption("--sample"):
-        mutants = sorted(random.Random(0).sample(mutants, min(size, len(mutants))), key=lambda m: (m[0], m[1]))
-    here = (lambda function: function()) if session.config.getoption("--warm") else in_child
-    reached, imported = here(lambda: what_tests_reach(session.items, {m.__file__ for m in modules.values()}))
-    for name in imported:  # what tests import late is imported once
-        with suppress(Exception):
-            import_module(name)
-    gc.collect()
-    live = {path: functions_of(vars(module), gc.get_objects()) for path, module in modules.items()}
+    files = {path: cst.parse_module(Path(path).read_text("utf-8")) for path in session.config.args if path[:2] == "tl"}
+    mutants = [(path, *mutant) for path in files for mutant in mutants_of(files[path])]
+    mutants = random.Random(0).sample(mutants, min(len(mutants), session.config.getoption("--sample")))
+    with get_context("fork").Pool(1) as pool:  # a run leaves traces: doctests cannot run twice
+        reached = pool.map(what_a_test_reaches, range(len(session.items)))
+    modules = {path: sys.modules[path.removesuffix(".py").replace("/", ".")] for path in files}
+    live = {path: functions_of(module) for path, module in modules.items()}
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports seconds of other things, once for all forks
     gc.freeze()  # in a child, gc.get_objects() holds only what is newer than this
-    known = {line.split("  # ")[0] for line in EQUIVALENT.read_text(encoding="utf-8").splitlines()}
-    score = {path: [0, 0, 0] for path in paths}
-    for path, line, span, change, code in mutants:
-        own = {f"test_{Path(path).name}", Path(path).name}
-        tests = [
-            (item.path.name not in own, seconds, n)
-            for n, (item, (seconds, lines)) in enumerate(zip(session.items, reached, strict=True))
-            if any(span[0] <= at <= span[1] for file, at in lines if file == modules[path].__file__)
-        ]
-        tests = [session.items[n] for *_, n in sorted(tests)]
-        if f"{path}: {change}" in known:
-            score[path][1] += 1
-        elif in_child(lambda: all_pass(tests, modules[path], code, live[path])):  # noqa: B023
-            score[path][2] += 1
-            print(f"{path}: {change}  # line {line}, {len(tests)} tests", flush=True)
-        else:
-            score[path][0] += 1
-    for path, (killed, equivalent, left) in score.items():
-        print(f"{path}: {killed + equivalent + left} mutants, {killed} killed, {equivalent} equivalent, {left} survive")
-    killed, equivalent, left = (sum(column) for column in zip(*score.values(), strict=True))
-    print(f"{killed / (killed + left):.1%} of {killed + left} that are not equivalent are killed")
+    known = {line.split("  # ")[0] for line in EQUIVALENT.read_text("utf-8").splitlines()}
+    score = {path: {"killed": 0, "equivalent": 0, "survived": 0} for path in files}
+    for path, function, node, mutated in sorted(mutants, key=lambda mutant: mutant[0]):
+        before, after = files[path].code, files[path].deep_replace(node, mutated).code
+        diff = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0))[3:]
+        change = " => ".join(" ".join(" ".join(x[1:] for x in diff if x[0] == sign).split()) for sign in "-+")
+        tests = [n for n, (_, calls) in enumerate(reached) if (path, function) in calls]
+        tests = [session.items[n] for n in sorted(tests, key=lambda n: reached[n][0])]
+        known_end = f"{path}: {change}" in known and "equivalent"
+        ends = known_end or ("killed" if fork(modules[path], after, live[path], tests) else "survived")
+        score[path][ends] += 1
+        if ends == "survived":
+            print(f"{path}: {change}  # {len(tests)} tests", flush=True)
+    print(*(f"{path}: {sum(ends.values())} mutants, {ends}" for path, ends in score.items()), sep="\n")
+    killed, left = (sum(ends[how] for ends in score.values()) for how in ("killed", "survived"))
+    print(f"{killed / (killed + left):.1%} of the {killed + left} that are not equivalent are killed")
     return True
 
 
-def changed_lines(before, after):
-    """The lines that differ: "x = a + b => x = a - b"."""
-    before, after = ([line.split("  #")[0] for line in text.splitlines()] for text in (before, after))
-    same = next(n for n, pair in enumerate(zip_longest(before, after)) if pair[0] != pair[1])
-    alike = next(n for n, pair in enumerate(zip_longest(before[::-1], after[::-1])) if pair[0] != pair[1])
-    alike = min(alike, len(before) - same, len(after) - same)
-    parts = (" ".join(" ".join(lines[same : len(lines) - alike]).split()) for lines in (before, after))
-    return " => ".join(parts)
+def what_a_test_reaches(n):
+    """Its seconds, and (file, name) of every function that it calls; (file, None) of every file it calls one of."""
+    calls, here, begun = set(), f"{Path.cwd()}/", time.monotonic()
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(here):
+            path = frame.f_code.co_filename.removeprefix(here)
+            calls.update({(path, frame.f_code.co_name), (path, None)})
+
+    sys.setprofile(note)
+    reports = runtestprotocol(ITEMS[n], nextitem=ITEMS[n].session, log=False)  # what fixtures of the session made stays
+    sys.setprofile(None)
+    assert not any(report.failed for report in reports), f"{ITEMS[n].nodeid} fails without any mutant"
+    return time.monotonic() - begun, calls
 
 
-def in_child(function):
-    """What a function returns in a fork of this process; None where the fork dies or takes too long."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        with open(writing, "w") as out:
-            try:
-                json.dump(function(), out)
-            except BaseException as error:
-                print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            out.flush()
-            os._exit(0)
-    os.close(writing)
-    with open(reading) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else None
-
-
-def what_tests_reach(items, files):
-    """Of every test, its seconds and the [file, first line] of every function of the files that it calls."""
-    found = []
-    for item, after in zip_longest(items, items[1:], fillvalue=items[0]):
-        lines = set()
-
-        def note(frame, event, _, lines=lines):
-            if event == "call" and frame.f_code.co_filename in files:
-                lines.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
-
-        begun = time.monotonic()
-        sys.setprofile(note)
-        reports = runtestprotocol(item, nextitem=after, log=False)
-        sys.setprofile(None)
-        if any(report.failed for report in reports):
-            print(f"fails without any mutant: {item.nodeid}", file=sys.stderr)
-        found.append((time.monotonic() - begun, sorted(lines)))
-    return found, list(sys.modules)
-
-
-def all_pass(tests, module, code, live):
-    """Puts a mutant in place of the module's functions and constants, and runs tests up to the first failure."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    mutated = ModuleType(module.__name__)
-    mutated.__dict__.update(__file__=module.__file__, __loader__=module.__loader__, __package__=module.__package__)
-    sys.modules[module.__name__] = mutated  # where dataclasses look for the names of their annotations
-    try:
-        exec(module.__loader__.source_to_code(code.encode(), module.__file__), vars(mutated))
-    except Exception:
-        return False
-    finally:
-        sys.modules[module.__name__] = module
-    for name, functions in functions_of(vars(mutated), gc.get_objects()).items():
-        for old, new in zip(live.get(name, []), functions, strict=False):
-            old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
-    for name, new in vars(mutated).items():
-        old = vars(module).get(name)
-        if not name.startswith("__") and not callable(old) and repr(old) != repr(new):
-            for other in list(sys.modules.values()):
-                if getattr(other, "__dict__", {}).get(name) is old:
-                    setattr(other, name, new)
-    for test, after in zip_longest(tests, tests[1:]):
-        signal.alarm(SECONDS)
-        if any(report.failed for report in runtestprotocol(test, nextitem=after, log=False)):
-            return False
-    return True
-
-
-def functions_of(namespace, objects):
-    """Qualified name -> the functions of that name whose globals are the namespace, in the order of their making."""
-    found = {}
-    for thing in objects:
-        if type(thing) is FunctionType and thing.__globals__ is namespace:
-            found.setdefault(thing.__qualname__, []).append(thing)
+def functions_of(module):
+    """Qualified name -> the functions of that name made in a module, in the order of their making."""
+    found = defaultdict(list)
+    for thing in gc.get_objects():
+        if type(thing) is FunctionType and thing.__globals__ is vars(module):
+            found[thing.__qualname__].append(thing)
     return found
+
+
+def fork(module, code, live, tests):
+    """How a fork of this process ends that takes over a mutant's functions and constants: 0 where all tests pass."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        exchange(module, code, live)
+        for test, after in zip(tests, [*tests[1:], None], strict=False):
+            signal.alarm(SECONDS)
+            if any(report.failed for report in runtestprotocol(test, nextitem=after, log=False)):
+                os._exit(1)
+        os._exit(0)
+    finally:
+        os._exit(2)  # the mutated file cannot even be imported
+
+
+def exchange(module, code, live):
+    held = dict(vars(module))
+    exec(module.__loader__.source_to_code(code.encode(), module.__file__), vars(module))
+    for name, functions in functions_of(module).items():
+        for old, new in zip(live[name], functions, strict=False):
+            old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
+    for name, old in held.items():
+        if callable(old) or repr(old) == repr(vars(module)[name]):
+            setattr(module, name, old)
+        for other in list(sys.modules.values()):  # a constant, where it was imported to
+            if not callable(old) and name[0] != "_" and getattr(other, "__dict__", {}).get(name) is old:
+                setattr(other, name, vars(module)[name])

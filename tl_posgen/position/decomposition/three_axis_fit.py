@@ -170,7 +170,7 @@ def _correlations(
 
 def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[Tensor, " head"]:
     """0 where the fit is constant."""
-    return (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(max=1)
+    return (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
 
 
 def _in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
