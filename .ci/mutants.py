@@ -76,7 +76,9 @@ def pytest_runtestloop(session):
     for path, function, node, mutated in sorted(mutants, key=lambda mutant: mutant[0]):
         before, after = files[path].code, files[path].deep_replace(node, mutated).code
         diff = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0))[3:]
-        change = " => ".join(" ".join(" ".join(x[1:] for x in diff if x[0] == sign).split()) for sign in "-+")
+        change = " => ".join(
+            " ".join(" ".join(x[1:].split("  # ")[0] for x in diff if x[0] == sign).split()) for sign in "-+"
+        )
         tests = [n for n, (_, calls) in enumerate(reached) if (path, function) in calls]
         tests = [session.items[n] for n in sorted(tests, key=lambda n: reached[n][0])]
         known_end = f"{path}: {change}" in known and "equivalent"
