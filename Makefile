@@ -56,8 +56,8 @@ NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(addprefix tl_posgen/,$(shell PY
 MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
 
 mutants: $(VENV)/installed-mutants ## which changes of one expression no test notices; an hour
-	$(MUTATE) $(MUTATED) $(MUTATION_TESTS)
-	$(MUTATE) --sample 300 $(NUMBERS) $(foreach file,$(NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
+	$(MUTATE) $(MUTATION_TESTS) $(MUTATED)
+	$(MUTATE) --sample 300 $(foreach file,$(NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(NUMBERS)
 
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests

@@ -1,6 +1,6 @@
 """Mutation testing: do the tests notice when one expression of a file is changed?
 
-    PYTHONPATH=.ci pytest -p mutants tl_posgen/rope/planes.py tests/rope     # files to change, and tests
+    PYTHONPATH=.ci pytest -p mutants tests/rope tl_posgen/rope/planes.py     # tests, then files to change
 
 mutmut's operators, in one pytest process that has collected everything and forks for every mutant: mutmut's own runner
 rewrites functions, which jaxtyping's import hook does not survive. A mutant meets the tests that reach its function,
