@@ -168,7 +168,7 @@ def test_a_plain_model_that_cannot_run_is_a_difference(llama):
 
 
 def test_a_processed_bridge_and_a_model_made_of_none_have_no_plain_model(llama, mini):
-    bridge, add = llama
+    bridge, _ = llama
     bridge.enable_compatibility_mode(disable_warnings=True)
     assert own_difference(wrap(bridge).backend) is None
     if not wrap(mini).backend.wraps_another:

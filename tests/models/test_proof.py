@@ -7,8 +7,8 @@ import torch
 from families import FAMILIES
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.load import load_model
 from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.load import load_model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.proof import allowed_error, prove, refuse_patterns, tolerance, without_row_offsets
 from tl_posgen.models.sites import plain_scores
