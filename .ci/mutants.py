@@ -140,8 +140,10 @@ def exchange(module, code, live):
         for old, new in zip(live[name], functions, strict=False):
             old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
     for name, old in held.items():
-        if callable(old) or repr(old) == repr(vars(module)[name]):
+        new = vars(module)[name]
+        if callable(old) or repr(old) == repr(new):
             setattr(module, name, old)
-        for other in list(sys.modules.values()):  # a constant, where it was imported to
-            if not callable(old) and name[0] != "_" and getattr(other, "__dict__", {}).get(name) is old:
-                setattr(other, name, vars(module)[name])
+            continue
+        for other in list(sys.modules.values()):  # a constant, also where it was imported to
+            if getattr(other, "__dict__", {}).get(name) is old:
+                setattr(other, name, new)
