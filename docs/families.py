@@ -16,6 +16,7 @@ import multiprocessing
 import resource
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 WRITTEN = Path(__file__).with_name("families.json")
 LENGTH = 60  # beyond the probe's 48 tokens, and every window below
-SECONDS = 60  # for one architecture
+SECONDS = 60  # of the processor's time, for one architecture, whatever else the machine does
 MEMORY = 6 * 2**30  # of one process: what is larger could not be reduced
 MASKED = -9_000  # the first GPT masks with -10,000, all others with the most negative number of a dtype
 OUTCOMES = ("right", "refused", "wrong", "crash", "not built")
@@ -203,6 +204,8 @@ def measure(model_type: str, found: Any) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    used = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, used + SECONDS))
     rows = []
     try:
         for variant, config in configs(model_type):
@@ -216,7 +219,7 @@ def measure(model_type: str, found: Any) -> None:
     found.put(rows)
 
 
-def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
+def all_outcomes(names: list[str]) -> Iterator[tuple[str, list[dict[str, str]]]]:
     import queue
 
     import transformers
@@ -226,20 +229,33 @@ def all_outcomes(names: list[str]) -> dict[str, list[dict[str, str]]]:
     import transformer_lens  # noqa: F401  isort: skip
 
     context = multiprocessing.get_context("fork")
-    everything = {}
     transformers.utils.logging.disable_progress_bar()
     for name in tqdm(names, unit="architecture"):
         found = context.Queue()
         child = context.Process(target=measure, args=(name, found))
         child.start()
-        try:
-            everything[name] = found.get(timeout=SECONDS)
-        except queue.Empty:
-            why = f"no result within {SECONDS} s" if child.is_alive() else f"the process ended ({child.exitcode})"
-            everything[name] = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
+        started, rows = time.monotonic(), None
+        while rows is None:
+            alive = child.is_alive() and time.monotonic() - started < 20 * SECONDS
+            try:
+                rows = found.get(timeout=1)
+            except queue.Empty:
+                if not alive:
+                    why = f"no result within {SECONDS} s (exit {child.exitcode})"
+                    rows = [{"variant": "default", "backend": "", "outcome": "not built", "reason": why}]
         child.kill()
         child.join()
-    return everything
+        yield name, rows
+
+
+def write(name: str, rows: list[dict[str, str]]) -> None:
+    """The rows of one architecture in place of those that were there: a run that is stopped loses nothing."""
+    known = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
+    key = f"TransformerLens {version('transformer-lens')}"
+    others = [row for row in known.get(key, {}).get("rows", []) if row["family"] != name]
+    every = sorted(others + rows, key=lambda row: row["family"])
+    known[key] = {"transformers": version("transformers"), "rows": every}
+    WRITTEN.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> None:
@@ -247,19 +263,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model types; all if left out")
     parser.add_argument("--show", action="store_true", help="print, write nothing")
     chosen = parser.parse_args()
-    found = all_outcomes(chosen.names or architectures())
-    rows = [{"family": name, **row} for name, some in found.items() for row in some]
-    if chosen.show:
-        print(
-            "\n".join(f"{r['family']:24}{r['variant']:9}{r['backend']:8}{r['outcome']:10}{r['reason']}" for r in rows)
-        )
-    else:
-        known = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
-        key = f"TransformerLens {version('transformer-lens')}"
-        others = [row for row in known.get(key, {}).get("rows", []) if row["family"] not in found]
-        every = sorted(others + rows, key=lambda row: row["family"])
-        known[key] = {"transformers": version("transformers"), "rows": every}
-        WRITTEN.write_text(json.dumps(known, indent=1) + "\n")
+    rows = []
+    for name, some in all_outcomes(chosen.names or architectures()):
+        rows += (own := [{"family": name, **row} for row in some])
+        if chosen.show:
+            words = ("family", "variant", "backend", "outcome", "reason")
+            print("\n".join(" ".join(f"{row[word]:12}" for word in words) for row in own))
+        else:
+            write(name, own)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
     print(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))
     sys.exit(1 if counts["wrong"] or counts["crash"] else 0)

@@ -107,6 +107,24 @@ def test_check_prints_every_layer(run):
     assert "rotary" in printed
 
 
+def test_the_dtype_is_obeyed_and_kept_in_the_results(done, text, tmp_path):
+    import tl_posgen
+
+    done("analyze", "--measures", "slash", "--dtype", "bfloat16", "--device", "cpu", "--no-null", *cut(text, 32, 1))
+    assert tl_posgen.load(tmp_path / "report").provenance["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "int8"], "give a floating-point one: auto, float32"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
+    ],
+)
+def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, message):
+    assert message in refused("analyze", *cut(text, 32, 1), *options)
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, text, name):
     printed, summary = done(name, *cut(text, 48, 2), *MEASURES[name])
@@ -171,9 +189,9 @@ def test_claims_go_on_from_finished_parts(done, tmp_path, text):
     assert set(verdicts) == {"coupling 1", "coupling 2", "coupling 3"}
     for verdict in verdicts.values():
         assert verdict in printed
-    (parts,) = tmp_path.glob("report/parts-*")
+    parts = tmp_path / "report" / "parts"
     before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
-    assert set(before) == {"coupling.nc"}
+    assert [name.split("-")[0] for name in before] == ["coupling"]
     done(*words)
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
 

@@ -85,6 +85,21 @@ def test_one_file_is_the_old_or_the_new_one_when_stopped(tmp_path, monkeypatch, 
     assert content(tmp_path) == ({} if expected is None else {"a": expected})
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path, there):
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("alone", "together"):
+        if there:
+            (tmp_path / "elsewhere" / name).write_bytes(b"old")
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere" / name)
+    write_whole(tmp_path / "alone", b"new")
+    write_together(tmp_path, {"together": b"new", "plain": b"new"})
+    for name in ("alone", "together"):
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "elsewhere" / name).read_bytes() == b"new"
+    assert sorted(one.name for one in (tmp_path / "elsewhere").iterdir()) == ["alone", "together"]
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_a_directory_in_the_place_of_a_file_is_named_and_everything_stays(tmp_path, name):
     write_together(tmp_path / "x", OLD)

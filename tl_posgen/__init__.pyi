@@ -1,6 +1,7 @@
 from . import coupling as coupling
 from . import position as position
 from . import slash as slash
+from . import sweep as sweep
 from .analysis import analyze as analyze
 from .analysis import analyze_cache as analyze_cache
 from .analysis import attach as attach
@@ -13,7 +14,9 @@ from .measure import Variable as Variable
 from .models.load import load_model as load_model
 from .models.probe import check as check
 from .models.random_like import random_like as random_like
+from .models.streaming import streaming as streaming
 from .result import Report as Report
 from .result import Result as Result
 from .result import load as load
 from .slash.slash import find_slash_heads as find_slash_heads
+from .sweep.collect import open_study as open_study

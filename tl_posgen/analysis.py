@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,9 +19,11 @@ from tl_posgen.models import open_model
 from tl_posgen.models.cache import captures_from_cache
 from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.load import is_ours
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.models.weights import release
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, random_inits_of
 from tl_posgen.result import Report, Result
@@ -37,7 +39,9 @@ class Job:
     Attributes:
         layers, heads, length, n_prompts, seed, progress: as in `analyze`.
         random_inits: the null models.
-        after: finished results of the same run, those that the measure names in `after`.
+        after: results of the same run, those that the measure names in `after`; without their random inits, which are
+            measured when everything has been measured of the model.
+        later: what `result` was given, by measure: taken of every random init when its turn comes.
     """
 
     layers: Sequence[int] | None = None
@@ -48,6 +52,7 @@ class Job:
     random_inits: RandomInits
     progress: bool = True
     after: Mapping[str, Result] = field(default_factory=dict)
+    later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
 
     def result(
         self,
@@ -56,15 +61,14 @@ class Job:
         tokens: Sequence[Int[Tensor, " _"]],
         of_model: Callable[..., xr.Dataset],
     ) -> Result:
-        """`of_model(model, label, after)` of the model and of every random init, as a Result.
+        """`of_model(model, label, after)` of the model as a Result; `analyze` adds that of every random init.
 
         `after` is what `job.after` holds of that model: dataset by name.
         """
-        datasets = [of_model(model, model_label(model), {name: one.dataset for name, one in self.after.items()})]
-        for number, (label, other) in enumerate(self.random_inits.of(model).models()):
-            datasets.append(of_model(other, label, {name: one.nulls[number] for name, one in self.after.items()}))
+        dataset = of_model(model, model_label(model), {name: one.dataset for name, one in self.after.items()})
+        self.later[request.name] = of_model
         chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
-        return as_result(request, datasets, provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
+        return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
 
 
 def analyze(
@@ -85,7 +89,8 @@ def analyze(
     """Measure how a model's attention uses position: one forward pass per prompt, shared by all that one pass can give.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, or a name or directory for `load_model`.
+        model: a HookedTransformer or TransformerBridge; or a name or directory for `load_model`, or a `Pretrained`:
+            what is loaded here makes room for its random inits when it has been measured.
         prompts: a text, texts, token ids [batch, pos], or what a Hugging Face tokenizer returns. A text is tokenised
             with the tokenizer's own special tokens. Padding is left out, see `tl_posgen.models.tokens.to_prompts`.
         measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key and
@@ -121,7 +126,8 @@ def analyze(
     for request in asked:
         require_options(request, known.get(request.name))
     requests = [request for request in asked if request.name not in known]
-    model = open_model(model)
+    ours, precise = is_ours(model), any(request.measure.precise for request in requests)
+    model = open_model(model, precise=precise)
     with wrap(model).exclusive("analyze"):
         requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
         selected = select_heads(model, layers, heads)
@@ -138,13 +144,9 @@ def analyze(
             for name, result in known.items():
                 require_same(name, result, provenance)
         if shared:
-            sides = [one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))]
-            sides += [
-                one_pass(other, tokens, shared, **where, seed=seed, label=label)
-                for label, other in random_inits.models()
-            ]
-            for request in shared:
-                results[request.name] = as_result(request, [side[request.name] for side in sides], provenance)
+            own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))
+            results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
+        later: dict[str, Callable[..., xr.Dataset]] = {}
         for request in requests:
             if request.measure.procedure is None:
                 continue
@@ -155,8 +157,26 @@ def analyze(
                 seed=seed,
                 random_inits=random_inits,
                 after={name: results.get(name) or known[name] for name in request.measure.after},
+                later=later,
             )
             results[request.name] = request.measure.procedure(model, prompts, request, job)
+        sides: list[dict[str, xr.Dataset]] = []
+        for label, other in random_inits.models(in_place=ours) if shared or later else ():
+            side = {name: one.nulls[len(sides)] for name, one in known.items() if one.nulls}
+            if shared:
+                side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
+            for request in requests:
+                if request.name in later:
+                    after = {name: side[name] for name in request.measure.after}
+                    side[request.name] = later[request.name](other, label, after)
+            sides.append(side)
+        for request in (request for request in requests if request in shared or request.name in later):
+            nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
+            results[request.name] = replace(results[request.name], nulls=nulls)
+        if random_inits is not null_seeds:
+            random_inits.let_go()
+        if ours:
+            release(model)
         whole = {**known, **results}
         found = {request.name: whole[request.name] for request in asked if request.name in whole}
         return Report(found, provenance or next(iter(found.values())).provenance)
@@ -236,15 +256,21 @@ class Feed:
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
         self.edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
+        self.edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
+        self.of_patterns = {request.name for request in requests if "pattern" in request.measure.needs}
         self.proved = True
         self.first_prompt = 0
+        self.lengths: dict[int, int] = {}
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
+        self.lengths.setdefault(capture.prompt, capture.length)
         self.proved &= capture.proved
         if isinstance(capture, EditedCapture):
             self.edits.setdefault(capture.layer, capture.why)
+        if capture.edited_pattern:
+            self.edited_patterns.add(capture.layer)
         self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
         for collector in self.collectors.values():
             collector.update(capture)
@@ -253,6 +279,11 @@ class Feed:
         """Hand the logits of a whole prompt to the collectors that need them."""
         for collector in self.finishing:
             collector.finish(tokens, logits)
+
+    def counted(self) -> dict[str, Any]:
+        """What the provenance says of all prompts, whether or not their token ids are known."""
+        lengths = sorted(set(self.lengths.values()))
+        return {"prompts": len(self.prompts), "length": lengths[0] if len(lengths) == 1 else lengths}
 
     def known_prompts(self) -> list[Int[Tensor, " _"]]:
         return [tokens for tokens in self.prompts.values() if tokens is not None]
@@ -271,9 +302,13 @@ class Feed:
                 f"prompt {short[0]} was captured in {self.layers[short[0]]} of {whole} layers: its forward pass ended "
                 "early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
-        said = {"model": label} | ({"edited": list(self.edits.values())} if self.edits else {})
-        said |= {} if self.proved else {"unproved": 1}
+        said: dict[str, Any] = {"model": label} | ({} if self.proved else {"unproved": 1})
+        if self.edits:
+            layers = sorted(self.edits)
+            said |= {"edited_layers": layers, "edited": self.edits[layers[0]]}
         found = {name: one.dataset().assign_attrs(said) for name, one in self.collectors.items()}
+        for name in self.of_patterns if self.edited_patterns else ():
+            found[name] = found[name].assign_attrs(edited_patterns=sorted(self.edited_patterns))
         return {name: with_token_texts(dataset, model) for name, dataset in found.items()}
 
 
@@ -302,7 +337,9 @@ def attach(
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
     What is measured is what the pass ends up with, whatever the order in which hooks were added: under edited scores
-    measures of scores and patterns take those, and measures of queries and keys refuse. Padding is left out where a
+    measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
+    measures of patterns take that; the results say so. Every forward pass counts as a prompt, also those that
+    `generate(use_past_kv_cache=False)` makes, one a token, on both kinds of model. Padding is left out where a
     mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,
     whatever happens inside. Measures that run the model themselves cannot be attached.
 
@@ -351,7 +388,7 @@ class Run:
         for label, other in random_inits.models():
             again = {**self.where, "seed": self.seed, "progress": False, "label": label}
             sides.append(one_pass(other, tokens, self.requests, **again))
-        provenance = provenance_of(self.model, tokens, random_inits, self.seed)
+        provenance = provenance_of(self.model, tokens, random_inits, self.seed) | self.feed.counted()
         named = {one.name: as_result(one, [side[one.name] for side in sides], provenance) for one in self.requests}
         return Report(named, provenance)
 
@@ -383,7 +420,7 @@ def analyze_cache(
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
     datasets = feed.datasets(model, model_label(model))
-    provenance = provenance_of(model, feed.known_prompts(), (), seed) | {"prompts": len(feed.prompts)}
+    provenance = provenance_of(model, feed.known_prompts(), (), seed) | feed.counted()
     return Report({one.name: as_result(one, [datasets[one.name]], provenance) for one in requests}, provenance)
 
 

@@ -1,11 +1,9 @@
 """All claims of all papers on one model; finished parts are kept, so an interrupted run goes on."""
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tl_posgen.analysis import analyze, is_supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.files import require_writable, write_together
+from tl_posgen.files import require_writable
 from tl_posgen.measure import Request, fits, require
 from tl_posgen.models import open_model
 from tl_posgen.models.checkpoints import Checkpoints
@@ -26,9 +24,11 @@ from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed
 from tl_posgen.position.claims import CLAIMS as POSITION
-from tl_posgen.result import Report, Result, load, results_bytes
+from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.sweep.emergence import emergence
+from tl_posgen.sweep.job import kept
+from tl_posgen.sweep.weights import digest_of
 
 PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
 WITH_CHECKPOINTS = "emergence"
@@ -52,7 +52,7 @@ def judge_claims(
     """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
 
     Args:
-        model: a model, or a name or directory for `load_model`.
+        model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
         checkpoints: directories of the same model in training, in order; without them nothing is said of emergence.
@@ -85,7 +85,7 @@ def judge_claims(
     require("keep", keep, str | os.PathLike)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
-    model, seed = open_model(model), check_seed(seed)
+    model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(model, length, n_prompts)
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
@@ -95,24 +95,31 @@ def judge_claims(
         "text": hashlib.sha256(prompts.encode()).hexdigest(),
         "null_seeds": random_inits.seeds,
         "backend": wrap(model).origin.backend,
-        "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch")},
-        "checkpoints": [[str(checkpoint), digest_of(checkpoint)] for checkpoint in checkpoints],
+        "dtype": str(model.cfg.dtype),
     }
-    kept = Kept(parts_directory(keep, settings))
+    parts = require_writable(Path(keep) / "parts")
     run = cut | {"null_seeds": random_inits, "progress": progress}
-    results = measure_all(model, prompts, claims, run, kept)
+    results = measure_all(model, prompts, claims, run, partial(kept, parts), settings)
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         tokenizer = wrap(model).origin.directory
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
-        asked = {name for own in options for name in own.get("measures", ())}
-        over = cut | {"null_seeds": (), "progress": progress, "tokenizer": tokenizer, "measures": sorted(asked)}
-        results |= kept(WITH_CHECKPOINTS, lambda: {"emergence": emergence(checkpoints, prompts, **over)})
+        asked = sorted({name for own in options for name in own.get("measures", ())})
+        over = cut | {"null_seeds": (), "progress": progress, "tokenizer": tokenizer, "measures": asked}
+        over["dtype"] = next(model.parameters()).dtype
+        of = [[str(checkpoint), digest_of(Path(checkpoint).expanduser())] for checkpoint in checkpoints]
+        asked_for = settings | {"measures": asked, "checkpoints": of}
+        results |= kept(parts, WITH_CHECKPOINTS, asked_for, lambda: report_of(emergence(checkpoints, prompts, **over)))
     provenance = next(iter(results.values())).provenance
     return Report({"claims": judged(claims, results, model_label(model), provenance), **results}, provenance)
 
 
 def measure_all(
-    model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any], kept: "Kept"
+    model: Any,
+    text: str,
+    claims: Sequence[Claim],
+    run: Mapping[str, Any],
+    keep: Callable[..., Report],
+    settings: dict[str, Any],
 ) -> dict[str, Result]:
     """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest."""
     asked: dict[str, dict[str, Any]] = {}
@@ -125,7 +132,8 @@ def measure_all(
     shared = [request for request in requests if request.measure.procedure is None]
     results: dict[str, Result] = {}
     if shared:
-        results |= kept(part_name(shared), lambda: analyze(model, text, measures=shared, **run))
+        part = settings | {"measures": {request.name: request.as_dict() for request in shared}}
+        results |= keep("one-pass", part, lambda: analyze(model, text, measures=shared, **run))
     rest = [request for request in requests if request.measure.procedure is not None]
     for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
         if not set(request.measure.after) <= set(results):
@@ -135,15 +143,19 @@ def measure_all(
         try:
             subject = without_context_limit(model) if request.name == BEYOND else model
             make = partial(alone, subject, text, request, after=after, **{**run, **own})
-            results |= kept(request.name, make)
+            results |= keep(request.name, settings | own | {"measures": {request.name: request.as_dict()}}, make)
         except ModelError as reason:
             tqdm.write(f"{request.name} is left out: {reason}")
     return results
 
 
-def alone(model: Any, text: str, request: Request, **options: Any) -> dict[str, Result]:
-    """One measure's result, without those that it was given."""
-    return {request.name: analyze(model, text, measures=[request], **options)[request.name]}
+def alone(model: Any, text: str, request: Request, **options: Any) -> Report:
+    """One measure's report, without those that it was given."""
+    return report_of(analyze(model, text, measures=[request], **options)[request.name])
+
+
+def report_of(result: Result) -> Report:
+    return Report({result.name: result}, result.provenance)
 
 
 def request_of(name: str, options: Mapping[str, Any]) -> Request:
@@ -151,45 +163,3 @@ def request_of(name: str, options: Mapping[str, Any]) -> Request:
     measure = registry.find(name)
     assert measure is not None
     return Request(measure, measure.make_options(**{key: value for key, value in options.items() if key not in CUT}))
-
-
-def part_name(requests: Sequence[Request]) -> str:
-    """The one pass's part: other measures, or other options, are another part."""
-    asked = json.dumps({request.name: request.as_dict() for request in requests}, sort_keys=True)
-    return f"one-pass-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-
-
-class Kept:
-    """Parts that are written when they are done, and read if they were."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-
-    def __call__(self, name: str, make: Any) -> dict[str, Result]:
-        path = self.directory / f"{name.replace(' ', '_')}.nc"
-        if not path.is_file():
-            results = dict(make())
-            data = results_bytes(results, next(iter(results.values())).provenance)
-            write_together(self.directory, {path.name: data})
-        try:
-            return dict(load(path))
-        except (InputError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
-            ) from error
-
-
-def digest_of(checkpoint: str | os.PathLike) -> str:
-    """Of the weights that lie there: other weights under the same path are other parts."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(checkpoint).expanduser().glob("*.safetensors")):
-        with path.open("rb") as file:
-            while part := file.read(2**20):
-                digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def parts_directory(keep: str | os.PathLike, settings: Mapping[str, Any]) -> Path:
-    """A directory of these settings' own, so that parts of another model or text are never taken up."""
-    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=int).encode()).hexdigest()[:12]
-    return require_writable(Path(keep) / f"parts-{digest}")

@@ -2,7 +2,10 @@
 
 
 class PosgenError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Its message is one line, whatever it quotes."""
+
+    def __str__(self) -> str:
+        return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
 class InputError(PosgenError, ValueError):

@@ -15,7 +15,7 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
     Raises:
         OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
     """
-    path = as_path(path)
+    path = final(as_path(path))
     with refused(path), partial(path.parent) as beside:
         require_replaceable(path)
         write_through(beside / "new", data)
@@ -30,20 +30,21 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
         new, old = beside / "new", beside / "old"
         new.mkdir()
         old.mkdir()
+        places = {name: final(directory / name) for name in files}
         for name, data in files.items():
-            require_replaceable(directory / name)
+            require_replaceable(places[name])
             write_through(new / name, data)
         try:
-            for name in files:
-                if (directory / name).exists():
-                    (directory / name).replace(old / name)
-                (new / name).replace(directory / name)
+            for name, place in places.items():
+                if place.exists():
+                    place.replace(old / name)
+                (new / name).replace(place)
         except BaseException:
-            for name in files:
+            for name, place in places.items():
                 if (old / name).exists():
-                    (old / name).replace(directory / name)
+                    (old / name).replace(place)
                 elif not (new / name).exists():
-                    (directory / name).unlink(missing_ok=True)
+                    place.unlink(missing_ok=True)
             raise
 
 
@@ -51,6 +52,11 @@ def as_path(path: str | os.PathLike) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r}: give a path to write to")
     return Path(path)
+
+
+def final(path: Path) -> Path:
+    """Where a file stands that is written: behind a link, which stays as it is."""
+    return path.resolve() if path.is_symlink() else path
 
 
 @contextmanager

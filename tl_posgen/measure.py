@@ -229,6 +229,8 @@ class Measure:
             "logits" of the whole prompt go to `finish`.
         after: measures whose results of the same run it is given, in `job.after`.
         min_prompts: fewer are refused before anything runs.
+        precise: whether its numbers need more digits than bfloat16 has: a model that is given by its name, and no dtype
+            with it, is loaded in float32.
         requires: refuses a model that it cannot measure, before anything runs.
         check_prompts: refuses prompts that its options cannot be had of, before anything runs.
     """
@@ -253,6 +255,7 @@ class Measure:
     needs: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
     min_prompts: int = 1
+    precise: bool = False
     requires: Callable[[Any], None] = lambda model: None
     check_prompts: Callable[[Any, Sequence[Tensor]], None] = lambda options, tokens: None
 

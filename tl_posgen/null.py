@@ -7,10 +7,11 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import fits
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.random_like import random_like
+from tl_posgen.models.weights import release
 
 
 class RandomInits(Sequence[int]):
-    """The randomly initialised models of one model's shape: a sequence of seeds, each model built once, when needed.
+    """The randomly initialised models of one model's shape: a sequence of seeds, each model built when needed.
 
     Example:
         >>> from tl_posgen.models.load import load_model
@@ -21,7 +22,8 @@ class RandomInits(Sequence[int]):
 
     def __init__(self, model: Any, seeds: Sequence[int]):
         self.model, self.seeds = model, check_seeds(seeds)
-        self._built: dict[int, tuple[str, Any]] = {}
+        self._fingerprint = ""
+        self._held: tuple[int, str, Any] | None = None  # the last one that was built
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -29,14 +31,30 @@ class RandomInits(Sequence[int]):
     def __getitem__(self, index: Any) -> Any:
         return self.seeds[index]
 
-    def models(self) -> Iterator[tuple[str, Any]]:
-        """(label, model) of every seed; the label says where it has the very weights of the model."""
+    def models(self, *, in_place: bool = False) -> Iterator[tuple[str, Any]]:
+        """(label, model) of every seed, each in the place of the one before: use it before the next is asked for. The
+        label says where it has the very weights of the model.
+
+        Args:
+            in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
+        """
         for seed in self.seeds:
-            if seed not in self._built:
+            if self._held is None or self._held[0] != seed:
+                if not self._fingerprint:
+                    self._fingerprint = fingerprint(self.model)
+                self.let_go()
+                if in_place:
+                    release(self.model)
                 made = random_like(self.model, seed)
-                same = fingerprint(made) == fingerprint(self.model)
-                self._built[seed] = f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
-            yield self._built[seed]
+                same = fingerprint(made) == self._fingerprint
+                self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
+            yield self._held[1:]
+
+    def let_go(self) -> None:
+        """Give the memory of the last one back."""
+        if self._held is not None:
+            release(self._held[2])
+            self._held = None
 
     def of(self, model: Any) -> "RandomInits":
         """These, or for another model (the same weights on another backend, say) ones of its own."""

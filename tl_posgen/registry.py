@@ -35,6 +35,7 @@ BUILT_IN = {
     "coupling": "tl_posgen.coupling.coupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores",
     "emergence": "tl_posgen.sweep.emergence",
+    "study": "tl_posgen.sweep.overview",
     "claims": "tl_posgen.claim",
 }
 

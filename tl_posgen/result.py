@@ -83,7 +83,12 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """What sets this result apart from that of the plain model beside its null."""
-        found = [f"{self.name}: measured from scores that are not those of q and k. {why}" for why in self.edits]
+        found = [] if self.edits is None else [self.edits]
+        if layers := listed(self.dataset.attrs.get("edited_patterns", [])):
+            found.append(
+                f"{self.name}: measured from patterns that are not the softmax of the scores, in layer {layers}: hooks "
+                "edit them."
+            )
         if self.dataset.attrs.get("unproved"):
             found.append(
                 f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
@@ -95,9 +100,11 @@ class Result:
         return found
 
     @property
-    def edits(self) -> list[str]:
-        """How the scores of each layer that was edited during the pass differ from those of its q and k."""
-        return [str(why) for why in np.atleast_1d(self.dataset.attrs.get("edited", []))]
+    def edits(self) -> str | None:
+        """In which layers the pass used other scores than those of q and k, and how the first differ; None in none."""
+        layers = listed(self.dataset.attrs.get("edited_layers", []))
+        said = f"{self.name}: measured from scores that are not those of q and k, in layer {layers}."
+        return f"{said} {self.dataset.attrs['edited']}" if layers else None
 
     @cached_property
     def caveat(self) -> str | None:
@@ -247,6 +254,11 @@ class Report(Mapping[str, Result]):
         files = {page.name: self.html().encode(), "summary.json": summary.encode(), "results.nc": data}
         write_together(directory, files)
         return page
+
+
+def listed(layers: Any) -> str:
+    """ "0, 2" of an attribute, which a file gives back as an array or a single number."""
+    return ", ".join(str(int(layer)) for layer in np.atleast_1d(layers))
 
 
 def save_results(results: Mapping[str, Result], path: str | os.PathLike, provenance: Mapping[str, Any]) -> Path:

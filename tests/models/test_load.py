@@ -337,3 +337,30 @@ def test_remote_code_is_off_unless_asked(copied):
     (copied / "code.py").write_text("raise SystemExit('remote code ran')")
     with pytest.raises(ModelError, match=r"config\.json cannot be used"):
         load_model(copied)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "bfloat16", "float8_e4m3fn"])
+def test_the_dtype_that_a_config_names_changes_no_number(family_directory, tmp_path, dtype):
+    """Weights are loaded in the dtype that is asked for; a config that names an impossible one is refused or passed."""
+    shutil.copytree(family_directory("llama"), tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "config.json").read_text())
+    for name in ("dtype", "torch_dtype"):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(written | {name: dtype}))
+        try:
+            model = load_model(tmp_path / "model", "bridge")
+        except ModelError:
+            continue
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+        with torch.no_grad():
+            tokens = torch.arange(2, 20)[None]
+            assert torch.equal(model(tokens), load_model(family_directory("llama"), "bridge")(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_quantised_weights_in_a_file_are_refused(family_directory, tmp_path, dtype):
+    shutil.copytree(family_directory("llama"), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    save_file(weights | {name: weights[name].to(dtype)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"q_proj\.weight is quantised \("):
+        load_model(tmp_path / "model")

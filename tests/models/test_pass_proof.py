@@ -111,8 +111,9 @@ def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
             float(result.dataset["score"].sel(layer=0, head=0, distance=3)), float(pattern.diagonal(-3).mean()),
             rtol=1e-5, atol=1e-6,
         )  # fmt: skip
-    assert len(result.edits) == 2
-    assert any("scores that are not those of q and k" in sentence for sentence in result.findings())
+    notes = [sentence for sentence in result.findings() if "scores that are not those of q and k" in sentence]
+    assert len(notes) == 1
+    assert "in layer 0, 1. layer 0: head" in notes[0]
 
 
 @pytest.mark.parametrize("name", ["variance", "mean_key", "planes"])
@@ -461,3 +462,66 @@ def test_a_cache_that_proves_nothing_says_so(llama):
         _, cache = llama.run_with_cache(TOKENS, names_filter=needed_names(llama))
     report = tl_posgen.analyze_cache(llama, cache, tokens=TOKENS, measures="three_axis")
     assert "not compared with the scores that the pass used" in report.findings()[-1]
+
+
+@pytest.mark.parametrize(("part", "point"), [("v", "attn.hook_v"), ("resid", "hook_resid_pre")])
+def test_edits_behind_a_list_of_hooks_are_not_left_unsaid(llama, part, point):
+    """Where no other captured value shows an edit: values, and the residual stream."""
+    change = [(f"blocks.1.{point}", lambda value, hook: 2 * value)]
+    captures: list = []
+    with torch.no_grad(), pytest.raises(InputError, match=f"{point}: another hook stands behind"):
+        llama.run_with_hooks(TOKENS, fwd_hooks=capture_hooks(llama, captures.append, {part}) + change)
+    used: list = []
+    with torch.no_grad():
+        two = [*capture_hooks(llama, captures.append, {part}), *capture_hooks(llama, used.append, {part})]
+        llama.run_with_hooks(TOKENS, fwd_hooks=change + two)
+    assert torch.equal(getattr(captures[-1], part), getattr(used[-1], part))
+    with torch.no_grad(), capturing(llama, captures.append, {part}):
+        llama.run_with_hooks(TOKENS, fwd_hooks=change)
+    torch.testing.assert_close(getattr(captures[-1], part), getattr(used[-1], part))
+    with torch.no_grad():  # what is not captured may be edited
+        llama.run_with_hooks(TOKENS, fwd_hooks=capture_hooks(llama, captures.append) + change)
+
+
+@pytest.mark.parametrize("row", [3, 50, 99])
+def test_measures_of_patterns_take_an_edited_one_and_say_so(llama, row):
+    """One row of a hundred is enough."""
+
+    def to_first(pattern):
+        pattern = pattern.clone()
+        pattern[..., row, :] = 0
+        pattern[..., row, 0] = 1
+        return pattern
+
+    with torch.no_grad(), tl_posgen.attach(llama, ["slash", "three_axis"]) as run:
+        llama.run_with_hooks(TOKENS, fwd_hooks=edit(1, "pattern", to_first))
+        plain = llama.run_with_cache(TOKENS)[1]["blocks.1.attn.hook_pattern"][0]
+    report = run.report()
+    found = report["slash"].dataset["score"].sel(layer=1, distance=row)
+    expected = to_first(plain[None])[0].diagonal(-row, 1, 2).mean(-1)
+    assert float(abs(torch.tensor(found.values) - (expected + plain.diagonal(-row, 1, 2).mean(-1)) / 2).max()) < 1e-5
+    assert "slash: measured from patterns that are not the softmax of the scores, in layer 1: hooks edit them." in (
+        report["slash"].warnings
+    )
+    assert not report["three_axis"].warnings
+    assert not tl_posgen.analyze(llama, TOKENS, measures="slash", null_seeds=(), progress=False)["slash"].warnings
+
+
+def test_dynamically_quantised_layers_are_refused(family_directory):
+    import warnings
+
+    model = load_model(family_directory("llama"), "bridge")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
+    with pytest.raises(UnsupportedModelError, match="is quantised; load the model in float32"):
+        geometry_of(model)
+
+
+def test_generated_tokens_count_alike_on_both_backends(family_model, backend):
+    model = family_model("llama", backend)
+    with torch.no_grad(), tl_posgen.attach(model, "three_axis") as run:
+        model.generate(TOKENS[:, :9], max_new_tokens=3, use_past_kv_cache=False, verbose=False, stop_at_eos=False)
+    report = run.report()
+    assert (report.provenance["prompts"], report.provenance["length"]) == (3, [9, 10, 11])
+    assert report["three_axis"].dataset.sizes["prompt"] == 3

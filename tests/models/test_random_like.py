@@ -1,5 +1,6 @@
 """The null model is the architecture's own random initialisation, the same on both backends, and disturbs nothing."""
 
+import copy
 import random
 
 import numpy as np
@@ -10,6 +11,7 @@ from families import VOCAB
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.convert import hooked_parts
 from tl_posgen.models.load import load_model
+from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.wrapped import wrap
 
@@ -114,3 +116,11 @@ def test_the_null_of_the_reference_model_is_the_reference_null(shared):
         expected = LlamaForCausalLM(AutoConfig.from_pretrained(directory)).eval()
     with torch.no_grad():
         torch.testing.assert_close(logits(null), expected(TOKENS).logits, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["auto", "bridge"])
+def test_a_deep_copy_has_the_null_of_its_original(backend):
+    model = load_model("mini", backend)
+    same = copy.deepcopy(model)
+    assert wrap(same).origin == wrap(model).origin
+    assert fingerprint(random_like(same, 0)) == fingerprint(random_like(model, 0))

@@ -134,7 +134,7 @@ def test_something_else_than_a_model_is_refused(unchecked, wrong):
             door(wrong)
 
 
-KNOW_THE_BRIDGE = {"bridge.py"}
+KNOW_THE_BRIDGE = {"bridge.py", "fused_bridge.py"}
 READ_THE_USERS_CHOICE = {"models/convert.py", "models/load.py"}
 READ_THE_USERS_CHOICE |= {"position/claims.py"}  # until it calls load.without_context_limit
 ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}

@@ -11,6 +11,8 @@ Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if 
 Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-3; all if left out.")]
 Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
+LOADING = ("backend", "dtype", "device", "revision")
+
 __all__ = ["app"]
 
 
@@ -26,7 +28,7 @@ def analyze(
     """Measure how attention uses position on a text: a table here, and a report in --out."""
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_indices(heads, "--heads")}
     names, cut = parse_names(measures), setup.cut
-    model, words = setup.load()
+    words, model = setup.words(), setup.pretrained()
     from tl_posgen.analysis import analyze as run
     from tl_posgen.report.terminal import print_report
 
@@ -41,16 +43,12 @@ def measures() -> None:
     print_known_measures()
 
 
-@app.command()
-def check(
-    model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, or a Hugging Face directory.")] = "mini",
-    backend: Annotated[str, typer.Option(help="auto, hooked or bridge.")] = "auto",
-) -> None:
+@command(without=("text", "length", "prompts", "seed", "null_seeds", "no_null", "out"))
+def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models.load import load_model
     from tl_posgen.models.probe import check as run
 
-    run(load_model(model, backend=backend))  # pyright: ignore[reportArgumentType]
+    run(setup.pretrained().load())
 
 
 @command(prompts=16)
@@ -131,7 +129,7 @@ def slash(
     setup.measure(*(one(**chosen) for one in options))
 
 
-@command(without=("model", "text", "length", "prompts", "backend", "null_seeds", "no_null"))
+@command(without=("model", "text", "length", "prompts", *LOADING, "null_seeds", "no_null"))
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
@@ -161,7 +159,7 @@ def coupling(
     setup.measure(Coupling(k=ks, tokens=chosen, token_wise=token_wise))
 
 
-@command(without=("model",), length=64)
+@command(without=("model", "revision"), length=64)
 def coupling_scores(
     setup: Setup,
     scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, parameters].")],
@@ -173,10 +171,10 @@ def coupling_scores(
     cut, words = setup.cut, setup.words()
     from tl_posgen.coupling import coupling_scores as run
 
-    setup.present(run(scores, words, score=score, tokenizer=tokenizer, k=k, backend=setup.backend, **cut))
+    setup.present(run(scores, words, score=score, tokenizer=tokenizer, k=k, **setup.place, **cut))
 
 
-@command(without=("model",))
+@command(without=("model", "revision"))
 def emerge(
     setup: Setup,
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
@@ -189,8 +187,41 @@ def emerge(
     from tl_posgen.sweep.emergence import MEASURES, emergence
 
     measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where = {"model": model, "tokenizer": tokenizer, "backend": setup.backend}
+    where = {"model": model, "tokenizer": tokenizer, **setup.place}
     setup.present(emergence(checkpoints, words, measures=measures, **where, **cut))
+
+
+@app.command()
+def sweep(
+    study: Annotated[Path, typer.Argument(help="TOML: models, revisions, texts, measures.")],
+    out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),
+    executor: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
+    workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 2,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; a running or a new one if left out.")] = None,
+    shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
+    retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
+    plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
+) -> None:
+    """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
+
+    Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
+    """
+    from tl_posgen.report.terminal import print_measures
+    from tl_posgen.sweep import report_study
+    from tl_posgen.sweep import sweep as run
+    from tl_posgen.sweep.run import states
+
+    if plan:
+        print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")
+        return
+    swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
+    if swept.is_whole:
+        report = report_study(out)
+        page = report.write(out / "report")
+        print_measures(report)
+        print(f"\nReport: {page}")
+    print(f"{swept} in {out}")
+    raise typer.Exit(int(bool(swept.failed or swept.unfinished)))
 
 
 @command()
@@ -205,8 +236,7 @@ def claims(
 
     Takes minutes to hours. Finished parts are kept in --out, and a second run goes on from them.
     """
-    cut = setup.cut
-    model, words = setup.load()
+    cut, words, model = setup.cut, setup.words(), setup.pretrained()
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 

@@ -31,6 +31,9 @@ class Setup:
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
         "auto"
     )
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto (cuda where there is one), cpu, cuda, cuda:1 or mps.")] = "auto"
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None
     seed: Annotated[int, typer.Option(help="Seed of random draws.", min=0)] = 0
     null_seeds: Annotated[
         str | None, typer.Option(help="Seeds of the randomly initialised models, such as 0-2; 0 if left out.")
@@ -52,6 +55,11 @@ class Setup:
         null_seeds = [] if self.no_null else null_seeds
         return {"length": self.length, "n_prompts": self.prompts, "seed": self.seed, "null_seeds": null_seeds}
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """How models are loaded that have names of their own."""
+        return {"backend": self.backend, "dtype": self.dtype, "device": self.device}
+
     def words(self) -> str:
         """The text, once it is known that the output can be written."""
         from tl_posgen.models.tokens import bundled_text, read_text
@@ -66,17 +74,15 @@ class Setup:
 
         require_writable(self.out)
 
-    def load(self, backend: str | None = None) -> tuple[Any, str]:
-        """The model and the text; every mistake in them is said before any work."""
-        words = self.words()
-        from tl_posgen.models.load import load_model
+    def pretrained(self, backend: str | None = None) -> Any:
+        """The model, to be loaded by what measures it."""
+        from tl_posgen.models.load import Pretrained
 
-        return load_model(self.model, backend=backend or self.backend), words  # pyright: ignore[reportArgumentType]
+        return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
 
     def measure(self, *measures: Any, backend: str | None = None, **more: Any) -> None:
         """Take these measures of the model and text, and present them."""
-        cut = self.cut | more
-        model, words = self.load(backend)
+        cut, words, model = self.cut | more, self.words(), self.pretrained(backend)
         from tl_posgen.analysis import analyze
 
         self.present(analyze(model, words, measures=list(measures), skip_unsupported=True, **cut))

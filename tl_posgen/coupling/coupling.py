@@ -278,6 +278,7 @@ MEASURE = Measure(
     source="Aubry et al. 2024 (arXiv 2407.07810); chance line, intervals, growth fit and linearisation: ours",
     options=Coupling,
     procedure=run,
+    precise=True,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

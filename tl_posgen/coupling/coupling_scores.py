@@ -20,7 +20,7 @@ from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, NullSummary, Summary, Variable, require
 from tl_posgen.models.checkpoints import load_checkpoint
-from tl_posgen.models.load import BackendChoice, load_model
+from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label
@@ -50,6 +50,8 @@ def coupling_scores(
     tokenizer: str | os.PathLike | None = None,
     k: int = 10,
     backend: BackendChoice | str = "auto",
+    dtype: Dtype = "auto",
+    device: str | None = None,
     length: int | None = None,
     n_prompts: int | None = None,
     seed: int = 0,
@@ -72,6 +74,7 @@ def coupling_scores(
         score: column of `scores`.
         tokenizer: for checkpoints without one: a directory with the tokenizer of all, or "mini".
         k: number of top singular vectors.
+        backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
         length, n_prompts, seed, null_seeds: as in `analyze`.
         widths: of the random Jacobians.
 
@@ -93,7 +96,8 @@ def coupling_scores(
     provenance: dict[str, Any] = {}
     cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
     for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
-        model = load_model(name, backend) if tokenizer is None else load_checkpoint(name, tokenizer, backend)
+        asked = Pretrained(name, backend, dtype, device)
+        model = asked if tokenizer is None else load_checkpoint(asked, tokenizer, precise=True)
         found = COUPLING(model, prompts, k=k, progress=False, **cut)
         nulls = found.null_summary.seeds if found.null_summary else []
         for side, summary in zip(rows, [found.summary, *nulls], strict=True):

@@ -1,8 +1,8 @@
 """What differs between the two kinds of model: one class, and its two children (`hooked`, `bridge`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.models.fused import Attention
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
@@ -84,6 +85,12 @@ class Backend(ABC):
     def plain(self) -> Iterator[Any]:
         """While the block runs, the Hugging Face model without TransformerLens' computations; None without one."""
         yield None
+
+    @abstractmethod
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        """While the block runs, the attention of every layer is computed by `attention_of(layer)`."""
 
     @abstractmethod
     def context(self) -> KeyValueContext:

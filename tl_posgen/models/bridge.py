@@ -6,8 +6,8 @@ how ALiBi is scaled) every possibility becomes a draft, and the proof takes the 
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Backend, Origin
 from tl_posgen.models.convert import build_random
+from tl_posgen.models.fused import Attention
+from tl_posgen.models.fused_bridge import fused_bridge
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
@@ -126,6 +128,11 @@ class Bridge(Backend):
         finally:
             for module, name, child in replaced:
                 module._modules[name] = child
+
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        return fused_bridge(self.model, geometries, attention_of)
 
     def context(self) -> KeyValueContext:
         from transformers import DynamicCache

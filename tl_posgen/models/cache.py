@@ -76,7 +76,7 @@ def captures_from_cache(
     probed = [wrap(model).layer(layer) for layer in selected]
     queries = _read(cache, probed[0], frozenset())["q"]
     tokens, mask = ids_and_mask(tokens)
-    tokens = None if tokens is None else torch.atleast_2d(torch.as_tensor(tokens))
+    tokens = None if tokens is None else _ids(tokens)
     if tokens is not None and (len(queries), queries.shape[2]) != tuple(tokens.shape):
         raise InputError(
             f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
@@ -84,6 +84,16 @@ def captures_from_cache(
         )
     spans = _spans(cache, probed[0], tokens, mask, PadToken.of(model.tokenizer))
     return _captures(cache, probed, selected, tokens, spans, needs)
+
+
+def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
+    try:
+        ids = torch.atleast_2d(torch.as_tensor(tokens))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"tokens: {tokens!r} are no token ids; give those that were run, [batch, pos]") from error
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
+    return ids
 
 
 def _spans(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,8 @@ from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.projections import Projections
 from tl_posgen.rope.rotation import rotate
+
+PER_HEAD = ("q", "k", "v", "attn_scores", "pattern", "rotated_q", "rotated_k")
 
 
 @dataclass
@@ -49,6 +51,7 @@ class LayerCapture:
     resid: Float[Tensor, "pos d_model"] | None = None
     inputs: Float[Tensor, "pos d_model"] | None = None
     projections: Projections | None = None
+    edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
     _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
@@ -65,15 +68,21 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """The same for some of its heads."""
-        return replace(self, heads=list(self.heads)[part], **{name: x[part] for name, x in self._per_head().items()})
+        some = copy(self)
+        vars(some).update(self._per_head(part), heads=list(self.heads)[part], _shared={})
+        return some
 
-    def _per_head(self) -> dict[str, Tensor]:
-        held = {name: vars(self).get(name) for name in ("q", "k", "v", "attn_scores", "pattern")}
-        return {name: x for name, x in held.items() if x is not None}
+    def _per_head(self, part: slice) -> dict[str, Tensor]:
+        held = {name: vars(self).get(name) for name in PER_HEAD}
+        return {name: x[part] for name, x in held.items() if x is not None}
 
     @property
     def length(self) -> int:
         return self.q.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
 
     @property
     def bilinear(self) -> bool:
@@ -98,6 +107,45 @@ class LayerCapture:
         Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.pass_proof`).
         """
         return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads)
+
+    def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """What queries start .. stop - 1 pay the keys before `stop`; where attention is streamed no more is formed."""
+        assert self.pattern is not None, "the pattern was not asked for"
+        return self.pattern[:, start:stop, :stop]
+
+    def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """The scores of queries start .. stop - 1 and keys before `stop` that the pass used, -inf at the invisible."""
+        q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
+        return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
+
+
+class StreamedCapture(LayerCapture):
+    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
+
+    def __init__(self, capture: LayerCapture, sinks: Float[Tensor, " head"] | None):
+        """
+        Args:
+            sinks: logits of the chosen heads that join each row's softmax and carry no value.
+        """
+        vars(self).update(vars(capture), sinks=sinks, _shared={})
+        for name in ("attn_scores", "pattern"):
+            vars(self).pop(name, None)
+
+    attn_scores = cached_property(lambda self: self.scores())
+    pattern = cached_property(lambda self: self.pattern_rows(0, self.length))
+
+    def of_heads(self, part: slice) -> "StreamedCapture":
+        some = copy(self)
+        sinks = None if self.sinks is None else self.sinks[part]
+        vars(some).update(self._per_head(part), heads=list(self.heads)[part], sinks=sinks, _shared={})
+        return some
+
+    def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        scores = self.score_rows(start, stop)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores)[:, None, None].expand(-1, stop - start, 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 class EditedCapture(LayerCapture):
@@ -125,8 +173,7 @@ class EditedCapture(LayerCapture):
 
     def of_heads(self, part: slice) -> "EditedCapture":
         some, used = copy(self), None if self._used is None else self._used[part]
-        held = {name: x[part] for name, x in self._per_head().items()}
-        vars(some).update(held, heads=list(self.heads)[part], _used=used, _shared={})
+        vars(some).update(self._per_head(part), heads=list(self.heads)[part], _used=used, _shared={})
         return some
 
     @property
@@ -145,6 +192,9 @@ class EditedCapture(LayerCapture):
         if self._used is None:
             raise UnsupportedModelError(f"{self.why} The scores over its causal mask are not known.")
         return self._used[:, :n, :n]
+
+    def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return self.scores()[:, start:stop, :stop]
 
 
 def scores_from(
@@ -166,11 +216,11 @@ def scores_from(
 
 
 def finished_scores(
-    products: Float[Tensor, "head query key"],
+    products: Float[Tensor, "*batch head query key"],
     geometry: LayerGeometry,
     heads: Sequence[int],
     distance: int | float | Real[Tensor, "query key"] | None = None,
-) -> Float[Tensor, "head query key"]:
+) -> Float[Tensor, "*batch head query key"]:
     """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given."""
     if geometry.alibi_slopes is not None:
         position = torch.arange(products.shape[-1], device=products.device)

@@ -23,19 +23,22 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.fused import LayerAttention
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, require_padding, spans_of_pass, spans_of_scores
-from tl_posgen.models.pass_proof import as_used, checked_rows, require_softmax
+from tl_posgen.models.padding import PadToken, require_padding, spans_of_mask, spans_of_pass, spans_of_scores
+from tl_posgen.models.pass_proof import as_streamed, as_used, checked_rows, is_softmax, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.proof import tolerance
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, hook_point, plain_scores
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.streaming import require_fits, streaming_if_chosen
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.rotation import at_least_float32
 
 Consumer = Callable[[LayerCapture], None]
+FORMED = ("attn_scores", "pattern")  # by a pass that is not streamed
 EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
 HookList = list[tuple[str, Callable[..., None]]]
 
@@ -72,7 +75,27 @@ def capture_hooks(
         )
 
     takes = _Capture(model, consumer, needs, layers, heads, tokens, in_order=True).takes()
-    return [(name, lambda value, hook, take=take: take(value)) for name, take in takes.items()]
+    # edits of queries, keys, scores and pattern show in one another; those of what follows in nothing that is captured
+    unseen = tuple(name for part, name in (("resid", "hook_resid_pre"), ("v", "hook_v")) if part in needs)
+    return [(name, in_list(model, name, take, last=name.endswith(unseen))) for name, take in takes.items()]
+
+
+def in_list(model: Model, name: str, take: Callable[[Tensor], None], *, last: bool) -> Callable[..., None]:
+    """A hook that shows a value to `take`; refused behind it are, where it must be the last, hooks of others."""
+
+    def see(value: Tensor, hook: Any) -> None:
+        if last:
+            point = hook_point(model, name)
+            hooks = [getattr(one, "__name__", "") or repr(one) for one in point._forward_hooks.values()]
+            behind = hooks[hooks.index(repr(see)) + 1 :] if repr(see) in hooks else []
+            if any(in_list.__name__ not in one and show.__name__ not in one for one in behind):
+                raise InputError(
+                    f"{name}: another hook stands behind that of capture_hooks, and could change what was captured; "
+                    "let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`"
+                )
+        take(value)
+
+    return see
 
 
 @contextmanager
@@ -141,6 +164,20 @@ def run_capture(
     wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     wrapped.require_length(tokens.shape[1])
     tokens = tokens.to(next(model.parameters()).device)
+    require_fits(model, tokens.shape[1])
+    with streaming_if_chosen(model, tokens.shape[1]):
+        return _run(wrapped, tokens, consumer, needs, layers, heads)
+
+
+def _run(
+    wrapped: WrappedModel,
+    tokens: Int[Tensor, "batch pos"],
+    consumer: Consumer,
+    needs: frozenset[str],
+    layers: Layers,
+    heads: Heads,
+) -> Float[Tensor, "batch pos d_vocab"] | None:
+    model = wrapped.model
     capture = _Capture(model, consumer, needs - {"logits"}, layers, heads, tokens)
     if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
         capture.pad = PadToken()
@@ -149,7 +186,7 @@ def run_capture(
         behind = max(capture.heads) + 1
         options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
     with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
-        predicted = model(tokens, **options, **wrapped.backend.options(tokens))
+        predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
             f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "
@@ -189,6 +226,7 @@ class _Capture:
         self.tokens_of_pass = False  # whether tokens are those that the pass embeds
         self.embedded: Tensor | None = None  # by the pass that begins
         self.owner = self.wrapped.owner
+        self.stream = None if in_order else self.wrapped.streamed.by
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
         self.names = frozenset(self.takes())
@@ -199,7 +237,7 @@ class _Capture:
     def takes(self) -> dict[str, Callable[[Tensor], None]]:
         """Hook name -> what to do with its tensor."""
         wanted = self.needs | {"resid", "q", "k", "attn_scores"} | ({"pattern"} if self.in_order else set())
-        parts = [part for part in PARTS if part in wanted]
+        parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
         return {probed.sites.names[part]: partial(self.take, probed, part) for probed in self.layers for part in parts}
 
     @contextmanager
@@ -208,7 +246,14 @@ class _Capture:
         attentions = {layer: self.wrapped.attention(layer) for layer in asked}
         inputs = attention_inputs(attentions, self.wrapped.backend.attention_input, partial(self.keep, "inputs"))
         with self.wrapped.exclusive(self.wrapped.owner), inputs, watching(model, self.takes()):
-            yield
+            if self.stream is None:
+                yield
+                return
+            self.stream.listeners.append(self.take_streamed)
+            try:
+                yield
+            finally:
+                self.stream.listeners.remove(self.take_streamed)
 
     def keep(self, part: str, value: Tensor) -> None:
         self.parts[part] = value.detach()
@@ -232,22 +277,50 @@ class _Capture:
             self.take_scores(probed)
         if part == "pattern":
             self.take_pattern(probed)
-        if part == ("pattern" if "pattern" in self.needs or self.in_order else "attn_scores"):
-            captures = [capture for capture, _ in self.waiting]
-            self.waiting.clear()
-            self.fired.add(probed.geometry.layer)
-            for capture in captures:
-                self.consumer(capture)
+        if part == ("pattern" if self.takes_pattern else "attn_scores"):
+            self.hand_over(probed)
 
-    def take_scores(self, probed: Probed) -> None:
+    def hand_over(self, probed: Probed) -> None:
+        captures = [capture for capture, _ in self.waiting]
+        self.waiting.clear()
+        self.fired.add(probed.geometry.layer)
+        for capture in captures:
+            self.consumer(capture)
+
+    def take_streamed(self, layer: int, done: LayerAttention) -> None:
+        """A layer of a streamed pass; one whose scores are hooked has formed them."""
+        if layer not in self.heads or self.wrapped.owner not in (self, self.owner):
+            return
+        if done.q.shape[2] != done.k.shape[2]:
+            raise InputError(
+                f"layer {layer}: {done.q.shape[2]} queries see {done.k.shape[2]} keys, so a KV cache is in use; "
+                "capture a forward pass over the whole prompt instead"
+            )
+        probed = self.wrapped.layer(layer)
+        if done.scores is None or done.pattern is None:
+            self.take_scores(probed, done)
+        else:
+            self.parts["attn_scores"] = done.scores.detach()
+            self.take_scores(probed)
+            if self.takes_pattern:
+                self.parts["pattern"] = done.pattern.detach()
+                self.take_pattern(probed)
+        self.hand_over(probed)
+
+    def take_scores(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Everything but the pattern is there: cut to the text, and compared with the scores that the pass used."""
         parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
         batch, _, length, _ = parts["q"].shape
-        layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts["attn_scores"]
+        layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts.get("attn_scores")
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
-        others = self.others_hook(layer)
-        spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        others = scores is not None and self.others_hook(layer)
+        if scores is not None:
+            spans = spans_of_scores(probed.geometry, plain_scores(scores[:, 0], dtype))
+        else:
+            assert streamed is not None
+            padding = streamed.mask.padding
+            spans = [slice(0, length)] * batch if padding is None else spans_of_mask(padding)
         if others:
             require_padding(spans, length, tokens, self.pad)
         spans = spans_of_pass(spans, length, tokens, self.pad)
@@ -263,16 +336,31 @@ class _Capture:
         for row, span in enumerate(spans):
             prompt = {part: value[row] for part, value in parts.items()}
             ids = None if tokens is None else tokens[row]
-            needs = self.needs - {"pattern"}
+            needs = self.needs - ({"pattern"} if streamed is None else set(FORMED))
             capture = layer_capture(probed, prompt, self.heads[layer], needs, self.prompts_before + row, ids, span)
-            used = cut("attn_scores", scores[row], span)
-            capture = as_used(capture, used, dtype, every_row=others)
+            used = capture.q.new_zeros(0, 0, 0) if scores is None else cut("attn_scores", scores[row], span)
+            if streamed is None:
+                capture = as_used(capture, used, dtype, every_row=others)
+            else:
+                capture = as_streamed(capture, *streamed.met(row, span, capture.heads), dtype)
             if projections is not None and capture.inputs is not None:
                 allowed = tolerance(dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
-            rows = plain_scores(used[:, checked_rows(capture.length)], dtype) if self.in_order else used[:, :0]
+            formed = self.takes_pattern and streamed is None
+            rows = plain_scores(used[:, self.pattern_rows(capture)], dtype) if formed else used[:, :0]
             self.waiting.append((capture, rows))
+
+    @property
+    def takes_pattern(self) -> bool:
+        return self.in_order or "pattern" in self.needs
+
+    def pattern_rows(self, capture: LayerCapture) -> Tensor:
+        """The rows of the pattern that are held against the scores: all where hooks may have edited some."""
+        name = f"blocks.{capture.layer}.attn.hook_pattern"
+        point = self.wrapped.model.hook_dict.get(name)
+        alone = point is not None and len(point._forward_hooks) <= (name in self.names)
+        return checked_rows(capture.length) if alone or self.in_order else torch.arange(capture.length)
 
     def others_hook(self, layer: int) -> bool:
         """Whether hooks other than these are at work in the attention of this layer."""
@@ -284,8 +372,11 @@ class _Capture:
         pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
         for row, ((capture, rows), span) in enumerate(zip(self.waiting, self.spans, strict=True)):
             own = cut("pattern", pattern[row], span)
+            compared = own[:, self.pattern_rows(capture)]
             if self.in_order:
-                require_softmax(capture.layer, rows, own[:, checked_rows(capture.length)], own.dtype)
+                require_softmax(capture.layer, rows, compared, own.dtype)
+            else:
+                capture.edited_pattern = not is_softmax(rows, compared, own.dtype)
             if "pattern" in self.needs:
                 capture.pattern = at_least_float32(own if len(own) == len(capture.heads) else own[list(capture.heads)])
 

@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.load import BackendChoice, load_model, load_source
+from tl_posgen.models.load import BackendChoice, Dtype, Pretrained, load_source
 from tl_posgen.models.model import Model
 from tl_posgen.models.source import MINI, Source
 
@@ -22,6 +23,7 @@ class Checkpoints:
         model: name on huggingface.co.
         tokenizer: a directory with the tokenizer of all checkpoints, or "mini" for the bundled one; where left out, the
             last checkpoint's.
+        backend, dtype, device: as in `load_model`.
 
     Attributes:
         names: last parts of the directories, or the revisions. steps: see `steps_of`.
@@ -37,6 +39,8 @@ class Checkpoints:
         model: str | None = None,
         tokenizer: str | os.PathLike | None = None,
         backend: BackendChoice | str = "auto",
+        dtype: Dtype = "auto",
+        device: str | None = None,
     ):
         if isinstance(checkpoints, str | os.PathLike):
             raise InputError(f"checkpoints={str(checkpoints)!r}: give a list of them, in order of training")
@@ -51,28 +55,30 @@ class Checkpoints:
         self.steps = steps_of(self.names)
         directory = Path(checkpoints[-1]).resolve().parent
         self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
-        self._checkpoints, self._model, self._backend = list(checkpoints), model, backend
+        self._checkpoints, self._model = list(checkpoints), model
+        self._asked = Pretrained(model or checkpoints[-1], backend, dtype, device)
         self._tokenizer = tokenizer if tokenizer is not None else checkpoints[-1]
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def load(self, place: int) -> Model:
+    def load(self, place: int, *, precise: bool = False) -> Model:
         checkpoint = self._checkpoints[place]
         if self._model is not None:
-            return load_model(self._model, self._backend, revision=str(checkpoint))
-        return load_checkpoint(checkpoint, self._tokenizer, self._backend)
+            return replace(self._asked, revision=str(checkpoint)).load(precise=precise)
+        return load_checkpoint(replace(self._asked, name_or_directory=checkpoint), self._tokenizer, precise=precise)
 
 
-def load_checkpoint(directory: str | os.PathLike, tokenizer: str | os.PathLike, backend: BackendChoice | str) -> Model:
+def load_checkpoint(asked: Pretrained, tokenizer: str | os.PathLike, *, precise: bool = False) -> Model:
     """A checkpoint that may lack a tokenizer of its own."""
-    path, words = Path(directory).expanduser(), MINI if str(tokenizer) == "mini" else Path(tokenizer).expanduser()
+    path = Path(asked.name_or_directory).expanduser()
+    words = MINI if str(tokenizer) == "mini" else Path(tokenizer).expanduser()
     require_weights(path)
     if not any(words.glob("tokenizer*")):
         raise InputError(f"{words}: no tokenizer there; give tokenizer=, the directory of the checkpoints' tokenizer")
     if path.resolve() == words.resolve():
-        return load_model(path, backend)
-    return load_source(Source(path.name, path), words, backend)
+        return replace(asked, name_or_directory=path).load(precise=precise)
+    return load_source(Source(path.name, path), words, asked, precise=precise)
 
 
 def require_weights(directory: Path) -> None:

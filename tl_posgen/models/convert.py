@@ -1,9 +1,7 @@
 """A Hugging Face model, of a directory or with random weights, made the kind of object asked for, weights untouched."""
 
 import copy
-import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +10,15 @@ from torch import Tensor
 
 from tl_posgen.errors import ModelError, UnsupportedModelError
 from tl_posgen.models.hooked_config import RECIPES, hooked_settings
-from tl_posgen.models.memory import memory_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.source import first_line
+from tl_posgen.models.weights import is_released, release, trim
 
 
 def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:
     """A HookedTransformer with the same weights, none folded or centred; its logits are compared with the original's.
+
+    The original is left without weights: each is let go when it has been copied, so that no two models are held.
 
     Raises:
         ModelError: TransformerLens 4, which has no HookedTransformer.
@@ -32,9 +32,9 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tri
         cfg = HookedTransformerConfig(**settings, model_name=name, dtype=dtype, device=device)
         model = HookedTransformer(cfg, tokenizer=tokenizer)
         state = getattr(conversions, f"convert_{RECIPES[architecture][0]}_weights")(hf_model, cfg)
-        model.load_and_process_state_dict(
-            state, fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False
-        )
+        state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
+        release(hf_model)
+        move_weights(state, model)
     except (ArithmeticError, AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{name}: TransformerLens cannot make this {architecture} a HookedTransformer ({first_line(error)}); "
@@ -43,6 +43,19 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tri
     model.eval()
     require_same_logits(model, tried, name)
     return model
+
+
+def move_weights(state: dict[str, Tensor], model: Any) -> None:
+    """Copy every tensor into the model's own of that name, and let it go."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name in [name for name in state if name in own]:
+            weight = state.pop(name)
+            if weight.shape != own[name].shape:
+                raise ValueError(f"{name} is {list(weight.shape)}, and not {list(own[name].shape)}")
+            own[name].copy_(weight)
+            del weight
+            trim()
 
 
 def hooked_parts() -> tuple[Any, Any, Any]:
@@ -102,7 +115,7 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
 
 
 def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
-    """A TransformerBridge around the model, which becomes part of it.
+    """A TransformerBridge around the model, which becomes part of it; one that is spread over devices stays there.
 
     Raises:
         UnsupportedModelError: TransformerLens has no adapter for the architecture.
@@ -111,9 +124,11 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
 
     hf_model.config.architectures = hf_model.config.architectures or [type(hf_model).__name__]
     dtype = next(hf_model.parameters()).dtype
+    place = {} if spread_of(hf_model) else {"device": device}
     try:
+        hf_model = hf_model.to(device) if place else hf_model
         bridge = TransformerBridge.boot_transformers(
-            name, hf_model=hf_model.to(device), tokenizer=copy.deepcopy(tokenizer), device=device, dtype=dtype
+            name, hf_model=hf_model, tokenizer=copy.deepcopy(tokenizer), dtype=dtype, **place
         )
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
@@ -126,18 +141,27 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     return bridge
 
 
-def build(hf_model: Any, tokenizer: Any, name: str, device: str, backend: str) -> Model:
-    """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits."""
-    tried = try_out(hf_model, name)
-    try:
-        if backend == "bridge":
-            model = as_bridge(hf_model, tokenizer, name, device)
-        else:
+def spread_of(hf_model: Any) -> dict[str, Any] | None:
+    """The device of each module, where accelerate has spread the model over devices."""
+    return getattr(hf_model, "hf_device_map", None)
+
+
+def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backend: str) -> Model:
+    """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits.
+
+    Args:
+        make: makes the Hugging Face model; called again where it has become a HookedTransformer that is not the same.
+    """
+    hf_model = make()
+    tried, model = try_out(hf_model, name), None
+    if backend != "bridge":
+        try:
             model = as_hooked(hf_model, tokenizer, name, device, tried)
-    except ModelError:
-        if backend != "auto":
-            raise
-        model = as_bridge(hf_model, tokenizer, name, device)
+        except ModelError:
+            if backend != "auto":
+                raise
+    if model is None:
+        model = as_bridge(make() if is_released(hf_model) else hf_model, tokenizer, name, device)
     # whether the tokenizer puts its BOS token in front of a text by default
     ids, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
     model.cfg.default_prepend_bos = len(ids) > len(plain) and ids[0] == tokenizer.bos_token_id
@@ -155,87 +179,22 @@ def build_random(
     """
     from transformers import AutoModelForCausalLM
 
-    options = {"attn_implementation": "eager", "trust_remote_code": trust_remote_code}
-    hf_model = AutoModelForCausalLM.from_config(config, **options).eval()
-    weight = next(like.parameters())
-    if moved:
-        with torch.no_grad():
-            for parameter in hf_model.parameters():
-                noise = torch.randn_like(parameter)
-                parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
-    made = build(hf_model.to(weight.dtype), tokenizer, name, str(weight.device), backend)
-    return made, f"transformers, {type(hf_model).__name__}"
+    weight, rules = next(like.parameters()), []
 
+    def make() -> Any:
+        options = {"attn_implementation": "eager", "trust_remote_code": trust_remote_code}
+        hf_model = AutoModelForCausalLM.from_config(config, **options).eval()
+        rules.append(f"transformers, {type(hf_model).__name__}")
+        if moved:
+            with torch.no_grad():
+                for parameter in hf_model.parameters():
+                    noise = torch.randn_like(parameter)
+                    parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
+        hf_model = hf_model.to(weight.dtype)
+        if spread := spread_of(getattr(like, "original_model", None)):
+            from accelerate import dispatch_model
 
-def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
+            hf_model = dispatch_model(hf_model, spread)
+        return hf_model
 
-    try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
-        raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
-
-
-def load_hf_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The Hugging Face model of a directory, on the CPU, in evaluation mode, with eager attention.
-
-    Raises:
-        ModelError: an unknown architecture, weights that are not those of the model, or more than memory holds.
-    """
-    planned, report = from_pretrained(directory, config, dtype, trust_remote_code, device_map="meta")
-    require_fitting(directory, report)
-    require_memory(directory, sum(weight.numel() for weight in planned.parameters()), dtype)
-    return from_pretrained(directory, config, dtype, trust_remote_code)[0].eval()
-
-
-def from_pretrained(
-    directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool, **more: Any
-) -> tuple[Any, Mapping[str, Any]]:
-    """The model, and which weights it has, lacks, and did not take."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=copy.deepcopy(config),
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **more,
-        )
-        return loaded
-    except Exception as error:  # every architecture has its own
-        raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error
-
-
-# buffers that older versions of transformers saved and newer ones compute
-COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
-
-
-def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:
-    """Refuse weights that the model lacks, has in another size, or does not take."""
-    wrong = {
-        "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),
-        "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
-        "hold {}, which the model does not have ({} tensors)": sorted(
-            name for name in report["unexpected_keys"] if not COMPUTED.search(name)
-        ),
-    }
-    for words, names in wrong.items():
-        if names:
-            found = words.format(names[0], len(names))
-            raise ModelError(f"{directory}: the weights {found}; the checkpoint does not belong to config.json")
-
-
-def require_memory(directory: Path, n_weights: int, dtype: torch.dtype) -> None:
-    """Refuse a model that is larger than this machine's memory, where that is known."""
-    needed, held = n_weights * dtype.itemsize, memory_of(torch.device("cpu"))
-    if held is not None and needed > held:
-        sizes = f"{n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}"
-        raise ModelError(
-            f"{directory}: {sizes}, and this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
-        )
+    return build(make, tokenizer, name, str(weight.device), backend), rules[0]

@@ -23,11 +23,14 @@ def require_evaluation(model: Model) -> None:
     for name, weight in model.named_parameters():
         if weight.is_meta:
             raise InputError(f"{name} is on the device meta, which holds no numbers; load the weights")
-        if not weight.is_floating_point() or weight.element_size() < 2:
-            dtype = str(weight.dtype).removeprefix("torch.")
+        if not weight.is_floating_point() or weight.element_size() < 2 or type(weight.detach()) is not torch.Tensor:
+            plain = type(weight.detach()) is torch.Tensor
+            dtype = str(weight.dtype).removeprefix("torch.") if plain else type(weight.detach()).__name__
             raise UnsupportedModelError(
                 f"{name} is quantised ({dtype}); load the model in float32, float16 or bfloat16"
             )
+    if found := [name for name, module in model.named_modules() if ".quantized." in f"{type(module).__module__}."]:
+        raise UnsupportedModelError(f"{found[0]} is quantised; load the model in float32, float16 or bfloat16")
     if torch.is_autocast_enabled(next(model.parameters()).device.type):
         raise InputError(
             "autocast is on, so the model computes in another dtype than its weights have; leave its block"

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backend import Backend, Origin
 from tl_posgen.models.convert import hooked_parts
+from tl_posgen.models.fused import Attention
+from tl_posgen.models.fused_hooked import fused_hooked
 from tl_posgen.models.geometry import ContextLimit, Encoding, LayerGeometry
 from tl_posgen.models.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
@@ -83,6 +86,11 @@ class Hooked(Backend):
             qk_norm=attn.q_norm is not None,
         )
         return [draft]
+
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        return fused_hooked(self.model, geometries, attention_of)
 
     def context(self) -> KeyValueContext:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache

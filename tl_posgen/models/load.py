@@ -1,30 +1,39 @@
 """Loading a model by name or directory, as a HookedTransformer or a TransformerBridge."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
+from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Origin
 from tl_posgen.models.config import read_config
-from tl_posgen.models.convert import build, hooked_parts, load_hf_model, load_tokenizer
+from tl_posgen.models.convert import build, hooked_parts
+from tl_posgen.models.hugging_face import load_hf_model, load_tokenizer, plan
 from tl_posgen.models.model import Model
 from tl_posgen.models.quiet import quiet
-from tl_posgen.models.source import Source, find_source, first_line, require_finite, require_layers
+from tl_posgen.models.source import MINI, Source, find_source, first_line
+from tl_posgen.models.weights import require_layers, stored_weights
 from tl_posgen.models.wrapped import wrap
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
+Dtype: TypeAlias = torch.dtype | str
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def load_model(
     name_or_directory: str | os.PathLike,
     backend: BackendChoice | str = "auto",
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "auto",
     device: str | None = None,
     *,
     revision: str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
     """Load a model for analysis, its weights as they are: no layer norm folded in, nothing centred.
@@ -34,9 +43,13 @@ def load_model(
             or "mini", the small model that comes with this package.
         backend: "hooked" for a HookedTransformer (TransformerLens 3.9, ten architectures), "bridge" for a
             TransformerBridge, "auto" for the first that can have the same logits as the Hugging Face model.
-        dtype: of the weights. Analyses take q and k to float32 at least.
-        device: "cuda" where there is one, else "cpu", if left out.
+        dtype: of the weights, such as torch.float32 or "float32". "auto" is the checkpoint's, as in transformers, with
+            two exceptions: float16 on a CPU becomes float32, and so does "mini". Analyses take q and k to float32 at
+            least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in float32.
+        device: "cuda", "cuda:1", "mps", "cpu"; "cuda" where there is one, else "cpu", if left out or "auto".
         revision: branch, tag or commit on huggingface.co; a checkpoint, for instance.
+        device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
+            TransformerBridge; leave `device` out then.
         trust_remote_code: run the repository's own Python code. Only for repositories you trust.
 
     Returns:
@@ -54,36 +67,72 @@ def load_model(
         >>> model.cfg.n_layers > 0
         True
     """
-    if not isinstance(name_or_directory, str | os.PathLike):
-        raise InputError(f"{name_or_directory!r} is no name or directory of a model")
-    if backend not in ("auto", "hooked", "bridge"):
-        raise InputError(f"backend {backend!r}: choose auto, hooked or bridge")
-    if backend == "hooked":
-        hooked_parts()  # refuse before anything is downloaded
-    source = find_source(name_or_directory, revision)
-    return load_source(source, source.directory, backend, dtype, device, trust_remote_code)
+    chosen = {"revision": revision, "device_map": device_map, "trust_remote_code": trust_remote_code}
+    return Pretrained(name_or_directory, backend, dtype, device, **chosen).load()
 
 
-def load_source(
-    source: Source,
-    tokenizer: Path,
-    backend: BackendChoice | str,
-    dtype: torch.dtype = torch.float32,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-) -> Model:
+@dataclass(frozen=True)
+class Pretrained:
+    """A model that is loaded where it is needed: the arguments of `load_model`, checked, as one value.
+
+    Whatever takes a model takes this. As nobody else holds what is loaded from it, its memory is used again for the
+    random inits once the model has been measured.
+
+    Example:
+        >>> import tl_posgen
+        >>> mini = Pretrained("mini", backend="bridge")
+        >>> report = tl_posgen.analyze(mini, "The White Rabbit put on his spectacles.", measures="three_axis")
+        >>> report.provenance["backend"]
+        'bridge'
+    """
+
+    name_or_directory: str | os.PathLike
+    backend: BackendChoice | str = "auto"
+    dtype: Dtype = "auto"
+    device: str | None = None
+    revision: str | None = None
+    device_map: str | Mapping[str, Any] | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name_or_directory, str | os.PathLike):
+            raise InputError(f"{self.name_or_directory!r} is no name or directory of a model")
+        if self.backend not in ("auto", "hooked", "bridge"):
+            raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
+        require_dtype(self.dtype)
+        if self.device_map is not None:
+            require_device_map(self.device_map, self.device, self.backend)
+
+    def load(self, *, precise: bool = False) -> Model:
+        """The model.
+
+        Args:
+            precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
+        """
+        if self.backend == "hooked":
+            hooked_parts()  # refuse before anything is downloaded
+        source = find_source(self.name_or_directory, self.revision)
+        return load_source(source, source.directory, self, precise=precise)
+
+
+def load_source(source: Source, tokenizer: Path, asked: Pretrained, *, precise: bool = False) -> Model:
     """The model of a directory with the tokenizer of this or another one, its origin remembered."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype!r}: give a floating-point one such as torch.float32")
-    device = usable("cuda" if device is None and torch.cuda.is_available() else "cpu" if device is None else device)
+    trust, spread = asked.trust_remote_code, asked.device_map
+    device, bundled = usable(asked.device), source.directory == MINI
     with quiet():
-        config = read_config(source.directory, trust_remote_code)
-        require_finite(source.directory)
-        require_layers(source.directory, config)
-        words = load_tokenizer(tokenizer, trust_remote_code)
-        hf_model = load_hf_model(source.directory, config, dtype, trust_remote_code)
-        model = build(hf_model, words, source.name, device, backend)
-    origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust_remote_code}
+        config = read_config(source.directory, trust)
+        weights = stored_weights(source.directory)
+        require_layers(source.directory, config, weights)
+        words = load_tokenizer(tokenizer, trust)
+        planned = plan(source.directory, config, as_dtype(asked.dtype), trust)
+        dtype = computed_in(planned.dtype, asked.dtype, device, precise or bundled)
+        more = {} if spread is None else {"device_map": spread}
+        make = partial(load_hf_model, source.directory, config, planned, dtype, weights, **more)
+        model = build(make, words, source.name, device, asked.backend if spread is None else "bridge")
+    if not bundled and dtype != (usual := computed_in(planned.dtype, asked.dtype, device, precise=False)):
+        held, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
+        tqdm.write(f"{source.name} is loaded in {taken}, as {held} has too few digits here; give a dtype to choose")
+    origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust}
     wrapped = wrap(model)
     wrapped.remember_origin(Origin(source.name, wrapped.backend.name, **origin))
     if reason := wrapped.difference():
@@ -91,8 +140,44 @@ def load_source(
     return model
 
 
-def usable(device: str) -> str:
-    """The device; InputError where torch does not know it or cannot compute there."""
+def require_dtype(dtype: Any) -> None:
+    """Refuse what is no floating-point dtype of two bytes or more, nor the name of one."""
+    if isinstance(dtype, str) and dtype in ("auto", *DTYPES):
+        return
+    if not isinstance(dtype, torch.dtype) or str(dtype).removeprefix("torch.") not in DTYPES:
+        raise InputError(f"dtype={dtype!r}: give a floating-point one: auto, {', '.join(DTYPES)}")
+
+
+def as_dtype(dtype: Dtype) -> Any:
+    return dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+
+
+def computed_in(held: torch.dtype, asked: Dtype, device: str, precise: bool) -> torch.dtype:
+    """The dtype to load weights in: the one asked for, or what a checkpoint of dtype `held` is computed in."""
+    narrow = held.itemsize < torch.float32.itemsize
+    slow = held == torch.float16 and torch.device(device).type == "cpu"  # 10 to 100 times slower than float32 there
+    return torch.float32 if asked == "auto" and (slow or (precise and narrow)) else held
+
+
+def require_device_map(device_map: Any, device: str | None, backend: str) -> None:
+    """Refuse a map beside a device, for a HookedTransformer, or onto what holds no numbers."""
+    if device is not None:
+        raise InputError(f"device={device!r} and device_map contradict each other; give one of them")
+    if backend == "hooked":
+        raise InputError("device_map: only a TransformerBridge can be spread over devices; give backend='bridge'")
+    if isinstance(device_map, Mapping):
+        for place in {str(place): place for place in device_map.values()}.values():
+            if place == "disk":
+                raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
+            usable(place if isinstance(place, str) else f"cuda:{place}")
+    elif device_map not in (maps := ("auto", "balanced", "balanced_low_0", "sequential")):
+        raise InputError(f"device_map={device_map!r}: give {', '.join(maps)}, or a mapping of module to device")
+
+
+def usable(device: str | None) -> str:
+    """The device, chosen where it is left open; InputError where torch does not know it or cannot compute there."""
+    if device in (None, "auto"):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:  # torch has several kinds for one mistake
@@ -102,8 +187,16 @@ def usable(device: str) -> str:
     return device
 
 
-def open_model(model: Model | str | os.PathLike) -> Model:
+def is_ours(model: Any) -> bool:
+    """Whether `open_model` will load this anew, so that nobody else holds the model."""
+    return isinstance(model, str | os.PathLike | Pretrained)
+
+
+def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool = False) -> Model:
     """A model of TransformerLens as it is, or the one of that name or directory, loaded by `load_model`.
+
+    Args:
+        precise: see `Pretrained.load`; of a name, a directory or a `Pretrained`.
 
     Raises:
         InputError: neither a HookedTransformer, nor a TransformerBridge, nor a name, nor a path.
@@ -114,7 +207,9 @@ def open_model(model: Model | str | os.PathLike) -> Model:
         >>> open_model(model) is model
         True
     """
-    return load_model(model) if isinstance(model, str | os.PathLike) else wrap(model).model
+    if isinstance(model, str | os.PathLike):
+        model = Pretrained(model)
+    return model.load(precise=precise) if isinstance(model, Pretrained) else wrap(model).model
 
 
 def without_context_limit(model: Model) -> Model:

@@ -8,17 +8,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError
-from tl_posgen.models.capture import EditedCapture, LayerCapture, scores_from
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
 from tl_posgen.models.proof import allowed_error, without_row_offsets
 from tl_posgen.models.sites import plain_scores
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
+STREAMED_ROWS = 8
 
 
-def checked_rows(n: int) -> Int[Tensor, " row"]:
-    """The queries whose scores are compared: ROWS of them, evenly spread, the last among them."""
-    return torch.linspace(0, n - 1, min(n, ROWS)).round().long()
+def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
+    """The queries whose scores are compared: so many of them, evenly spread, the last among them."""
+    return torch.linspace(0, n - 1, min(n, n_rows)).round().long()
 
 
 def as_used(
@@ -69,6 +70,38 @@ def as_used(
     if geometry.alibi_slopes is not None:
         whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry.scale)
     return EditedCapture(capture, whole, why)
+
+
+def as_streamed(
+    capture: LayerCapture,
+    rotated_q: Float[Tensor, "head pos d_head"],
+    rotated_k: Float[Tensor, "head pos d_head"],
+    sinks: Float[Tensor, " head"] | None,
+    dtype: torch.dtype,
+) -> StreamedCapture:
+    """The capture of a pass that formed no scores: its q and k, rotated by the geometry, meet as those of the pass did.
+
+    Compared are the scores of a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of
+    values, is proved as it runs (`tl_posgen.models.streaming`).
+
+    Raises:
+        UnsupportedModelError: they do not.
+    """
+    n, geometry = capture.length, capture.geometry
+    rows = checked_rows(n, STREAMED_ROWS).to(capture.q.device)
+    q, k = capture.rotated_q[:, rows], capture.rotated_k
+    recomputed = scores_from(q, k, geometry, capture.heads, rows)
+    used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
+    error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
+    if bool((error <= allowed_error(q, k, geometry, dtype)).all()):
+        return StreamedCapture(capture, sinks)
+    head, row, _ = worst(error)
+    raise UnsupportedModelError(
+        f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])} has scores that its q and k do "
+        f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
+        f"their hooks, or a rotation that changes at some length below {n} tokens; without streaming the scores "
+        "of the pass are measured"
+    )
 
 
 def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:

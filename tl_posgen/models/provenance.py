@@ -1,6 +1,7 @@
 """What a result says of where it came from: names for pictures, and what is needed to run it again."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -34,13 +35,18 @@ def encoding_of(model: Model) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
+PART = 2**22  # entries of a tensor that are taken to float64 at once
+
+
 def fingerprint(model: Model) -> str:
     """Sixteen letters that other weights hardly share: each parameter's sum, norm, and some 4,096 of its entries."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         flat = weight.detach().flatten()
         some = flat[:: max(1, len(flat) // 4096)].double().cpu().numpy()
-        total, norm = flat.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(flat, dtype=torch.float64).item()
+        parts = (part.double() for part in flat.split(PART))
+        sums = [(part.sum().item(), torch.linalg.vector_norm(part).item()) for part in parts]
+        total, norm = sum(one for one, _ in sums), math.hypot(*(one for _, one in sums))
         digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.tobytes())
     return digest.hexdigest()[:16]
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.config import read_config
-from tl_posgen.models.convert import build_random, load_tokenizer
+from tl_posgen.models.convert import build_random
+from tl_posgen.models.hugging_face import load_tokenizer
 from tl_posgen.models.model import Model
 from tl_posgen.models.quiet import quiet
 from tl_posgen.models.wrapped import wrap

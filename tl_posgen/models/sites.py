@@ -73,6 +73,12 @@ def hook_point(model: Model, name: str) -> Any:
     return model.hook_dict[name]
 
 
+def is_hooked(attn: Any) -> bool:
+    """Whether any hook sees or edits the scores or the pattern of this attention module."""
+    points = (attn.hook_attn_scores, attn.hook_pattern)
+    return any(point._forward_hooks or point._forward_pre_hooks or point._backward_hooks for point in points)
+
+
 def split_heads(x: Tensor, d_head: int) -> Tensor:
     """[batch, pos, ...] of any layout whose flattened rest is heads x d_head -> [batch, head, pos, d_head]."""
     return x.flatten(2).unflatten(-1, (-1, d_head)).transpose(1, 2)

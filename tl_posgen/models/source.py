@@ -1,15 +1,17 @@
 """From what the user typed to a directory with a config, safetensors weights and a tokenizer, all of them sound."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tl_posgen.errors import ModelError
 
 MINI = Path(__file__).parent / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# buffers that older versions of transformers saved and newer ones compute
+COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -82,36 +84,6 @@ def require_files(source: Source) -> None:
         raise ModelError(f"{here}: {found}; save the model with save_pretrained, which writes model.safetensors")
     if not any((here / name).is_file() for name in TOKENIZERS):
         raise ModelError(f"{here}: no tokenizer; save one there with tokenizer.save_pretrained")
-
-
-def require_finite(directory: Path) -> None:
-    """Refuse weights with NaN or inf, and name the tensor; also refuse files that are not safetensors."""
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    weight = file.get_tensor(name).float()
-                    if not weight.isfinite().all():
-                        kind = "NaN" if weight.isnan().any() else "inf"
-                        broken = f"{name} holds {kind}; the weights are broken, load another checkpoint"
-                        raise ModelError(f"{path}: {broken}")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path}: not a readable safetensors file ({error}); download it again") from error
-
-
-def require_layers(directory: Path, config: Any) -> None:
-    """Refuse more layers than there are tensors, before so many are made."""
-    from safetensors import safe_open
-
-    n_layers, n_tensors = getattr(config.get_text_config(), "num_hidden_layers", 0), 0
-    for path in directory.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            n_tensors += len(file.keys())
-    if n_layers > n_tensors:
-        wrong = f"config.json says {n_layers} layers, and the weights hold {n_tensors} tensors"
-        raise ModelError(f"{directory}: {wrong}; they do not belong together")
 
 
 def first_line(error: BaseException) -> str:

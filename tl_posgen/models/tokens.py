@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
 from tl_posgen.models.source import MINI
+from tl_posgen.models.streaming import require_fits
 from tl_posgen.models.wrapped import wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
@@ -68,7 +69,7 @@ def to_prompts(
 
 def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:
     for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
-        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
     if length is not None and length < 2:
         raise InputError(f"length {length}: a prompt needs two tokens at least")
@@ -78,7 +79,7 @@ def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> No
     if length is not None and limit is not None and length > limit:
         raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
     if length is not None:
-        require_attention_fits(model, length)
+        require_fits(model, length)
 
 
 def bos_of(model: Model) -> list[int]:
@@ -163,7 +164,7 @@ def check_ids(model: Model, ids: Sequence[int]) -> None:
             f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "
             "give length= (and n_prompts=) to cut it into prompts"
         )
-    require_attention_fits(model, len(ids))
+    require_fits(model, len(ids))
 
 
 def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:

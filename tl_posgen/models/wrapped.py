@@ -16,7 +16,6 @@ from tl_posgen.models.bridge import Bridge
 from tl_posgen.models.evaluation import require_evaluation
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.hooked import Hooked
-from tl_posgen.models.memory import require_attention_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.plain_proof import difference
 from tl_posgen.models.probe_layers import Found, Probed, probe_layers
@@ -24,6 +23,21 @@ from tl_posgen.models.projections import Projections, projections_of
 from tl_posgen.models.selection import Layers, chosen
 
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
+
+
+@dataclass
+class Streamed:
+    """What is known of streaming a model's attention, see `tl_posgen.models.streaming`.
+
+    Attributes:
+        by: the `Stream` that stands in for its attention, while it does.
+        refusal: why none can; "" if one can, None before that was tried.
+        silent: hook points that do not fire meanwhile.
+    """
+
+    by: Any = None
+    refusal: str | None = None
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -36,8 +50,10 @@ class _Known:
     difference: str | None = None  # from the plain Hugging Face model
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
+    streamed: "Streamed" = field(default_factory=lambda: Streamed())
 
 
+ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -60,18 +76,22 @@ class WrappedModel:
         """Where the model came from; `proved` of a copy of a bridge that was held against the plain model: its own
         joint matrices, which only the plain model reads, may not follow those that were edited."""
         self._known.origin = origin
+        vars(self.model)[ORIGIN] = origin  # which a deep copy carries
         self._known.difference = "" if proved else self._known.difference
+
+    @property
+    def streamed(self) -> Streamed:
+        return self._known.streamed
 
     @property
     def limit(self) -> ContextLimit:
         return self.backend.limit()
 
     def require_length(self, n: int) -> None:
-        """Refuse prompts longer than the model, or memory, can take."""
+        """Refuse prompts longer than the model can take."""
         most, why, _ = limit = self.limit
         if most is not None and n > most:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
-        require_attention_fits(self.model, n)
 
     def require_evaluation(self) -> None:
         """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
@@ -161,5 +181,6 @@ def wrap(model: Model) -> WrappedModel:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
-    known = _known.setdefault(model, _Known(Origin(str(model.cfg.model_name), kind.name)))
+    origin = vars(model).get(ORIGIN) or Origin(str(model.cfg.model_name), kind.name)
+    known = _known.setdefault(model, _Known(origin))
     return WrappedModel(model, kind(model), known)

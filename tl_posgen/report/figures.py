@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float, Real
 from plotly.subplots import make_subplots
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b0567d", "#6b7280")
@@ -65,11 +66,12 @@ class Panels:
     def add(self, panel: int, *traces: Any) -> None:
         """Put traces into a panel, counted row by row."""
         for trace in traces:
-            if trace.name is not None and trace.type != "heatmap":
-                shown = trace.name not in self._named and trace.showlegend is not False
-                trace.update(legendgroup=trace.name, showlegend=shown)
-                self._named |= {trace.name} if shown else set()
-            self.figure.add_trace(trace, row=panel // self.n_columns + 1, col=panel % self.n_columns + 1)
+            if trace["name"] is not None and trace["type"] != "heatmap":
+                shown = trace["name"] not in self._named and trace["showlegend"] is not False
+                trace["legendgroup"], trace["showlegend"] = trace["name"], shown
+                self._named |= {trace["name"]} if shown else set()
+        row, column = panel // self.n_columns + 1, panel % self.n_columns + 1
+        self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
         """Titles: of x below the last row, of y left of the first column."""
@@ -182,30 +184,63 @@ def layer_curves(
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
-    layers = result.dataset["layer"].values
+    layers, columns = result.dataset["layer"].values, []
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
+    for side, whole, colour in reversed(sides(result)):
+        data = (thinned(whole[[measure]], along, share) if log_x else whole)[measure].transpose("layer", "head", along)
+        x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
+        columns.append((side, whole is result.null, colour, data["head"].values, x, curves))
     for number, layer in enumerate(layers):
-        for side, whole, colour in reversed(sides(result)):
-            is_null = whole is result.null
-            data = thinned(whole[[measure]], along, share) if log_x else whole
-            for place, head in enumerate(data["head"].values):
-                curve = data[measure].sel(layer=layer, head=head)
-                name = side if is_null else f"head {head}"
-                panels.add(
-                    number,
-                    line(
-                        curve[along].values + (1 if log_x else 0),
-                        curve.values,
-                        name,
-                        colour if is_null else COLOURS[place % len(COLOURS)],
-                        width=1 if is_null else 1.6,
-                        opacity=0.5 if is_null else 1.0,
-                        hovertemplate=f"layer {layer}, {name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
-                    ),
-                )
+        for side, is_null, colour, heads, x, curves in columns:
+            if is_null:
+                panels.add(number, curve(*joined(x, curves[number]), layer, side, colour, along, width=1, opacity=0.5))
+            else:
+                named = [(f"head {head}", COLOURS[place % len(COLOURS)]) for place, head in enumerate(heads)]
+                own = zip(curves[number], named, strict=True)
+                panels.add(number, *(curve(x, y, layer, *head, along) for y, head in own))
         panels.add(number, *beside(thinned(result.dataset, along, share) if log_x else result.dataset, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
     return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
+
+
+def curve(
+    x: Real[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    layer: Any,
+    name: str,
+    colour: str,
+    along: str,
+    *,
+    width: int | float = 1.6,
+    opacity: float = 1.0,
+) -> dict[str, Any]:
+    """A layer's curve as the plain mapping that plotly makes a trace of, as there may be a thousand."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "name": name,
+        "line": {"color": colour, "width": width},
+        "opacity": opacity,
+        "showlegend": None,
+        "hovertemplate": f"layer {layer}, {name}<br>{along} %{{x}}: %{{y:.3f}}<extra></extra>",
+    }
+
+
+def joined(
+    x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
+) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
+    """Several curves [curve, x] over one x as a single line that is broken between them.
+
+    Example:
+        >>> x, y = joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
+        >>> x.tolist(), y.tolist()
+        ([1.0, 2.0, nan, 1.0, 2.0, nan], [3.0, 4.0, nan, 5.0, 6.0, nan])
+    """
+    gap = np.full((len(curves), 1), np.nan, dtype=np.float32)
+    every = np.broadcast_to(x.astype(np.float32), (len(curves), len(x)))
+    return np.append(every, gap, axis=1).ravel(), np.append(curves, gap, axis=1).ravel()
 
 
 def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:

@@ -67,7 +67,7 @@ def ablate(
         >>> ablate(q, k, rope, "no_rope")[0].tolist()
         [[[1.0, 0.0], [1.0, 0.0]]]
     """
-    if kind not in get_args(Ablation):
+    if not isinstance(kind, str) or kind not in get_args(Ablation):
         raise InputError(f"ablation {kind!r}: choose one of {', '.join(get_args(Ablation))}")
     one_band = kind in ("drop", "freeze", "keep")
     if one_band and (band is None or band.shape != rope.inv_freq.shape):

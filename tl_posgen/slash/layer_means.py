@@ -11,7 +11,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import HeadRows, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
-from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics, slash_statistics_from_qk
+from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
 
 SUFFIXES = {"all": "", "without_first_token": "_without_first_token"}  # choice of tokens -> end of names
 WITHOUT = "the first token's column removed, rows renormalised"
@@ -24,8 +24,11 @@ EXAMPLES = {
 
 def statistics_of(layer: LayerCapture) -> SlashStatistics:
     """Slash statistics of the model's own pattern; ask for them by `layer.once`."""
-    assert layer.pattern is not None
-    return slash_statistics(layer.pattern, window=layer.geometry.window)
+
+    def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return layer.of_heads(heads).pattern_rows(start, stop)
+
+    return slash_statistics_of_rows(rows_of, len(layer.heads), layer.length, layer.geometry.window, True, layer.device)
 
 
 def statistics_from_qk(
@@ -102,8 +105,7 @@ def of_head(data: xr.Dataset, reference: str) -> xr.Dataset:
 
 def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
     """(layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
-    assert layer.pattern is not None
-    patterns = layer.pattern[:, :CROP, :CROP].float().clone().cpu().numpy()
+    patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
     return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
+ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
+
 
 def plane_contributions(
     q: Float[Tensor, "head pos d_head"],
@@ -95,7 +97,11 @@ class ProfileMatch:
 
 
 def rank_one_profile(
-    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    window: int | None = None,
 ) -> SlashProfile:
     r"""A_l = scale alpha beta |v^q_l| |v^k_l|, phi_l = arg v^q_l - arg v^k_l, from the top right-singular vectors v.
 
@@ -105,6 +111,7 @@ def rank_one_profile(
     Args:
         q, k: before RoPE.
         scale: multiplies <q, k>.
+        window: a query sees the `window` last keys, itself included.
     """
     v_q, v_k = top_direction(q), top_direction(k)
     strength = scale * (q.double().mean(1) * v_q).sum(-1) * (k.double().mean(1) * v_k).sum(-1)
@@ -114,17 +121,21 @@ def rank_one_profile(
     distance = torch.arange(q.shape[1], dtype=torch.float64, device=q.device)
     angle = complex_frequencies(rope, q.shape[-1]).to(q.device)[:, None] * distance
     logit = (z[..., None] * torch.polar(torch.ones_like(angle), angle)).real.sum(1)
-    return SlashProfile(z.abs(), z.angle(), logit, score_of_profile(logit))
+    return SlashProfile(z.abs(), z.angle(), logit, score_of_profile(logit, window))
 
 
-def score_of_profile(logit: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
-    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance).
+def score_of_profile(
+    logit: Float[Tensor, "head distance"], window: int | None = None
+) -> Float[Tensor, "head distance"]:
+    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance); in a window d < window.
 
     Example:
         >>> score_of_profile(torch.zeros(1, 2)).tolist()
         [[0.75, 0.5]]
     """
     g = logit.double()
+    if window is not None:
+        g = g.masked_fill(torch.arange(g.shape[-1], device=g.device) >= window, -torch.inf)
     log_normaliser = g.logcumsumexp(-1)
     over_queries = (-log_normaliser).flip(-1).logcumsumexp(-1).flip(-1)
     return (g + over_queries).exp() / torch.arange(g.shape[-1], 0, -1, device=g.device)
@@ -160,5 +171,8 @@ def match_profiles(
 
 
 def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
-    """Rows without their mean and of length one, so that products of rows are Pearson's correlations."""
-    return torch.nn.functional.normalize((x - x.mean(-1, keepdim=True)).double(), dim=-1)
+    """Rows without their mean and of length one, so that products of rows are Pearson's correlations; NaN where
+    nothing but rounding is left of them."""
+    centred = (x - x.mean(-1, keepdim=True)).double()
+    size = centred.norm(dim=-1, keepdim=True)
+    return (centred / size).masked_fill(size <= ROUNDING, torch.nan)

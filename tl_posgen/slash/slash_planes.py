@@ -71,8 +71,8 @@ class SlashPlanesCollector(VariantCollector):
         self._ropes[layer.layer] = (geometry.rope, geometry.d_head)
         self._longest = max(self._longest, layer.q.shape[1])
         planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-        predicted = rank_one_profile(q, k, geometry.rope, geometry.scale).score
-        return {"contribution": self._chosen(planes, score), "predicted": predicted}
+        predicted = rank_one_profile(q, k, geometry.rope, geometry.scale, geometry.window).score
+        return {"contribution": self._chosen(planes, score, geometry.window), "predicted": predicted}
 
     def dataset(self) -> xr.Dataset:
         data, layers = super().dataset(), sorted(self._ropes)
@@ -84,16 +84,19 @@ class SlashPlanesCollector(VariantCollector):
         return data.assign_attrs(tokens=self._longest)
 
     def _chosen(
-        self, planes: Float[Tensor, "head plane distance"], score: Float[Tensor, "head distance"]
+        self, planes: Float[Tensor, "head plane distance"], score: Float[Tensor, "head distance"], window: int | None
     ) -> Float[Tensor, "head at plane"]:
-        """C at the distances (NaN where the prompt is too short), at the highest score over D < N/2, and its edge."""
+        """C at the distances (NaN where prompt or window is too short), at the highest score over D < N/2, and its
+        edge over the distances that are seen (NaN where there is one alone)."""
         n = score.shape[-1]
+        seen = min(n, window or n)
         fixed = planes.new_full((*planes.shape[:2], len(self._distances)), torch.nan)
-        reached = [distance for distance in self._distances if distance < n]
+        reached = [distance for distance in self._distances if distance < seen]
         fixed[..., : len(reached)] = planes[..., reached]
         best = score[:, : max(1, n // 2)].argmax(-1)
         away = (torch.arange(n, device=best.device) - best[:, None]).abs()
-        own, near = ((away == 0).to(planes), ((away > 0) & (away <= NEAR)).to(planes))
+        others = (away > 0) & (away <= NEAR) & (torch.arange(n, device=best.device) < seen)
+        own, near = (away == 0).to(planes), others.to(planes)
         at_best, beside = ((planes @ mask[..., None]) / mask.sum(-1)[:, None, None] for mask in (own, near))
         return torch.cat([fixed, at_best, at_best - beside], dim=-1).mT
 
@@ -138,7 +141,8 @@ def summarise(data: xr.Dataset) -> Summary:
         for scheme in SCHEMES
         for band in ALL_BANDS
     }
-    bands |= {f"{at}_total": data["contribution"].sel(at=at, drop=True).sum("plane") for at in PLACES}
+    whole = data["contribution"].sum("plane", min_count=1)
+    bands |= {f"{at}_total": whole.sel(at=at, drop=True) for at in PLACES}
     means = group_means(data.assign(bands), [*bands, *PREDICTED])
     over_heads = abs(data["bands"].sel(at=list(PLACES)).mean(("layer", "head")))
     return {
@@ -162,12 +166,14 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
 
 def lift(own: Summary, at: str) -> str:
     """'26.25 logits: by thirds of the planes high 8.48, medium 9.49, low 8.29; by wavelength ..'."""
-    parts = []
+    total, parts = own[f"{at}_total_dominant"], []
+    if total != total:
+        return "an amount that is not defined"
     for scheme, words in SCHEMES.items():
         of_band = {band: own[f"{at}_{scheme}_{band}_dominant"] for band in ALL_BANDS}
         # what a model rotates all, or nothing, of is not worth a word
         parts.append(f"{words} {', '.join(f'{band} {value:.2f}' for band, value in of_band.items() if value != 0)}")
-    return f"{own[f'{at}_total_dominant']:.2f} logits: {'; '.join(parts)}"
+    return f"{total:.2f} logits: {'; '.join(parts)}"
 
 
 def prediction(own: Summary, null: Any) -> list[str]:
@@ -175,7 +181,7 @@ def prediction(own: Summary, null: Any) -> list[str]:
         return ["No plane of this model turns, so queries and keys of rank one would make no slash."]
     lines = [
         f"In {count(own[f'n_{group}'], words)} the slash scores predicted from rank one, less those of uniform "
-        f"attention, correlate with the measured ones at {own[f'correlation_{group}']:.3f} (with the other "
+        f"attention, correlate with the measured ones at {said(own[f'correlation_{group}'], '.3f')} (with the other "
         f"heads measured: {said(own[f'chance_correlation_{group}'], '.3f')}); the peak is right in "
         f"{own[f'same_peak_{group}']:.0%} (of another head, in {said(own[f'chance_peak_{group}'], '.0%')})."
         for group, words in GROUPS.items()

@@ -80,7 +80,9 @@ def slash_statistics(
         raise InputError(f"pattern of {pattern.shape[-2]} queries by {n} keys: slash scores need all queries and keys")
     if pattern[:, 0, 1:].any():
         raise InputError("the first query attends to later keys: slash scores are defined for causal attention only")
-    return _reduce(partial(_rows_of_pattern, pattern), pattern.shape[0], n, window, entropy, pattern.device)
+    return slash_statistics_of_rows(
+        partial(_rows_of_pattern, pattern), pattern.shape[0], n, window, entropy, pattern.device
+    )
 
 
 def slash_statistics_from_qk(
@@ -110,7 +112,7 @@ def slash_statistics_from_qk(
     """
     n_heads, n, _ = rotated_q.shape
     rows_of = partial(_rows_of_qk, scale * rotated_q, rotated_k, window, soft_cap, alibi_slopes)
-    return _reduce(rows_of, n_heads, n, window, entropy, rotated_q.device)
+    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
 
 
 def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distance"]:
@@ -158,7 +160,7 @@ def _rows_of_qk(
     return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
 
 
-def _reduce(
+def slash_statistics_of_rows(
     rows_of: Callable[[slice, int, int], Tensor],
     n_heads: int,
     n: int,
@@ -166,7 +168,16 @@ def _reduce(
     entropy: bool,
     device: torch.device,
 ) -> SlashStatistics:
-    """Sums by distance, entropies, first-token mass. rows_of(heads, start, stop) = S[heads, start:stop, :stop]."""
+    """The same of S whose rows are made when they are read: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
+
+    For the other arguments see `slash_statistics`.
+
+    Example:
+        >>> S = torch.eye(3)[None]
+        >>> rows_of = lambda heads, start, stop: S[heads, start:stop, :stop]
+        >>> slash_statistics_of_rows(rows_of, 1, 3, None, False, torch.device("cpu")).score.tolist()
+        [[1.0, 0.0, 0.0]]
+    """
     sums = torch.zeros(2, n_heads, n, dtype=torch.float64, device=device)
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=torch.float64, device=device)
     first = torch.zeros(n_heads, dtype=torch.float64, device=device)

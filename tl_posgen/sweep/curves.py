@@ -1,10 +1,14 @@
 """Which numbers are followed over training, and when a number has changed half of its way."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
+
+from tl_posgen.result import Result
 
 PER_HEAD = ("layer", "head")
 MOST_OTHERS = 3  # numbers followed of a measure that has no curves here
@@ -43,6 +47,7 @@ CURVES = {
         Curve("variance_content", "content"),
         Curve("variance_interaction", "interaction", "The share of neither position nor content", ".0%"),
     ),
+    "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
     "slash": (Curve("slash_best_score", "slash"),),
     "coupling": (
@@ -57,6 +62,29 @@ CURVES = {
     ),
 }
 BY_NAME = {curve.name: curve for curves in CURVES.values() for curve in curves}
+
+
+def numbers_in(results: Iterable[Result], null: int | None = None) -> dict[str, Any]:
+    """What results say of one model, under names of their own, headlines first, as variables of a dataset: every
+    per-head number as "<measure>_<variable>" [layer, head], every other number of a summary as "<measure>_<key>".
+
+    Args:
+        null: of which random init; of the model itself, if left out.
+    """
+    data: dict[str, Any] = {}
+    for result in results:
+        name, dataset = result.name, result.dataset if null is None else result.nulls[null]
+        arrays = {str(key): array for key, array in dataset.data_vars.items() if set(array.dims) == set(PER_HEAD)}
+        declared = result.measure.variables
+        for key in sorted(arrays, key=lambda key: not (key in declared and declared[key].headline)):
+            array = arrays[key].drop_vars(set(arrays[key].coords) - set(PER_HEAD)).transpose(*PER_HEAD)
+            data[f"{name}_{key}"] = array.assign_attrs(measure=name)
+        for key, value in result.measure.summarise(dataset).items():
+            is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+            if is_number and f"{name}_{key}" not in data:  # a per-head number says more
+                words = {"measure": name, "long_name": key.replace("_", " ")}
+                data[f"{name}_{key}"] = ((), np.nan if value is None else float(value), words)
+    return data
 
 
 def followed(data: xr.Dataset) -> list[Curve]:

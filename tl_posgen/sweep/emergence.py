@@ -16,18 +16,27 @@ from tl_posgen import registry
 from tl_posgen.analysis import Measures, analyze
 from tl_posgen.measure import Measure, NullSummary, Request, Summary, Variable, require
 from tl_posgen.models.checkpoints import Checkpoints
-from tl_posgen.models.load import BackendChoice
+from tl_posgen.models.load import BackendChoice, Dtype
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
-from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import check_numbers
-from tl_posgen.null import check_seeds
+from tl_posgen.models.weights import release
+from tl_posgen.null import RandomInits, check_seeds
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import null_of
 from tl_posgen.result import Result
-from tl_posgen.sweep.curves import PER_HEAD, Curve, curve_of, followed, half_way, interval_of, values_of
+from tl_posgen.sweep.curves import (
+    PER_HEAD,
+    Curve,
+    curve_of,
+    followed,
+    half_way,
+    interval_of,
+    numbers_in,
+    values_of,
+)
 
 MEASURES = ("three_axis", "variance", "mean_key")
 LOSS = Curve("loss", "loss")
@@ -42,6 +51,8 @@ def emergence(
     model: str | None = None,
     tokenizer: str | os.PathLike | None = None,
     backend: BackendChoice | str = "auto",
+    dtype: Dtype = "auto",
+    device: str | None = None,
     length: int | None = None,
     n_prompts: int | None = None,
     seed: int = 0,
@@ -62,6 +73,7 @@ def emergence(
         model: name on huggingface.co.
         tokenizer: a directory with the tokenizer of all checkpoints, or "mini" for the bundled one; where left out, the
             last checkpoint's.
+        backend, dtype, device: as in `load_model`.
         length, n_prompts, seed: as in `analyze`.
         null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
             measure as they do.
@@ -86,21 +98,25 @@ def emergence(
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
     requests, null_seeds = registry.requested(measures), check_seeds(null_seeds)
-    run = Checkpoints(checkpoints, model, tokenizer, backend)
-    last = run.load(-1)
+    run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
+    precise = any(request.measure.precise for request in requests)
+    last = run.load(-1, precise=precise)
     check_numbers(last, length, n_prompts)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts)
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
     asked = {request.name: request.as_dict() for request in requests}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": asked}
-    nulls = []
-    for null_seed in null_seeds:
-        found = numbers_of(random_like(last, null_seed), tokens, requests, seed)
-        found = found.expand_dims(checkpoint=[null_label(null_seed)])
+    nulls, random_inits = [], RandomInits(last, null_seeds)
+    for null_seed, (_, other) in zip(null_seeds, random_inits.models(in_place=True), strict=True):
+        found = numbers_of(other, tokens, requests, seed).expand_dims(checkpoint=[null_label(null_seed)])
         nulls.append(labelled(found, requests, null_label(null_seed)))
-    del last
-    bar = tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress)
-    rows = [numbers_of(run.load(place), tokens, requests, seed) for place in bar]
+    random_inits.let_go()
+    release(last)
+    rows = []
+    for place in tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress):
+        loaded = run.load(place, precise=precise)
+        rows.append(numbers_of(loaded, tokens, requests, seed))
+        release(loaded)
     dataset = xr.concat(rows, pd.Index(run.names, name="checkpoint"))
     assert isinstance(dataset, xr.Dataset)
     dataset["step"] = ("checkpoint", run.steps)
@@ -111,21 +127,8 @@ def numbers_of(model: Model, tokens: Int[Tensor, "prompt pos"], requests: Sequen
     """What every measure says of one model, under names of their own, headlines first; and the loss."""
     with_loss = [*requests, *([] if any(one.name == "loss" for one in requests) else ["loss"])]
     report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), progress=False))
-    data: dict[str, Any] = {"loss": report.pop("loss").summary["loss"]}
-    for measure, result in report.items():
-        arrays = {
-            str(key): array for key, array in result.dataset.data_vars.items() if set(array.dims) == set(PER_HEAD)
-        }
-        declared = result.measure.variables
-        for key in sorted(arrays, key=lambda key: not (key in declared and declared[key].headline)):
-            array = arrays[key].drop_vars(set(arrays[key].coords) - set(PER_HEAD)).transpose(*PER_HEAD)
-            data[f"{measure}_{key}"] = array.assign_attrs(measure=measure)
-        for key, value in result.summary.items():
-            is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-            if is_number and f"{measure}_{key}" not in data:  # a per-head number says more
-                words = {"measure": measure, "long_name": key.replace("_", " ")}
-                data[f"{measure}_{key}"] = ((), np.nan if value is None else float(value), words)
-    return xr.Dataset(data)
+    loss = report.pop("loss").summary["loss"]
+    return xr.Dataset({"loss": loss, **numbers_in(report.values())})
 
 
 def labelled(found: xr.Dataset, requests: Sequence[Request], label: str) -> xr.Dataset:

@@ -18,6 +18,7 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.position_shares import PositionParts, position_shares, row_centred
+from tl_posgen.position.decomposition.rounding import unrounded
 from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
@@ -85,11 +86,18 @@ class AcrossPromptsCollector(Collector):
         n = min(self.options.crop, layer.length)
         self._prompts.add(layer.prompt)
         window, sums = layer.geometry.window, self._layers.get(layer.layer)
+        if window == 1:
+            raise InputError(
+                f"across_prompts: in layer {layer.layer} a token sees itself alone (a window of 1), so nothing varies "
+                "within rows; leave the layer out by layers="
+            )
         if window not in self._parts:
             self._parts[window] = [PositionParts(mask) for mask in masks_of(n, window, layer.positions.device)]
         parts = self._parts[window]
         check_lengths([n, parts[0].n])
         scores = layer.scores(n)
+        constant = unrounded(row_centred(scores, parts[0].mask), layer, scores, parts[0].mask).flatten(1) == 0
+        scores = scores.masked_fill(constant.all(-1)[:, None, None], 0)
         seen, energy = scores[:, parts[0].mask].double(), energies(scores, parts)
         if sums is not None:
             seen, energy = seen + sums.scores, energy + sums.energy

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -15,11 +16,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.position_shares import row_centred
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
 from tl_posgen.position.decomposition.residual_moments import plane_products, residual_energies
+from tl_posgen.position.decomposition.rounding import unrounded
 from tl_posgen.position.decomposition.three_axis import fit_capture
-from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.token_pairs import TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
@@ -28,7 +31,6 @@ from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
-ROUNDING = 1e-13  # energy below this share of the scores' mean square is what float32 leaves of an exact fit
 ENTRIES = 2**24  # scores held at once: heads are taken in groups
 TOKEN_IDS = {"holds": "token ids"}  # `analysis.with_token_texts` puts the tokens' texts beside such a variable
 EXAMPLE_MAP = ("example", "query", "key")
@@ -39,7 +41,8 @@ class Residual(Options):
     r"""e_ij = W_ij - a_{i-j} - b_i - c_j: what the least-squares three-axis fit of every head leaves.
 
     Every row of e sums to zero, because b is free; so all of e is within what softmax sees. It depends on no gauge.
-    Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them. The planes' shares
+    Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them; what is no more than float32
+    rounds counts as nothing, and of nothing there are no shares. The planes' shares
     <W_m, e> / <e, e>, W_m the plane's part of the score, add up to 1 with `rest_share`, what does not rotate; they are
     there where q and k rotate and nothing caps the score. Kinds of token pair are those that explain most of e: exact
     while a head meets no more than 1024 kinds, see `TokenPairTally`.
@@ -78,6 +81,7 @@ class ResidualCollector(Collector):
         self._tallies: dict[tuple[int, str], TokenPairTally] = {}  # (layer, variant)
         self._heads: dict[int, list[int]] = {}
         self._wavelengths: dict[int, np.ndarray] = {}  # of the layers whose scores are sums over planes
+        self._saturated: set[int] = set()  # layers whose window leaves as many parameters as pairs
         self._examples: xr.Dataset | None = None  # the heads that leave most of the first prompt
 
     def update(self, layer: LayerCapture) -> None:
@@ -99,10 +103,13 @@ class ResidualCollector(Collector):
         for suffix, fit in zip(VARIANTS, fits, strict=True):
             mask = fit.pairs.mask(part.positions, part.positions)
             scores = part.scores().double().masked_fill(~mask, 0)
-            left = (scores - fit.fitted(part.positions, part.positions)).masked_fill_(~mask, 0)
-            within = row_centred(scores, mask)
+            left = unrounded(left_by(fit, scores, part, bool(suffix)), part, scores, mask)
+            within = unrounded(row_centred(scores, mask), part, scores, mask)
             values = residual_energies(left, mask) | self._shape(left) | self._planes(part, left, within)
-            values |= {"within": within.square().sum((1, 2)), "squares": scores.square().sum((1, 2))}
+            if fit.pairs.saturated:  # any scores would be fitted: nothing is known of what they leave
+                self._saturated.add(part.layer)
+                values["energy"] = torch.full_like(values["energy"], torch.nan)
+            values |= {"within": within.square().sum((1, 2))}
             found |= {f"{name}{suffix}": value for name, value in values.items()}
             if part.tokens is not None:
                 tallies[suffix] = TokenPairTally.of(left, mask, part.tokens.to(left.device))
@@ -139,9 +146,10 @@ class ResidualCollector(Collector):
             | {f"example_{name}": ("example", x.cpu().numpy()) for name, x in numbers.items()}
             | {"example_token": ("key", tokens, TOKEN_IDS)}
         )
+        heads = heads.isel(example=heads["example_share"].values > 0)
         both = xr.concat([one for one in (self._examples, heads) if one is not None], "example", data_vars="minimal")
         most = np.argsort(-both["example_share"].values, kind="stable")[: self.options.examples]
-        self._examples = both.isel(example=most)
+        self._examples = both.isel(example=most) if len(most) else None
 
     def dataset(self) -> xr.Dataset:
         data: dict[str, Any] = {}
@@ -150,17 +158,29 @@ class ResidualCollector(Collector):
             data |= {f"{name}{suffix}": value for name, value in values.items()}
         dataset = xr.Dataset(data)
         if self._wavelengths:
-            lengths = {layer: pd.Series(one) for layer, one in sorted(self._wavelengths.items())}
-            dataset["wavelength"] = (("layer", "plane"), pd.DataFrame(lengths).T.values)
+            lengths = pd.DataFrame({layer: pd.Series(one) for layer, one in sorted(self._wavelengths.items())}).T
+            dataset["wavelength"] = xr.DataArray(lengths.values, {"layer": lengths.index}, ("layer", "plane"))
+        dataset = dataset.assign_attrs(not_defined=self._why_not_defined(dataset))
         return dataset if self._examples is None else dataset.merge(self._examples)
+
+    def _why_not_defined(self, data: xr.Dataset) -> str:
+        """Why there are no numbers of some heads, or of what is left of them; "" where there are all."""
+        share, shape = data["share_without_first_token"], data["top_share_without_first_token"]
+        saturated, constant = share["layer"].isin(list(self._saturated)), share.isnull()
+        why = {
+            "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & constant,
+            "scores are constant within rows": constant & ~saturated,
+            "the fit leaves no more than float32 rounds": shape.isnull() & ~constant,
+        }
+        found = [f"in {int(heads.sum())} heads {words}" for words, heads in why.items() if heads.any()]
+        return "; ".join(found)
 
     def _shares(self, suffix: str) -> dict[str, xr.DataArray]:
         def total(name: str, *dims: str) -> xr.DataArray:
             return self.rows.array(f"{name}{suffix}", *dims).sum("prompt", min_count=1)
 
-        energy, pairs, squares, within = (total(name) for name in ("energy", "pairs", "squares", "within"))
-        within = within.where(within > ROUNDING * squares)
-        known = energy.where(energy > ROUNDING * squares)
+        energy, pairs, within = (total(name) for name in ("energy", "pairs", "within"))
+        within, known = within.where(within > 0), energy.where(energy > 0)
         shape = self.rows.array(f"spectrum{suffix}", "component").mean("prompt").where(known.notnull())
         shape = shape.assign_coords(component=shape["component"] + 1)
         rank = self.rows.array(f"effective_rank{suffix}").mean("prompt").where(known.notnull())
@@ -171,7 +191,7 @@ class ResidualCollector(Collector):
             "top_share": shape.isel(component=0, drop=True),
             "distance_share": energy_at / known,
             "distance_ratio": energy_at / pairs_at / (known / pairs),
-            "distance_abs": abs_at / pairs_at,
+            "distance_abs": (abs_at / pairs_at).where(energy.notnull()),
         }
         if self._wavelengths:
             for name, whole in (("plane", known), ("score_plane", within)):
@@ -198,6 +218,19 @@ class ResidualCollector(Collector):
         return {name: x.assign_attrs(TOKEN_IDS if name in no_id else {}) for name, x in whole.data_vars.items()}
 
 
+def left_by(
+    fit: ThreeAxisFit, scores: Float[Tensor, "head query key"], part: LayerCapture, without: bool
+) -> Float[Tensor, "head query key"]:
+    """e = W - fitted, fitted once more: sums over q and k round in float32, and e must be at right angles to fits."""
+    e = scores
+    for again in range(2):
+        if again:
+            moments = pair_moments_from_scores(e, window=part.geometry.window)
+            fit = fit_three_axis((moments.without_first_token or moments) if without else moments)
+        e = (e - fit.fitted(part.positions, part.positions)).nan_to_num_(0)
+    return e
+
+
 def check_length(n: int) -> None:
     if n < SHORTEST:
         raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
@@ -217,7 +250,7 @@ def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
 def summarise(data: xr.Dataset) -> Summary:
     shown = ("share", "std", "top_share", "effective_rank")
     found = means(data, *(f"{name}{suffix}" for name in shown for suffix in VARIANTS))
-    found |= extremes(data, "share_without_first_token")
+    found |= extremes(data, "share_without_first_token") | {"not_defined": data.attrs.get("not_defined", "")}
     if "plane_share_without_first_token" in data:
         found |= plane_numbers(data)
     if len(pairs := strongest_pairs(data)):
@@ -232,10 +265,13 @@ def plane_numbers(data: xr.Dataset) -> dict[str, Any]:
     """The plane that holds most of the residual, its share of the scores, and every plane's share of the residual."""
     names = ("plane_share_without_first_token", "score_plane_share_without_first_token")
     left, scores = (data[name].mean(("layer", "head")) for name in names)
+    shares = {f"plane_{plane}": float(share) for plane, share in enumerate(left.values)}
+    if left.isnull().all():
+        return shares
     top = int(left.fillna(-np.inf).argmax("plane"))
     lengths = np.unique(data["wavelength"].isel(plane=top).dropna("layer").values.round(1))
     found = {"top_plane": top, "top_plane_wavelengths": lengths.tolist(), "top_plane_of_scores": float(scores[top])}
-    return found | {f"plane_{plane}": float(share) for plane, share in enumerate(left.values)}
+    return found | shares
 
 
 def findings(own: Summary, null: Any) -> list[str]:
@@ -252,6 +288,8 @@ def findings(own: Summary, null: Any) -> list[str]:
         f"One singular direction holds {share('top_share')} of what is left; its effective rank is "
         f"{share('effective_rank', '.1f')}.",
     ]
+    if own["not_defined"]:
+        found.append(f"Not defined: {own['not_defined']}.")
     if "top_plane" in own:
         plane = own["top_plane"]
         lengths = ", ".join(f"{length:g}" for length in own["top_plane_wavelengths"])

@@ -33,9 +33,10 @@ PLANES = {
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """Planes where the encoding has some, tokens where the model was given token ids."""
-    needed = {"planes": "plane_share_without_first_token", "tokens": "query_token_without_first_token"}
-    return [kind for kind in FIGURES if needed.get(kind, "share") in data]
+    """Planes where the encoding has some, tokens where the model was given token ids; all where something is left."""
+    needed = {"planes": "plane_share", "tokens": "pair_share", "spectrum": "spectrum", "distances": "distance_ratio"}
+    shown = {kind: data.get(f"{needed.get(kind, 'share')}_without_first_token") for kind in FIGURES}
+    return [kind for kind, array in shown.items() if array is not None and bool(array.notnull().any())]
 
 
 def planes(result: Any) -> go.Figure:
@@ -52,12 +53,12 @@ def planes(result: Any) -> go.Figure:
     arrays = [head_rows(data[name], "plane") for _, data, _ in both for name in PLANES]
     for number, array in enumerate(arrays):
         panels.add(number, heat(array))
-    lengths = result.dataset["wavelength"].isel(layer=0).values
+    lengths = result.dataset["wavelength"].dropna("layer", how="all").isel(layer=0).values
     ticks = [f"{x:.2g}" if x < 100 else f"{x:.0f}" if x < 1000 else f"{x / 1000:.2g}k" for x in lengths]
     every = slice(None, None, -(-len(ticks) // 16))
     panels.figure.update_yaxes(type="category", autorange="reversed")
     panels.figure.update_xaxes(type="linear", tickvals=np.arange(len(ticks))[every], ticktext=ticks[every], tickangle=0)
-    reach = max(float(abs(array).max()) for array in arrays)
+    reach = max(float(abs(array).fillna(0).max()) for array in arrays)
     panels.figure.update_layout(coloraxis=colour_axis(-reach, reach, DIVERGING) | {"reversescale": True})
     panels.axes("wavelength of the plane, tokens (first layer's)")
     return panels.finish(
@@ -93,7 +94,7 @@ def bars(pairs: xr.Dataset) -> go.Bar:
     """The kinds of token pair of one head."""
     query, key = (token_texts(pairs, f"{side}_token_without_first_token").values for side in ("query", "key"))
     mean, count, share = (pairs[f"pair_{name}_without_first_token"].values for name in ("mean", "count", "share"))
-    known = np.flatnonzero(count > 0)
+    known = np.flatnonzero((count > 0) & (share == share))
     return go.Bar(
         x=mean[known],
         y=[f"{rank + 1}. {quoted(query[rank])} → {quoted(key[rank])}" for rank in known],
@@ -132,7 +133,7 @@ def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
     columns = {"left": first["share_without_first_token"], "query token": query, "key token": key}
     columns |= {"mean residual": first["pair_mean_without_first_token"]}
     columns |= {"pairs": first["pair_count_without_first_token"], "share": first["pair_share_without_first_token"]}
-    frame = pd.DataFrame({name: array.to_series() for name, array in columns.items()}).dropna(subset="left")
+    frame = pd.DataFrame({name: array.to_series() for name, array in columns.items()}).dropna()
     frame = frame.nlargest(TABLE_ROWS, "left").astype({"pairs": int})
     return frame.assign(**{name: frame[name].map(repr) for name in ("query token", "key token")}).reset_index()
 

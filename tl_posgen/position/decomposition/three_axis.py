@@ -67,13 +67,14 @@ class ThreeAxisCollector(Collector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._too_short: set[int] = set()
+        self._too_short: set[tuple[int, int | None]] = set()  # length and window of what leaves too few pairs
 
     def update(self, layer: LayerCapture) -> None:
         usual = self.options == ThreeAxis()
         full, rest = layer.once(fit_capture) if usual else fit_capture(layer, **vars(self.options))
         if full.pairs.saturated:
-            self._too_short.add(layer.length)
+            window = layer.geometry.window
+            self._too_short.add((layer.length, None if window is None or window >= layer.length else window))
         self.add(layer, r=full.r, r_within_rows=full.r_within_rows, tss=full.tss, a=full.a, b=full.b, c=full.c)
         self.add(layer, n_distance=full.n_distance.expand_as(full.a), iid_r=torch.full_like(full.r, full.pairs.iid_r))
         unknown = torch.full_like(full.r, torch.nan)
@@ -103,9 +104,11 @@ class ThreeAxisCollector(Collector):
         return xr.Dataset(data).assign_attrs(gauge=self.options.gauge, not_defined=self._why_not_defined(r))
 
     def _why_not_defined(self, r: xr.DataArray) -> str:
-        if self._too_short:
-            lengths = ", ".join(map(str, sorted(self._too_short)))
-            return f"prompts of {lengths} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
+        if lengths := sorted({length for length, window in self._too_short if window is None}):
+            said = ", ".join(map(str, lengths))
+            return f"prompts of {said} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
+        if windows := sorted({window for _, window in self._too_short if window is not None}):
+            return f"a window of {' or '.join(map(str, windows))} leaves no more pairs than the fit has parameters"
         return "the scores of every head are constant" if bool(r.isnull().all()) else ""
 
 

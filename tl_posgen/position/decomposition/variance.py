@@ -79,11 +79,17 @@ class VarianceCollector(Collector):
         n = self.options.n_distances or self._longest
         by_layer = [self._of_layer(layer, n).assign_coords(layer=layer) for layer in sorted(self._layers)]
         dataset = xr.concat(by_layer, "layer", data_vars="all", join="outer")
-        return dataset.assign_attrs(n_distances=n, weights=self.options.weights)
+        return dataset.assign_attrs(n_distances=n, weights=self.options.weights, not_defined=self._why_not_defined())
+
+    def _why_not_defined(self) -> str:
+        alone = [str(layer) for layer, (geometry, _) in sorted(self._layers.items()) if geometry.window == 1]
+        return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""
 
     def _of_layer(self, layer: int, n: int) -> xr.Dataset:
         rest, everything = (self._shares(layer, first_token, n) for first_token in (False, True))
         values = {part: rest.within_rows.share(*components) for part, components in PARTS.items()}
+        if self._layers[layer][0].window == 1:
+            values = {part: torch.full_like(value, torch.nan) for part, value in values.items()}
         values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
         values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
         values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
@@ -104,7 +110,8 @@ class VarianceCollector(Collector):
 
 def summarise(data: xr.Dataset) -> Summary:
     named = (*PARTS, "additive_r", *(f"share_{name}" for name in COMPONENTS))
-    return means(data, *named) | extremes(data, "position") | extremes(data, "interaction")
+    found = means(data, *named) | extremes(data, "position") | extremes(data, "interaction")
+    return found | {"not_defined": data.attrs.get("not_defined", "")}
 
 
 def findings(own: Summary, null: Any) -> list[str]:
@@ -112,7 +119,8 @@ def findings(own: Summary, null: Any) -> list[str]:
     return [
         f"Of the score variance that softmax can see: {parts}. "
         f"Most position: {at_head(own['position_highest_head'], own['position_highest'])}; most interaction: "
-        f"{at_head(own['interaction_highest_head'], own['interaction_highest'])}."
+        f"{at_head(own['interaction_highest_head'], own['interaction_highest'])}.",
+        *([f"Not defined: {own['not_defined']}."] if own["not_defined"] else []),
     ]
 
 

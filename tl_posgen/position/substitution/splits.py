@@ -50,6 +50,9 @@ def point_mass(distance: int | float) -> DistanceDistribution:
     return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
 
 
+WIDEST = 2**24  # tokens: no prompt is longer
+
+
 def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution:
     """p(d) proportional to max(width - d, 0) on the whole distances; width 1 is the point mass at 0. One per head too.
 
@@ -57,9 +60,10 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         >>> triangle(2).weights.mul(3).round().tolist()
         [2.0, 1.0]
     """
-    widths = torch.as_tensor(width if is_number(width) or isinstance(width, Tensor) else 0, dtype=torch.float64)
-    if not bool((widths > 0).all()):
-        raise InputError(f"triangle width {width!r}: widths must be numbers above 0")
+    known = isinstance(width, Tensor) and width.numel() and not width.is_complex()
+    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=torch.float64)
+    if not bool(((widths > 0) & (widths <= WIDEST)).all()):
+        raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)
     weights = (widths[..., None] - distances).clamp(min=0)
     return DistanceDistribution(distances, weights / weights.sum(-1, keepdim=True))

@@ -1,0 +1,107 @@
+"""What a measurement takes of a machine's memory: the peak of a process that measures a model beside its random init.
+
+    python benchmarks/memory.py [--sizes 284M] [--backends bridge hooked] [--length 512] [--null-seeds 0]
+
+A Llama with random weights of each size is written in bfloat16 to a temporary directory, and deleted afterwards. One
+process a size and backend loads it by its name, and takes three_axis, variance and mean_key of one prompt, of the model
+and of its random init: the table gives its peak memory (ru_maxrss), what of that the imports take, seconds of processor
+time from the load to the result, and the targets: 1.2 times the weights + .8 GB as a bridge, 2.2 times the weights as a
+HookedTransformer. Two sizes give a slope, bytes of peak a byte of weights, and what 8 and 70 billion weights would
+take by it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+SIZES = {
+    "42M": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
+    "284M": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+}
+VOCABULARY = {"42M": 16_000, "284M": 16_000, "1B": 32_000}
+KEY_HEADS = {"42M": 8, "284M": 16, "1B": 8}
+MEASURES = ["three_axis", "variance", "mean_key"]
+TARGETS = {"bridge": (1.2, 0.8), "hooked": (2.2, 0.0)}  # times the weights, plus GB
+
+
+def write_model(size: str, directory: Path) -> None:
+    """A Llama of this size with random weights, and the bundled tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from tl_posgen.models.source import MINI
+
+    more = {"vocab_size": VOCABULARY[size], "num_key_value_heads": KEY_HEADS[size], "max_position_embeddings": 2048}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES[size], **more, dtype=torch.bfloat16))
+    model.save_pretrained(directory)
+    for file in MINI.glob("tokenizer*"):
+        shutil.copy(file, directory)
+
+
+def measure(directory: str, backend: str, length: int, null_seeds: list[int]) -> None:
+    """In a process of its own: peak and seconds as a line of JSON."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import tl_posgen
+    from tl_posgen.models.load import Pretrained
+    from tl_posgen.models.tokens import bundled_text
+
+    tl_posgen.load_model("mini", backend)  # imports what loading needs
+    imports, start = peak(), time.process_time()
+    cut = {"length": length, "n_prompts": 1, "null_seeds": null_seeds, "progress": False}
+    tl_posgen.analyze(Pretrained(directory, backend), bundled_text(), measures=MEASURES, **cut)
+    print(json.dumps({"imports": imports, "peak": peak(), "seconds": time.process_time() - start}))
+
+
+def peak() -> float:
+    """GB of memory that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["284M"])
+    parser.add_argument("--backends", nargs="+", choices=list(TARGETS), default=["bridge"])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--null-seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--measure", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.measure:
+        return measure(*asked.measure, asked.length, asked.null_seeds)
+    print("size  backend  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
+    points: dict[str, list[tuple[float, float]]] = {}
+    for size in asked.sizes:
+        with tempfile.TemporaryDirectory() as directory:
+            written = [sys.executable, "-c", f"import memory; memory.write_model({size!r}, memory.Path({directory!r}))"]
+            subprocess.run(written, check=True, cwd=Path(__file__).parent, capture_output=True)
+            weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
+            for backend in asked.backends:
+                own = ["--measure", directory, backend, "--length", str(asked.length)]
+                own += ["--null-seeds", *map(str, asked.null_seeds)]
+                ran = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True, text=True)
+                found = json.loads(ran.stdout.splitlines()[-1])
+                times, plus = TARGETS[backend]
+                row = f"{size:5} {backend:8} {weights:10.2f} {found['peak']:8.2f} {found['imports']:11.2f}"
+                print(f"{row} {times * weights + plus:10.2f} {found['seconds']:8.1f}", flush=True)
+                points.setdefault(backend, []).append((weights, found["peak"]))
+    for backend, measured in points.items():
+        if len(measured) > 1:
+            (w0, p0), (w1, p1) = measured[0], measured[-1]
+            slope = (p1 - p0) / (w1 - w0)
+            far = ", ".join(f"{n} B {p1 + slope * (2 * n - w1):.0f} GB" for n in (8, 70))
+            print(f"{backend}: {slope:.2f} bytes of peak a byte of weights; by that {far} in bfloat16")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Models of a size: the checkpoint's dtype, weights that are held once, random inits in the place of the model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from families import VOCAB, save_family
+from safetensors.torch import load_file, save_file
+
+import tl_posgen
+from tl_posgen.errors import InputError, ModelError
+from tl_posgen.models.load import Pretrained, open_model
+from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.random_like import random_like
+from tl_posgen.models.weights import is_released
+from tl_posgen.null import RandomInits
+
+TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
+QUIET = {"progress": False, "null_seeds": ()}
+
+
+@pytest.fixture(scope="module")
+def bfloat16(family_directory, tmp_path_factory):
+    """A Llama whose checkpoint holds bfloat16."""
+    return as_dtype(family_directory("llama"), tmp_path_factory.mktemp("bf16"), torch.bfloat16)
+
+
+def as_dtype(directory: Path, place: Path, dtype: torch.dtype) -> Path:
+    for file in directory.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    weights = {name: weight.to(dtype) for name, weight in load_file(directory / "model.safetensors").items()}
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((place / "config.json").read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def dtype_of(model) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "expected"),
+    [
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.float32, "auto", torch.float32),
+        (torch.float64, "auto", torch.float64),
+        (torch.float16, "auto", torch.float32),  # on a CPU
+        (torch.float16, "float16", torch.float16),
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(family_directory, tmp_path, held, asked, expected):
+    directory = as_dtype(family_directory("llama"), tmp_path, held)
+    assert dtype_of(tl_posgen.load_model(directory, dtype=asked)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float", "int8", ""])
+def test_an_unknown_dtype_is_refused(dtype):
+    with pytest.raises(InputError, match="give a floating-point one: auto, float32"):
+        tl_posgen.load_model("mini", dtype=dtype)
+
+
+def test_bfloat16_measures_nearly_what_float32_does(bfloat16, backend):
+    one, other = (
+        tl_posgen.analyze(Pretrained(bfloat16, backend, dtype), TOKENS, measures=["three_axis", "mean_key"], **QUIET)
+        for dtype in ("auto", "float32")
+    )
+    assert [report.provenance["dtype"] for report in (one, other)] == ["bfloat16", "float32"]
+    differences = (one["three_axis"].frame() - other["three_axis"].frame()).abs()
+    assert 0 < differences[["r", "r_within_rows"]].to_numpy().max() < 0.02
+
+
+def test_what_needs_more_digits_is_loaded_in_float32_and_says_so(bfloat16, capsys):
+    found = tl_posgen.analyze(bfloat16, TOKENS, measures="coupling", **QUIET)
+    assert found.provenance["dtype"] == "float32"
+    assert capsys.readouterr().out.count("is loaded in float32, as bfloat16 has too few digits here") == 1
+    with pytest.raises(InputError, match=r"dtype=torch\.float32"):
+        tl_posgen.analyze(Pretrained(bfloat16, dtype="bfloat16"), TOKENS, measures="coupling", **QUIET)
+
+
+def test_a_random_init_in_the_place_of_the_model_has_the_very_weights_of_a_fresh_one(family_directory, backend):
+    directory = family_directory("llama")
+    model = tl_posgen.load_model(directory, backend)
+    fresh = [dict(random_like(model, seed).named_parameters()) for seed in (0, 3)]
+    inits = RandomInits(model, (0, 3)).models(in_place=True)
+    for (_, made), expected in zip(inits, fresh, strict=True):
+        assert is_released(model)
+        own = dict(made.named_parameters())
+        assert own.keys() == expected.keys()
+        assert all(torch.equal(own[name], weight) for name, weight in expected.items())
+
+
+def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat16):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    null = random_like(tl_posgen.load_model(bfloat16, "bridge"), 5)
+    torch.manual_seed(5)
+    plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(bfloat16))
+    assert plain.dtype == torch.bfloat16
+    assert torch.equal(null.blocks[1].mlp.original_component.up_proj.weight, plain.model.layers[1].mlp.up_proj.weight)
+
+
+MEASURES = ["three_axis", "planes", "plane_sufficiency", "any_distance", "perturbation", "slash_transfer"]
+
+
+def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
+    directory, prompts = family_directory("llama"), TOKENS
+    model = tl_posgen.load_model(directory, backend)
+    before, options = fingerprint(model), {"measures": MEASURES[:4], "null_seeds": (0, 1), "progress": False}
+    expected = tl_posgen.analyze(model, prompts, **options)
+    assert fingerprint(model) == before
+    found = tl_posgen.analyze(Pretrained(directory, backend), prompts, **options)
+    for name, result in expected.items():
+        assert found[name].dataset.drop_attrs().equals(result.dataset.drop_attrs())
+        assert len(found[name].nulls) == len(result.nulls)
+        pairs = zip(found[name].nulls, result.nulls, strict=True)
+        assert all(one.drop_attrs().equals(other.drop_attrs()) for one, other in pairs)
+
+
+def test_nan_is_found_where_weights_are_converted(family_directory, tmp_path, backend):
+    directory = as_dtype(family_directory("llama"), tmp_path, torch.bfloat16)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.weight"][0, 0] = float("nan")
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.safetensors: model\.layers\.0\.self_attn\.q_proj\.weight holds NaN"):
+        tl_posgen.load_model(directory, backend, "float32")
+
+
+def test_a_device_map_makes_a_bridge_that_stays_where_it_was_put(family_directory):
+    model = open_model(Pretrained(family_directory("llama"), device_map={"": "cpu"}))
+    plain = tl_posgen.load_model(family_directory("llama"), "bridge")
+    assert type(model).__name__ == "TransformerBridge"
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), plain(TOKENS))
+        assert torch.equal(random_like(model, 1)(TOKENS), random_like(plain, 1)(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_map": {"": "meta"}}, "device 'meta' cannot be used"),
+        ({"device_map": {"": "disk"}}, "weights on disk cannot be analysed"),
+        ({"device_map": {"": 7}}, "device 'cuda:7' cannot be used"),
+        ({"device_map": "everywhere"}, "give auto, balanced"),
+        ({"device_map": "auto", "device": "cpu"}, "contradict each other"),
+        ({"device_map": "auto", "backend": "hooked"}, "only a TransformerBridge"),
+    ],
+)
+def test_a_device_map_that_cannot_be_used_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        tl_posgen.load_model("mini", **options)
+
+
+PEAK = """
+import resource, sys, torch, transformers, transformer_lens
+from transformers import LlamaForCausalLM
+import tl_posgen
+from tl_posgen.models.load import Pretrained
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+text = torch.arange(32)[None]
+tl_posgen.analyze(Pretrained("mini", sys.argv[2]), text, measures="three_axis", progress=False)
+before = peak()
+tl_posgen.analyze(Pretrained(sys.argv[1], sys.argv[2]), text, measures="three_axis", progress=False)
+print(peak() - before)
+"""
+
+
+def test_the_weights_are_held_once(tmp_path, backend):
+    """Beyond what a small model takes: 1.2 times the weights, null included; some 15 s on a busy machine."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=512, max_position_embeddings=64))
+    save_family("llama", tmp_path)
+    n_weights = sum(weight.numel() for weight in model.parameters())
+    weights = {name: torch.full(w.shape, 0.01, dtype=torch.bfloat16) for name, w in model.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict() | {"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ran = subprocess.run([sys.executable, "-c", PEAK, tmp_path, backend], capture_output=True, text=True, check=True)
+    assert int(ran.stdout.split()[-1]) < 1.3 * 2 * n_weights + 30e6

@@ -1,0 +1,186 @@
+"""Streaming: the same logits and the same captures as without, on every family; hooks fire; nothing is left behind."""
+
+import copy
+
+import pytest
+import torch
+from families import FAMILIES
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture import LayerCapture, StreamedCapture
+from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.fused import SCORES_AT_ONCE, Mask, attend
+from tl_posgen.models.streaming import LONG, chosen, is_streamed, streaming
+from tl_posgen.models.wrapped import wrap
+
+N = 70
+STREAMED = [
+    (name, backend)
+    for name, family in FAMILIES.items()
+    for backend in ("hooked", "bridge")
+    if getattr(family, backend) and (name, backend) != ("mpt", "bridge")
+]
+
+
+def captured(model, tokens, needs, choice) -> list[LayerCapture]:
+    seen: list[LayerCapture] = []
+    with chosen(choice):
+        run_capture(model, tokens, seen.append, needs=frozenset(needs))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "backend"), STREAMED)
+def test_streamed_captures_are_those_of_the_hook_route(name, backend, family_model):
+    model = family_model(name, backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, N), generator=torch.Generator().manual_seed(1))
+    needs = {"v", "attn_scores", "pattern", "resid"}
+    own, streamed = (captured(model, tokens, needs, choice) for choice in (False, True))
+    assert [one.layer for one in own] == [one.layer for one in streamed]
+    for one, other in zip(own, streamed, strict=True):
+        assert isinstance(other, StreamedCapture)
+        for part in ("q", "k", "v", "resid", "pattern"):
+            torch.testing.assert_close(getattr(other, part), getattr(one, part), atol=2e-5, rtol=1e-4)
+        seen = one.attn_scores != -torch.inf
+        torch.testing.assert_close(other.attn_scores[seen], one.attn_scores[seen], atol=1e-4, rtol=1e-4)
+        assert torch.equal(other.pattern_rows(3, 9), other.of_heads(slice(None)).pattern_rows(3, 9))
+
+
+@pytest.mark.parametrize(("name", "backend"), [("llama", "hooked"), ("llama", "bridge"), ("neox", "bridge")])
+def test_hooks_on_scores_work_as_without_streaming(name, backend, family_model):
+    model = family_model(name, backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
+    calls = []
+
+    def double(scores: Tensor, hook) -> Tensor:
+        calls.append(tuple(scores.shape[-2:]))
+        return 2 * scores
+
+    hooks = [("blocks.1.attn.hook_attn_scores", double)]
+    own = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    with streaming(model):
+        streamed = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    torch.testing.assert_close(streamed, own, atol=1e-4, rtol=1e-4)
+    assert calls == [(20, 20)] * 2
+
+
+def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(backend, family_model):
+    model = family_model("llama", backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
+    seen: list[LayerCapture] = []
+    hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
+    with streaming(model), capturing(model, seen.append), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    own, edited = seen
+    assert isinstance(own, StreamedCapture)
+    torch.testing.assert_close(edited.scores(), 2 * edited.scores() / 2)
+    with pytest.raises(UnsupportedModelError, match="hook that edits"):
+        _ = edited.q
+
+
+def test_the_model_is_as_it_was(backend, family_model):
+    model = family_model("llama", backend)
+    tokens = torch.arange(20)[None]
+    before = model(tokens)
+    attributes = [copy.copy(vars(block.attn)).keys() for block in model.blocks]
+    with streaming(model), streaming(model):  # a second one changes nothing
+        model(tokens)
+    with pytest.raises(ZeroDivisionError), streaming(model):
+        raise ZeroDivisionError
+    assert wrap(model).streamed.by is None
+    assert [vars(block.attn).keys() for block in model.blocks] == attributes
+    assert torch.equal(model(tokens), before)
+
+
+def test_gradients_flow(backend, family_model):
+    model = family_model("llama", backend)
+    weight = next(one for one in model.parameters() if one.ndim > 1)
+    found = []
+    for choice in (False, True):
+        model.zero_grad()
+        if choice:
+            with streaming(model):
+                model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
+        else:
+            model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
+        found.append(weight.grad.clone())
+    model.zero_grad()
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-3)
+
+
+def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family_model):
+    model = family_model("mistral", backend)
+    tokens = torch.arange(40)[None]
+    with streaming(model):
+        if backend == "hooked":
+            before, model.cfg.window_size = model.cfg.window_size, 3
+        else:
+            held = wrap(model).streamed.by.geometries
+            before = held[1]
+            held[1] = type(before)(**{**vars(before), "window": 3})
+        try:
+            with pytest.raises(UnsupportedModelError, match=r"layer [01]: head \d, query \d+ of 40"):
+                model(tokens)
+        finally:
+            if backend == "hooked":
+                model.cfg.window_size = before
+
+
+def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
+    model = family_model("llama", "bridge")
+    assert is_streamed(model, LONG + 1)
+    assert not is_streamed(model, LONG)
+    with chosen(False):
+        assert not is_streamed(model, LONG + 1)
+    with chosen(True):
+        assert is_streamed(model, 8)
+
+
+def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
+    model = family_model("qwen2", "hooked")
+    wrap(model).streamed.refusal = None
+    model.cfg.use_attn_result = True
+    try:
+        with pytest.raises(UnsupportedModelError, match="use_attn_result"), streaming(model):
+            pass
+    finally:
+        model.cfg.use_attn_result, wrap(model).streamed.refusal = False, None
+
+
+def test_hooks_that_would_not_fire_are_refused(family_model):
+    model = family_model("llama", "bridge")
+    with streaming(model):
+        silent = wrap(model).streamed.silent
+        try:
+            wrap(model).streamed.silent = frozenset({"blocks.0.attn.hook_rot_q"})
+            with pytest.raises(InputError, match=r"blocks\.0\.attn\.hook_rot_q does not fire"):
+                model.run_with_hooks(
+                    torch.arange(9)[None], fwd_hooks=[("blocks.0.attn.hook_rot_q", lambda value, hook: value)]
+                )
+        finally:
+            wrap(model).streamed.silent = silent
+            model.reset_hooks()
+    assert not silent
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+def test_blocks_of_rows_are_the_whole_softmax(window, sinks, group, monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, heads, 13, 4, generator=generator).double() for heads in (4, 4 // group, 4 // group))
+    padding = torch.ones(2, 13, dtype=torch.bool)
+    padding[1, :4] = False
+    sink = torch.randn(4, generator=generator).double() if sinks else None
+    scores = torch.tanh(q @ k.repeat_interleave(group, 1).mT * 0.3)
+    away = torch.arange(13)[:, None] - torch.arange(13)
+    seen = (away >= 0) & (away < (window or 13)) & padding[:, None, None]
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None, None].expand(2, 4, 13, 1)], -1)
+    expected = scores.softmax(-1).nan_to_num(0)[..., :13] @ v.repeat_interleave(group, 1)
+    monkeypatch.setattr("tl_posgen.models.fused.SCORES_AT_ONCE", 4 * 13 * 2 * 3)
+    mask = Mask.of_window(13, window, padding)
+    found = attend(q, k, v, 0.3, mask, finish=lambda block, _away: torch.tanh(block), sinks=sink)
+    torch.testing.assert_close(found, expected)
+    assert SCORES_AT_ONCE > 0

@@ -1,0 +1,134 @@
+"""A sweep of two models of unlike size: files, failures, what a second run does, one dataset, the page, the command."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import tl_posgen
+from tl_posgen.cli import main
+from tl_posgen.errors import InputError, ModelError
+from tl_posgen.sweep import open_study, report_study, sweep
+from tl_posgen.sweep.run import states
+
+CUT = {"length": 12, "n_prompts": 1, "progress": False}
+
+
+@pytest.fixture(scope="session")
+def study(family_directory, tmp_path_factory):
+    """mini beside a tiny Llama that lacks a tokenizer of its own, which makes its jobs fail until it is given one."""
+    small = family_directory("llama")
+    other = tmp_path_factory.mktemp("unlike") / "tiny"
+    other.mkdir()
+    for path in (*small.glob("*.safetensors"), small / "config.json"):
+        (other / path.name).write_bytes(path.read_bytes())
+    models = ["mini", {"name": str(other)}]
+    return {"name": "two", "models": models, "length": 12, "n_prompts": 1, "measures": ["three_axis", "loss"]}
+
+
+@pytest.fixture(scope="session")
+def swept(study, family_directory, tmp_path_factory):
+    """(directory, what the first run said, what the second said after the tokenizer came)."""
+    out = tmp_path_factory.mktemp("swept") / "runs"
+    first = sweep(study, out=out, progress=False)
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.nc")}
+    other = study["models"][1]["name"]
+    untried = sweep(study, out=out, progress=False)
+    return out, first, untried, before, other
+
+
+def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, study, family_directory):
+    out, first, untried, before, other = swept
+    assert first.finished == ("mini/bundled",)
+    assert list(first.failed) == ["tiny/bundled"]
+    assert first.failed["tiny/bundled"].startswith("ModelError: ")
+    assert untried.failed == first.failed
+    assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": "failed"}
+    [kept] = out.glob("tiny*.json")
+    told = json.loads(kept.read_text())
+    assert told["job"] == "tiny/bundled"
+    assert "Traceback" in told["traceback"]
+    again = study | {"models": ["mini", {"name": other, "tokenizer": str(family_directory("llama"))}]}
+    again = sweep(again, out=out, retry=True, progress=False)
+    assert again.finished == ("mini/bundled", "tiny/bundled")
+    assert again.is_whole
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+
+    data = open_study(out)
+    assert data["three_axis_r"].dims == ("model", "revision", "text", "layer", "head")
+    single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), measures=["three_axis", "loss"], **CUT)
+    np.testing.assert_array_equal(
+        data["three_axis_r"].sel(model="mini")[0, 0].values, single["three_axis"].dataset["r"].values
+    )
+    assert data["loss_loss"].sel(model="mini").item() == single["loss"].summary["loss"]
+    sizes = np.isfinite(data["three_axis_r"]).any(("layer", "head")).sum()
+    assert int(sizes) == 2
+    assert bool(np.isnan(data["three_axis_r"].sel(model="tiny")).any())  # fewer layers or heads
+    null = open_study(out, null=0)
+    np.testing.assert_array_equal(
+        null["three_axis_r"].sel(model="mini")[0, 0].values, single["three_axis"].null["r"].values
+    )
+
+    report = report_study(out)
+    kinds = report["study"].kinds
+    assert kinds == ["models", "size"]
+    for kind in kinds:
+        assert len(report["study"].plot(kind).data) >= 2
+    assert "over 2 models (random init" in report.findings()[0]
+    report.write(out / "report")
+    xr.testing.assert_identical(tl_posgen.load(out / "report")["study"].dataset, report["study"].dataset)
+
+
+def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
+    wrong = [
+        ({"study": study | {"models": ["./nowhere"]}}, "nowhere"),
+        ({"study": study | {"texts": ["nowhere.txt"]}}, "nowhere.txt: no such file"),
+        ({"study": study, "executor": "slurm"}, "executor 'slurm'"),
+        ({"study": study, "workers": 0}, "workers 0"),
+        ({"study": study, "shard": "3/2"}, "such as 1/4"),
+    ]
+    for options, said in wrong:
+        with pytest.raises((InputError, ModelError), match=said) as refusal:
+            sweep(**options, out=tmp_path / "runs", progress=False)
+        assert "\n" not in str(refusal.value)
+        assert not (tmp_path / "runs").exists()
+    with pytest.raises(InputError, match=r"no study\.json there"):
+        open_study(tmp_path)
+
+
+def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
+    study = {"name": "one", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
+    (tmp_path / ".partial-killed").mkdir()
+    sweep(study, out=tmp_path, progress=False)
+    assert not (tmp_path / ".partial-killed").exists()
+    [path] = tmp_path.glob("*.nc")
+    path.write_bytes(path.read_bytes()[:-100])
+    for run in (lambda: sweep(study, out=tmp_path, progress=False), lambda: open_study(tmp_path)):
+        with pytest.raises(InputError, match=rf"{path.name}: .*; delete the file, and it is measured again"):
+            run()
+
+
+def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
+    (tmp_path / "study.toml").write_text(
+        'name = "one"\nmodels = ["mini"]\nlength = 8\nn_prompts = 1\nmeasures = ["loss"]\nnull_seeds = []'
+    )
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["tl-posgen", "sweep", *map(str, words), "--out", str(tmp_path / "runs")])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return int(stop.value.code or 0), capsys.readouterr()
+
+    code, said = run(tmp_path / "study.toml", "--list")
+    assert (code, said.out.split()) == (0, ["to", "do", "mini/bundled"])
+    assert not (tmp_path / "runs").exists()
+    code, said = run(tmp_path / "study.toml")
+    assert code == 0, said.err
+    assert "1 finished in" in said.out
+    assert (tmp_path / "runs" / "report" / "index.html").exists()
+    code, said = run(tmp_path / "none.toml")
+    assert code == 2
+    assert said.err.startswith("error: ")
+    assert len(said.err.splitlines()) == 1

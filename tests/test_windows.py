@@ -1,0 +1,97 @@
+"""Sliding windows of one and two tokens: every measure of one pass says what can be said, and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from families import GROUPED, save_config
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.slash.plane_contributions import score_of_profile
+
+N = 16
+FED = ["three_axis", "variance", "mean_key", "residual", "slash", "slash_planes"]
+OTHERS = ("", "_without_first_token")
+
+
+@pytest.fixture(scope="module")
+def of_window(tmp_path_factory):
+    """window -> every measure of a tiny Mistral with that window."""
+    import transformers
+
+    def of(window, measures=FED, n_prompts=1):
+        config = transformers.MistralConfig(**GROUPED, sliding_window=window)
+        model = tl_posgen.load_model(save_config(config, tmp_path_factory.mktemp("window")), "bridge")
+        prompts = torch.randint(2, 62, (n_prompts, N), generator=torch.Generator().manual_seed(0))
+        return tl_posgen.analyze(model, prompts, measures=measures, null_seeds=(), progress=False)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def alone(of_window):
+    return of_window(1)
+
+
+@pytest.fixture(scope="module")
+def pairs(of_window):
+    return of_window(2)
+
+
+def test_every_page_of_windows_of_one_and_two_is_made(alone, pairs):
+    for report in (alone, pairs):
+        assert "nan%" not in " ".join(report.findings())
+        assert "nan" not in report.html().partition("<script")[0].lower().split()
+
+
+@pytest.mark.parametrize("window", ["alone", "pairs"])
+def test_a_fit_of_as_many_parameters_as_pairs_leaves_nothing_that_can_be_told(window, request):
+    report = request.getfixturevalue(window)
+    data = report["residual"].dataset
+    for name in ("share", "std", "top_share", "effective_rank", "plane_share", "rest_share", "pair_share"):
+        for suffix in OTHERS:
+            assert bool(data[f"{name}{suffix}"].isnull().all()), name
+    assert "example_share" not in data
+    assert "in 8 heads a window of 1 or 2 tokens leaves no more pairs" in " ".join(report["residual"].findings())
+    assert bool(report["three_axis"].dataset["r"].isnull().all())
+    assert f"a window of {1 if window == 'alone' else 2} leaves no more pairs" in report["three_axis"].findings()[0]
+
+
+def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
+    variance = alone["variance"]
+    for part in ("position", "content", "interaction"):
+        assert bool(variance.dataset[part].isnull().all())
+    assert "in layer 0, 1 a token sees itself alone" in variance.findings()[1]
+    assert bool(alone["mean_key"].dataset["mean_key_r_within_rows"].isnull().all())
+    planes = alone["slash_planes"].dataset
+    for name in ("correlation", "chance_correlation"):
+        assert bool(planes[name].isnull().all())
+    assert bool(planes["contribution"].sel(at=["edge", "1", "4"]).isnull().all())
+    assert bool((alone["slash"].dataset["score"].sel(distance=0) == 1).all())
+    with pytest.raises(InputError, match="across_prompts: in layer 0 a token sees itself alone"):
+        of_window(1, ["across_prompts"], n_prompts=2)
+
+
+def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):
+    data = pairs["slash_planes"].dataset
+    assert bool(data["contribution"].sel(at=["2", "3", "4"]).isnull().all())
+    assert bool(data["contribution"].sel(at=["0", "1", "edge"]).notnull().all())
+    for name in ("score", "predicted"):
+        inside, outside = data[name].sel(distance=[0, 1]), data[name].sel(distance=slice(2, None))
+        assert float(abs(outside.sel(variant="all")).max()) == 0
+        # both distances share all attention but that of the first token, whose row has one
+        whole = inside.sel(variant="all").isel(distance=0) * N + inside.sel(variant="all").isel(distance=1) * (N - 1)
+        np.testing.assert_allclose(whole, N, rtol=1e-5)
+    edge = data["contribution"].sel(at="edge").sum("plane")
+    near = abs(data["contribution"].sel(at="0").sum("plane") - data["contribution"].sel(at="1").sum("plane"))
+    np.testing.assert_allclose(abs(edge), near, rtol=1e-6)
+
+
+def test_the_score_of_a_profile_in_a_window_is_its_softmax():
+    logit = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    for window in (1, 2, 5, None):
+        seen = (distance >= 0) & (distance < (window or 9))
+        pattern = logit[:, distance.clamp(min=0)].masked_fill(~seen, -torch.inf).softmax(-1)
+        expected = torch.stack([pattern.diagonal(-d, 1, 2).mean(-1) for d in range(9)], -1)
+        torch.testing.assert_close(score_of_profile(logit, window), expected)

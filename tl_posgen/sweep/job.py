@@ -1,0 +1,164 @@
+"""Resumable parts of long work: a part is a pure function of its configuration, and its file is named by it."""
+
+import hashlib
+import json
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tl_posgen import registry
+from tl_posgen.analysis import analyze
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.files import write_together
+from tl_posgen.measure import Request
+from tl_posgen.models.hub import drop_from_cache
+from tl_posgen.null import RandomInits
+from tl_posgen.result import Report, load, results_bytes
+from tl_posgen.sweep.processes import Outcome
+from tl_posgen.sweep.texts import Text
+from tl_posgen.sweep.weights import Weights
+
+PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What a result may depend on beside its configuration."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def key_of(configuration: Mapping[str, Any]) -> str:
+    """Sixteen letters of this configuration and these versions.
+
+    Example:
+        >>> key_of({"length": 8, "seed": 0}) == key_of({"seed": 0, "length": 8}) != key_of({"seed": 1, "length": 8})
+        True
+    """
+    told = json.dumps({**configuration, "versions": versions()}, sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def part_path(directory: Path, name: str, configuration: Mapping[str, Any]) -> Path:
+    """Where a part's file is: a readable name, and the key that decides."""
+    return Path(directory) / f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[-80:]}-{key_of(configuration)}.nc"
+
+
+def kept(directory: Path, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
+    """A finished part, or `make()` written whole: nothing else says that it is finished.
+
+    Raises:
+        InputError: the finished part is damaged; the message names its file.
+        OutputError: it cannot be written.
+    """
+    path = part_path(directory, name, configuration)
+    finish(path, make)
+    return read_part(path)
+
+
+def finish(path: Path, make: Callable[[], Report]) -> None:
+    """Write what `make` gives, where it is not there yet."""
+    if not path.is_file():
+        report = make()
+        write_together(path.parent, {path.name: results_bytes(report, report.provenance)})
+
+
+def read_part(path: Path) -> Report:
+    try:
+        return load(path)
+    except (InputError, KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model at one revision on one text with all measures of a study; its file holds one Report.
+
+    Attributes:
+        measures: (name, options) of each.
+        length, n_prompts, seed, null_seeds: as in `analyze`.
+    """
+
+    weights: Weights
+    text: Text
+    measures: tuple[tuple[str, Mapping[str, Any]], ...]
+    length: int
+    n_prompts: int
+    seed: int
+    null_seeds: tuple[int, ...]
+    drop_cache: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.weights.name}/{self.text.name}"
+
+    @cached_property
+    def configuration(self) -> dict[str, Any]:
+        """Everything that its result depends on, JSON-ready; paths are told by what lies there."""
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": self.null_seeds}
+        measures = {request.name: request.as_dict() for request in requests_of(self.measures)}
+        return {"weights": self.weights.identity, "text": self.text.identity, "measures": measures, **cut}
+
+    @cached_property
+    def file(self) -> str:
+        """Named once, where the study is read: a worker of other versions would find another name."""
+        return part_path(Path(), self.name, self.configuration).name
+
+    def measure(self, model: Any, random_inits: RandomInits) -> Report:
+        """What `analyze` finds; measures that this model cannot be asked for are left out."""
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "progress": False}
+        several = len(self.measures) > 1
+        asked = {"measures": requests_of(self.measures), "skip_unsupported": several, "null_seeds": random_inits}
+        report = analyze(model, self.text.words, **asked, **cut)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return Report(report, report.provenance | {"job": self.name, "parameters": parameters})
+
+
+def requests_of(measures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Request]:
+    """(name, options) as `analyze` takes them; InputError for an unknown measure or option."""
+    found = [registry.find(name) or registry.request_of(name).measure for name, _ in measures]
+    return registry.requested(
+        [Request(one, one.make_options(**options)) for one, (_, options) in zip(found, measures, strict=True)]
+    )
+
+
+def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iterator[Outcome]:
+    """Jobs of one model, one after the other, its weights loaded once: measured, written, or their error kept.
+
+    A finished job is passed over, so what was interrupted may be given again.
+
+    Args:
+        expected: versions that the study was begun with; a worker that has others refuses.
+
+    Raises:
+        OutputError: the disk is full, say; nothing further could be kept.
+    """
+    loaded = None
+    for job in jobs:
+        path = out / job.file
+        try:
+            if not path.is_file():
+                if expected != versions():
+                    raise InputError(f"this worker has {versions()}, and the study was begun with {dict(expected)}")
+                if loaded is None:
+                    model = job.weights.load()
+                    loaded = model, RandomInits(model, job.null_seeds)
+                finish(path, partial(job.measure, *loaded))
+            path.with_suffix(".json").unlink(missing_ok=True)
+            yield Outcome(job.name, "finished")
+        except OutputError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".strip()
+            told = {"job": job.name, "error": why, "traceback": traceback.format_exc()}
+            write_together(out, {path.with_suffix(".json").name: json.dumps(told, indent=1).encode()})
+            yield Outcome(job.name, "failed", why.splitlines()[0])
+    if jobs[0].drop_cache:
+        loaded = None
+        drop_from_cache(jobs[0].weights.source, jobs[0].weights.revision)

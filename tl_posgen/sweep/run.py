@@ -1,0 +1,216 @@
+"""A study, run: what is finished is passed over, so that any interrupted run is simply started again."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from tqdm.auto import tqdm
+
+from tl_posgen.errors import InputError
+from tl_posgen.files import require_writable, write_whole
+from tl_posgen.measure import require
+from tl_posgen.models.memory import memory_of
+from tl_posgen.netcdf import require_undamaged
+from tl_posgen.sweep.job import Job, attempt, versions
+from tl_posgen.sweep.on_ray import on_ray
+from tl_posgen.sweep.processes import Outcome, local, processes
+from tl_posgen.sweep.study import Study
+
+Executor = Literal["local", "processes", "ray"]
+INDEX = "study.json"  # the settings of a directory, and which file is which job
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a run of a study leaves.
+
+    Attributes:
+        out: the directory.
+        finished: names of the jobs whose file is there.
+        failed: name -> error of those that ended with one; they are tried again with `retry`.
+        unfinished: name -> reason of those whose worker was lost; the next run takes them up.
+        is_whole: whether every job of the study, those of other shards too, is finished or failed, and some finished.
+    """
+
+    out: Path
+    finished: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+
+    def __str__(self) -> str:
+        counts = {"finished": self.finished, "failed": self.failed, "unfinished": self.unfinished}
+        return ", ".join(f"{len(jobs)} {state}" for state, jobs in counts.items() if jobs or state == "finished")
+
+
+def sweep(
+    study: Study | Mapping[str, Any] | str | os.PathLike,
+    *,
+    out: str | os.PathLike,
+    executor: Executor | str = "local",
+    workers: int = 2,
+    address: str | None = None,
+    shard: str = "1/1",
+    retry: bool = False,
+    progress: bool = True,
+) -> Swept:
+    """Measure models x revisions x texts, a job and a file each, into a directory that `open_study` reads.
+
+    A job's file is written whole when it is done, and named by a hash of its configuration and the versions. Finished
+    jobs are passed over; what a run that was killed leaves is taken up by the next.
+
+    Args:
+        study: the path of a TOML file, what such a file holds, or a `Study`.
+        out: directory of the results; for "ray" on several machines one that all of them see.
+        executor: "local", "processes" on this machine, or "ray".
+        workers: how many processes.
+        address: of a Ray cluster, see `on_ray`.
+        shard: "i/n": only the i-th of n parts, split by model and revision; any scheduler starts the n of them.
+        retry: also try again jobs that failed.
+
+    Raises:
+        InputError: what `Study.of` refuses, a text that cannot be read, a directory of another study, other settings or
+            versions, a damaged result, no Ray, more memory needed than there is.
+        ModelError: a model that is not there.
+        OutputError: the directory cannot be written, or the disk is full.
+
+    Example:
+        >>> import tempfile
+        >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     print(sweep(study, out=out, progress=False), "-", sweep(study, out=out, progress=False))
+        1 finished - 1 finished
+    """
+    study = Study.of(study)
+    require("workers", workers, int)
+    if executor not in get_args(Executor) or workers < 1:
+        raise InputError(f"executor {executor!r}, workers {workers}: choose {', '.join(get_args(Executor))}, 1 or more")
+    chosen, out = shard_of(shard), Path(out).absolute()
+    jobs = study.jobs()
+    require_same_study(out, study)
+    require_writable(out)
+    needs = {job.name: bytes_needed(job) for job in jobs}
+    for text in study.texts:
+        _ = text.words  # read now, by this process alone
+    every = [list(group) for _, group in groupby(jobs, key=lambda job: job.weights)][chosen]
+    mine = [job for group in every for job in group]
+    done = {job.name for job in mine if is_finished(out / job.file)}
+    failed = {} if retry else {job.name: why for job in mine if (why := error_of(out / job.file))}
+    groups = [[job for job in group if job.name not in done and job.name not in failed] for group in every]
+    groups = [group for group in groups if group]
+    write_index(out, study, jobs)
+    work = partial(attempt, out=out, expected=versions())
+    outcomes: Iterator[Outcome] = iter(())
+    if groups and executor == "ray":
+        outcomes = on_ray(groups, work, bytes_needed=lambda job: needs[job.name], address=address)
+    elif groups:
+        require_memory(groups, workers if executor == "processes" else 1)
+        outcomes = local(groups, work) if executor == "local" else processes(groups, work, workers=workers)
+    unfinished: dict[str, str] = {}
+    with tqdm(total=sum(map(len, groups)), desc=study.name, unit="job", disable=not progress) as bar:
+        for outcome in outcomes:
+            bar.update()
+            if outcome.state != "finished":
+                (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
+                bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
+    finished = {job.name for job in jobs if (out / job.file).is_file()}
+    if len(finished) == len(jobs):  # nobody writes any more: what killed runs left half-written can go
+        for left in out.glob(".partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+    lost = {job: why for job, why in unfinished.items() if job not in finished}
+    whole = bool(finished) and all(job.name in finished or error_of(out / job.file) for job in jobs)
+    return Swept(out, tuple(job.name for job in mine if job.name in finished), failed, lost, whole)
+
+
+def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
+    """Every job of a study and what became of it; asks no network, loads nothing."""
+    found = {}
+    for job in Study.of(study).jobs():
+        path = Path(out) / job.file
+        found[job.name] = "finished" if path.is_file() else "failed" if error_of(path) else "to do"
+    return found
+
+
+def shard_of(shard: str) -> slice:
+    """The i-th of n parts of a list, of "i/n".
+
+    Example:
+        >>> [list("abcde")[shard_of(shard)] for shard in ("1/2", "2/2")]
+        [['a', 'c', 'e'], ['b', 'd']]
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", shard) if isinstance(shard, str) else None
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"shard = {shard!r}: write which of how many, such as 1/4")
+    return slice(int(found[1]) - 1, None, int(found[2]))
+
+
+def read_index(out: Path) -> dict[str, Any] | None:
+    """What a directory says of its study; None where nothing was swept into it."""
+    path = out / INDEX
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: damaged ({error}); delete it, and sweep the same study again") from error
+
+
+def write_index(out: Path, study: Study, jobs: Sequence[Job]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    listed = [
+        {"file": job.file, "model": job.weights.label, "revision": job.weights.revision, "text": job.text.name}
+        for job in jobs
+    ]
+    write_whole(out / INDEX, json.dumps({"settings": study.settings, "jobs": listed}, indent=1).encode())
+
+
+def require_same_study(out: Path, study: Study) -> None:
+    """Refuse a directory whose results stand beside others of other settings or versions."""
+    index = read_index(out)
+    if index is None:
+        return
+    for key, now in study.settings.items():
+        if (then := index["settings"].get(key)) != now:
+            raise InputError(f"out: {out} holds a study with {key} {then}, and this one has {now}; give another --out")
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a job's file is there; InputError where it is not as it was written."""
+    if not path.is_file():
+        return False
+    try:
+        require_undamaged(path)
+    except InputError as error:
+        raise InputError(f"{error}; delete the file, and it is measured again") from error
+    return True
+
+
+def error_of(path: Path) -> str | None:
+    """The error that a job of this file ended with; None where it did not."""
+    path = path.with_suffix(".json")
+    return json.loads(path.read_text(encoding="utf-8"))["error"] if path.is_file() else None
+
+
+def bytes_needed(job: Job) -> int:
+    """Memory that a job takes, estimated before its model is loaded."""
+    return job.weights.shape.bytes_needed(job.length, len(job.null_seeds), job.weights.itemsize)
+
+
+def require_memory(groups: Sequence[Sequence[Job]], workers: int) -> None:
+    """Refuse models whose weights alone are more than this machine's memory, so many at a time."""
+    held = memory_of(torch.device("cpu"))
+    largest = max((group[0].weights for group in groups), key=lambda weights: weights.shape.parameters)
+    needed = largest.shape.parameters * largest.itemsize * min(workers, len(groups))
+    if held is not None and needed > held:
+        raise InputError(
+            f"{largest.name}: the weights of {min(workers, len(groups))} such models need {needed / 1e9:.0f} GB, and "
+            f"there are {held / 1e9:.0f} GB of memory; give fewer workers or a smaller dtype"
+        )
