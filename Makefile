@@ -24,8 +24,8 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo test test-bridge oldest coverage screenshots soak lint docs families numbers pages notebooks benchmark \
-	pre-commit clean
+.PHONY: help demo test test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages notebooks \
+	benchmark pre-commit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -44,6 +44,21 @@ oldest: $(OLDEST_VENV)/installed-dev ## the suite on the oldest versions that py
 
 coverage: $(VENV)/installed-dev ## the whole suite, and which lines it does not run
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --cov --cov-report=term
+
+# every mutant of what all results rest on, and 300 of the other files of numbers, each file with the test of its name
+POSITION = position/decomposition
+MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/%.py,proof pass_proof plain_proof) \
+	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs three_axis_fit variance_shares)
+MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/test_%.py,proof pass_proof plain_proof) \
+	$(patsubst %,tests/$(POSITION)/test_%.py,three_axis_fit variance_shares) tests/position/distance/test_distance_table.py
+NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(addprefix tl_posgen/,$(shell PYTHONPATH=tests $(VENV)/bin/python -c \
+	"import test_imports; print(*test_imports.NUMBERS)")))
+MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
+
+mutants: $(VENV)/installed-mutants ## which changes of one expression no test notices; an hour
+	$(MUTATE) $(MUTATION_TESTS) $(MUTATED)
+	$(MUTATE) --sample 300 tests/coupling/test_jacobians.py \
+		$(foreach file,$(NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(NUMBERS)
 
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests
@@ -94,6 +109,10 @@ $(VENV)/installed-docs: $(VENV)/installed-dev
 
 $(VENV)/installed-bench: $(VENV)/installed-dev
 	$(VENV)/bin/python $(PIP) --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+$(VENV)/installed-mutants: $(VENV)/installed-dev
+	$(VENV)/bin/python $(PIP) --no-deps 'mutmut>=3.8,<4' 'libcst>=1.9'
 	touch $@
 
 $(BRIDGE_VENV)/installed-dev: pyproject.toml constraints-bridge.txt $(PLUGIN:%=%pyproject.toml)

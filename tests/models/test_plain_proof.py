@@ -6,6 +6,7 @@ from families import GROUPED, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.load import load_model
+from tl_posgen.models.plain_proof import first, own_difference
 from tl_posgen.models.probe import check, geometry_of
 from tl_posgen.models.wrapped import wrap
 
@@ -101,3 +102,74 @@ def test_compatibility_mode_hides_nothing(hunyuan):
     hunyuan.enable_compatibility_mode(disable_warnings=True)
     with pytest.raises(UnsupportedModelError, match="computes something else"):
         geometry_of(hunyuan)
+
+
+@pytest.fixture
+def llama(family_directory):
+    """A bridge of its own, and what adds to the logits of the bridge alone: the plain model does not call its parts."""
+    bridge = load_model(family_directory("llama"), "bridge")
+    return bridge, lambda change: bridge.unembed.register_forward_hook(lambda module, args, out: out + change)
+
+
+def test_a_bridge_that_is_right_is_compared_with_nothing_else(llama, monkeypatch):
+    backend = wrap(llama[0]).backend
+    monkeypatch.setattr(type(backend), "random_init", None)
+    assert wrap(llama[0]).difference(again=True) == ""
+
+
+def test_logits_may_differ_by_a_thousandth_of_the_largest_and_by_constants(llama):
+    bridge, add = llama
+    with torch.no_grad():
+        logits = bridge(torch.randint(bridge.cfg.d_vocab, (1, 48), generator=torch.Generator().manual_seed(0)))
+    largest = float((logits - logits.mean(-1, keepdim=True)).abs().max())
+    n = bridge.cfg.d_vocab
+    for share, differs in [(0.9, False), (1.1, True)]:
+        change = torch.arange(48.0)[:, None].expand(48, n).clone()  # softmax cannot tell a constant per token
+        change[40, 7] += share * 1e-3 * largest * n / (n - 1)  # of which the mean over the vocabulary takes its part
+        handle = add(change)
+        found = own_difference(wrap(bridge).backend)
+        handle.remove()
+        assert bool(found) == differs
+    assert f"logits differ by {1.1e-3 * largest:.2g}, the largest being {largest:.2g}" in found
+    assert found.startswith("this TransformerBridge computes")  # the streams of its layers are the same
+
+
+@pytest.mark.parametrize(("layer", "share", "named"), [(0, 1.1, True), (1, 1.1, True), (1, 0.9, False)])
+def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named):
+    """By more than a thousandth of its largest entry."""
+    bridge, add = llama
+
+    def shift(module, args, out):
+        stream = first(out).clone()
+        stream[0, 5, 3] += share * 1e-3 * stream.abs().max()
+        return (stream, *out[1:]) if isinstance(out, tuple) else stream
+
+    bridge.blocks[layer].register_forward_hook(shift)
+    add(torch.eye(48, bridge.cfg.d_vocab))
+    place = f"layer {layer}: the residual streams part here; " if named else ""
+    assert own_difference(wrap(bridge).backend).startswith(f"{place}this TransformerBridge computes")
+
+
+def test_the_stream_is_the_first_of_what_a_layer_returns():
+    stream = torch.ones(1, 5, 4, dtype=torch.bfloat16)
+    for output in (stream, (stream,), (stream, None)):
+        assert torch.equal(first(output), torch.ones(1, 5, 4))
+
+
+def test_a_plain_model_that_cannot_run_is_a_difference(llama):
+    bridge, _ = llama
+
+    def fail(module, args):
+        raise RuntimeError("no kernel\nfor this")
+
+    bridge.original_model.register_forward_pre_hook(fail)
+    found = own_difference(wrap(bridge).backend)
+    assert found == "the Hugging Face model that it wraps cannot run (no kernel)"
+
+
+def test_a_processed_bridge_and_a_model_made_of_none_have_no_plain_model(llama, mini):
+    bridge, _ = llama
+    bridge.enable_compatibility_mode(disable_warnings=True)
+    assert own_difference(wrap(bridge).backend) is None
+    if not wrap(mini).backend.wraps_another:
+        assert own_difference(wrap(mini).backend) == ""

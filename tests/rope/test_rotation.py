@@ -125,6 +125,7 @@ def test_the_two_pairings_differ_by_an_order_of_coordinates():
 def test_frequencies_fall_geometrically_from_one():
     found = inverse_frequencies(6, 1000.0)
     torch.testing.assert_close(found, torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
+    torch.testing.assert_close(inverse_frequencies(8), torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -132,6 +133,7 @@ def test_a_head_without_planes_is_left_alone(pairing):
     x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
     rope = Rope(pairing=pairing, scaling=3.0)
     assert torch.equal(rotate(x, torch.arange(4), rope), x)
+    assert rope.inv_freq.dtype == torch.float64
 
 
 def test_far_positions_in_float32_are_as_exact_as_near_ones():

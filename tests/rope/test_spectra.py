@@ -70,6 +70,16 @@ def test_spectrum_of_given_values_counts_the_share():
     assert spectrum_of_values(values, share=0.91).rank.item() == 2
 
 
+def test_every_matrix_of_a_batch_is_measured_by_itself():
+    x = 1e-3 * random_matrix(3, 20, 6).float()
+    together = spectrum(x)
+    for n in range(3):
+        alone = spectrum_of_values(singular_values(x[n]))
+        for name, value in vars(alone).items():
+            torch.testing.assert_close(getattr(together, name)[n], value)
+        assert 1 < alone.rank <= 6
+
+
 @pytest.mark.parametrize("share", [0.0, 1.1])
 def test_share_that_is_no_share_is_refused(share):
     with pytest.raises(InputError, match="share"):
@@ -90,4 +100,6 @@ def test_top_direction_is_the_first_right_singular_vector(rows, columns, seed):
 def test_rank_one_is_the_best_approximation_of_rank_one(shape):
     x = random_matrix(*shape)
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    torch.testing.assert_close(rank_one(x), s[0] * torch.outer(u[:, 0], vh[0]))
+    best = s[0] * torch.outer(u[:, 0], vh[0])
+    torch.testing.assert_close(rank_one(x), best)
+    torch.testing.assert_close(rank_one(x.float()), best.float())

@@ -156,14 +156,13 @@ class EditedCapture(LayerCapture):
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
     """
 
-    def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str, masked: bool):
+    def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
         Args:
-            used: the pass's scores of the chosen heads, if they are known.
+            used: the pass's scores of the chosen heads, if they are known over the layer's mask.
             why: what differs, and the likely cause.
-            masked: whether it is the mask that differs.
         """
-        vars(self).update(vars(capture), _shared={}, why=why, _used=None if masked else used)
+        vars(self).update(vars(capture), _shared={}, why=why, _used=used)
         self._length, self._device = capture.length, capture.q.device
         for name in ("q", "k", "rotated_q", "rotated_k"):
             vars(self).pop(name, None)

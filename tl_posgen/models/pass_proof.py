@@ -46,7 +46,7 @@ def as_used(
     q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
     recomputed = scores_from(q, k, geometry, capture.heads, rows)
     masked = (used == -torch.inf) != (recomputed == -torch.inf)
-    seen = (used != -torch.inf) & (recomputed != -torch.inf)
+    seen = used != -torch.inf
     if geometry.alibi_slopes is not None:
         used = without_row_offsets(used, q, k, geometry.scale, rows)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
@@ -64,10 +64,12 @@ def as_used(
         "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
         f"geometry that changes at some length below {capture.length} tokens."
     )
+    if masked.any():
+        return EditedCapture(capture, None, why)
     whole = plain_scores(attn_scores[heads], dtype)
-    if capture.geometry.alibi_slopes is not None:
-        whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, capture.geometry.scale)
-    return EditedCapture(capture, whole, why, bool(masked.any()))
+    if geometry.alibi_slopes is not None:
+        whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry.scale)
+    return EditedCapture(capture, whole, why)
 
 
 def as_streamed(
@@ -147,4 +149,4 @@ def as_cached(
         f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
         "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
     )
-    return EditedCapture(capture, None, why, masked=False)
+    return EditedCapture(capture, None, why)

@@ -109,7 +109,7 @@ def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     group = max(1, WORKING_SET // (heads * length))
     for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
         spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)
-    sums = torch.fft.irfft(spectrum, length)[:, :n]
+    sums = torch.fft.irfft(spectrum)[:, :n]
     sums[:, width:] = 0
     return sums
 

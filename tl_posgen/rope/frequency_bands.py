@@ -16,7 +16,7 @@ def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
         >>> bands_by_thirds(4).int().tolist()
         [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     """
-    return 3 * torch.arange(n_planes) // max(n_planes, 1) == torch.arange(3)[:, None]
+    return 3 * torch.arange(n_planes) // n_planes == torch.arange(3)[:, None]
 
 
 def bands_by_wavelength(rope: Rope, n: int, shortest: float = 32.0) -> Bool[Tensor, "band=3 plane"]:

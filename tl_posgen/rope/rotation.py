@@ -64,7 +64,7 @@ def from_planes(
 ) -> Float[Tensor, "*batch d_head"]:
     """The inverse of `to_planes`, with the unrotated remainder put back."""
     real = torch.cat([z.real, z.imag], -1) if rope.pairing == "half" else torch.view_as_real(z).flatten(-2)
-    return torch.cat([real, remainder.to(real.dtype)], dim=-1)
+    return torch.cat([real, remainder], dim=-1)
 
 
 def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane_and_rest"]:
@@ -87,7 +87,7 @@ def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batc
 
 def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_rest"]:
     """theta of every plane of `complex_planes`: the rotary ones, then zeros for the remainder."""
-    zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, dtype=torch.float64, device=rope.inv_freq.device)
+    zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, device=rope.inv_freq.device)
     return torch.cat([rope.inv_freq.double(), zeros])
 
 

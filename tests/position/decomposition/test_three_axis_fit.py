@@ -300,6 +300,8 @@ def test_additive_scores_are_fitted_exactly(pairs):
     scores = additive_scores()
     fit = three_axis_from_scores(scores, **options(pairs))
     torch.testing.assert_close(fit.r, torch.ones(2, dtype=torch.float64))
+    assert (fit.r <= 1).all()
+    assert (fit.r_within_rows <= 1).all()
     np.testing.assert_allclose(fitted_entries(fit, pairs), entries(scores, pairs), atol=1e-7)
 
 
@@ -323,15 +325,16 @@ def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
     torch.testing.assert_close(other.fitted(*crop), default.fitted(*crop), equal_nan=True)
 
 
+@pytest.mark.parametrize("n", [30, 3])
 @pytest.mark.parametrize(("gauge", "flat"), [("flat_keys", "c"), ("flat_queries", "b"), ("flat_distance", "a")])
-def test_gauge_keeps_its_promise(gauge, flat):
-    q, k = random_qk(30)
+def test_gauge_keeps_its_promise(gauge, flat, n):
+    q, k = random_qk(n)
     fit = three_axis_from_qk(q, k, gauge=gauge, first_token=False)
     for part in (fit.b, fit.c):
         torch.testing.assert_close(part.nansum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
     part = getattr(fit, flat)[0].numpy()
     known = ~np.isnan(part)
-    slope = np.polyfit(np.arange(30)[known], part[known], 1)[0]
+    slope = np.polyfit(np.arange(n)[known], part[known], 1)[0]
     assert abs(slope) < 1e-9
 
 
@@ -381,6 +384,12 @@ def test_iid_r_at_the_usual_lengths():
     assert [round(CausalPairs(n).iid_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
 
 
+def test_iid_r_of_few_tokens_is_nearly_one():
+    assert math.isnan(CausalPairs(1).iid_r)  # one pair has no correlation
+    pairs = [CausalPairs(2, window=1), CausalPairs(3), *(CausalPairs(n) for n in (4, 10, 20, 100))]
+    assert [round(some.iid_r, 3) for some in pairs] == [1, 1, 0.943, 0.694, 0.518, 0.242]
+
+
 def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
     noise = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(7))
     noise[:, :, 0] += 6
@@ -397,6 +406,40 @@ def test_constant_scores_have_no_r(constant):
     for fit in (three_axis_from_qk(q, k, 0.1), three_axis_from_scores(0.1 * q @ k.mT)):
         assert fit.r.isnan().all()
         assert fit.r_within_rows.isnan().all()
+
+
+def test_scores_that_no_axis_explains_have_no_correlation():
+    scores = torch.tensor([[0.0, 0, 0, 0], [1, -1, 0, 0], [-1, 0, 1, 0], [0, 1, -1, 0]])[None]  # every sum is 0
+    fit = three_axis_from_scores(scores)
+    assert (fit.r.tolist(), fit.r_within_rows.tolist(), fit.iterations) == ([0], [0], 0)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_fit_stops_at_the_tolerance_of_the_residual(tolerance, size):
+    """In the norm of the preconditioner, by the sums of what the fit leaves; a step gains a factor of about five."""
+    pairs, scores = CausalPairs(60), size * torch.randn(1, 60, 60, generator=torch.Generator().manual_seed(9)).double()
+    fit = three_axis_from_scores(scores, tolerance=tolerance)
+    x, w = design(pairs).toarray(), entries(scores, pairs)[0]
+    left = [x.T @ (w - values) / np.sqrt(x.sum(0)) for values in (fitted_entries(fit, pairs)[0], w.mean())]
+    reached = np.linalg.norm(left[0]) / np.linalg.norm(left[1])
+    assert tolerance / 30 < reached <= tolerance
+
+
+def test_heads_far_larger_do_not_end_the_fit_of_the_others():
+    scores = torch.randn(2, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    alone = three_axis_from_scores(scores[:1])
+    together = three_axis_from_scores(scores * torch.tensor([1.0, 1e16])[:, None, None])
+    torch.testing.assert_close(together.r[0], alone.r[0])
+    torch.testing.assert_close(together.c[0], alone.c[0])
+
+
+def test_fits_of_some_heads_are_those_of_these_heads():
+    q, k = random_qk(20, heads=4)
+    some, alone = three_axis_from_qk(q, k).of_heads(slice(1, 3)), three_axis_from_qk(q[1:3], k[1:3])
+    for name in ("r", "r_within_rows", "a", "b", "c", "tss"):
+        torch.testing.assert_close(getattr(some, name), getattr(alone, name))
+    assert (some.pairs, some.n_key.tolist()) == (alone.pairs, alone.n_key.tolist())
 
 
 def test_a_constant_head_does_not_disturb_the_others():

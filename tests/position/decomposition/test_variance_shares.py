@@ -192,7 +192,7 @@ def test_a_head_that_never_varies_has_no_shares():
 
 
 def test_a_prompt_of_one_token_cannot_lose_it():
-    with pytest.raises(InputError, match="no token is left"):
+    with pytest.raises(InputError, match="no token is left of a prompt of 1;"):
         TripleMoments.of(*random_qk(1, 1, 6), ROPES["half"], first_token=False)
 
 

@@ -39,7 +39,7 @@ def brute_scores(q, k, rope, distance) -> torch.Tensor:
     zero = torch.zeros(1)
     for i in range(n):
         for j in range(n):
-            turned = rotate(q[:, i : i + 1], torch.tensor([float(distance[i, j])]), rope)
+            turned = rotate(q[:, i : i + 1], torch.tensor([float(distance[i, j])], dtype=torch.float64), rope)
             scores[:, i, j] = SCALE * (turned * rotate(k[:, j : j + 1], zero, rope)).sum((-2, -1))
     return scores
 
@@ -98,10 +98,11 @@ def test_key_agreement_is_the_correlation_of_the_key_parts(rope):
             torch.testing.assert_close(found[head, query], torch.corrcoef(table[head])[0, 1:])
 
 
-@pytest.mark.parametrize("d0", [0, 3, 1000, 2.5])
+@pytest.mark.parametrize("d0", [0, 3, 1000, 2.5, 1e6 + 0.1])
 def test_constant_distance_equals_pair_by_pair(rope, d0):
     q, k = random_head(n=6)
-    torch.testing.assert_close(scores_at(q, k, rope, SCALE, d0), brute_scores(q, k, rope, torch.full((6, 6), d0)))
+    expected = brute_scores(q, k, rope, torch.full((6, 6), d0, dtype=torch.float64))
+    torch.testing.assert_close(scores_at(q, k, rope, SCALE, d0), expected)
 
 
 @settings(max_examples=20, deadline=None)
@@ -141,6 +142,16 @@ def test_few_offsets_give_the_scores_of_any_matrix(rope):
     torch.testing.assert_close(scores_at(q, k, rope, SCALE, distance)[:, visible], expected[:, visible])
 
 
+def test_as_many_offsets_as_planes_cost_a_product_each(monkeypatch):
+    q, k = random_head(n=9)
+    distance = true_distances(9) + torch.arange(9) % 4
+    expected = brute_scores(q, k, ROPES["half"], distance)
+    monkeypatch.setattr("tl_posgen.rope.scores_at._scores_at_matrix", None)
+    found = scores_at(q, k, ROPES["half"], SCALE, distance)
+    visible = torch.ones(9, 9).tril().bool()
+    torch.testing.assert_close(found[:, visible], expected[:, visible])
+
+
 def test_frozen_beyond_equals_clamped_distances_across_query_blocks(rope):
     q, k = random_head(n=150)
     visible = torch.ones(150, 150).tril().bool()
@@ -173,7 +184,7 @@ def test_the_message_names_the_pair_with_a_negative_distance():
     q, k = random_head()
     distance = true_distances(12)
     distance[7, 3] = -2
-    with pytest.raises(InputError, match="query 7, key 3"):
+    with pytest.raises(InputError, match="distance -2 at query 7, key 3"):
         scores_at(q, k, ROPES["half"], SCALE, distance)
 
 

@@ -109,9 +109,8 @@ class CausalPairs:
         """
         below = x.cumsum(-1)
         met = below.sum(0) - below
-        if self.width < self.size:
-            met[1, :, self.width :] -= below[2, :, : -self.width]
-            met[2, :, self.width :] -= below[1, :, : -self.width]
+        met[1, :, self.width :] -= below[2, :, : -self.width]
+        met[2, :, self.width :] -= below[1, :, : -self.width]
         met = met.flip(-1)
         met[0, :, self.width :] = 0
         return met.addcmul_(counts, x)

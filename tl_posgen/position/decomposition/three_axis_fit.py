@@ -170,12 +170,12 @@ def _correlations(
 
 def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[Tensor, " head"]:
     """0 where the fit is constant."""
-    return (shared / (squares * fit_squares).sqrt()).nan_to_num(0).clamp(-1, 1)
+    return (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
 
 
 def _in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
     """Move along the three free directions until the gauge holds; the mean of W goes to a."""
-    t = torch.arange(pairs.size, dtype=theta.dtype, device=theta.device)
+    t = torch.arange(pairs.size, device=theta.device)
     theta = theta.clone()
     distance, query, key = theta[0, :, : pairs.width], theta[1], theta[2]
     # adding t to all three axes at index t adds n - 1 everywhere: the straight line that no data can place
@@ -196,4 +196,4 @@ def _in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Fl
 def _slope(x: Float[Tensor, "head n"]) -> Float[Tensor, "head 1"]:
     t = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
     t -= t.mean()
-    return (x @ t / t.square().sum().clamp(min=1)).unsqueeze(-1)
+    return (x @ t / t.square().sum().clamp(min=0.5)).unsqueeze(-1)

@@ -1,0 +1,34 @@
+"""Sums over a causal band against the score matrix that they avoid."""
+
+import pytest
+import torch
+
+from tl_posgen.rope import bilinear_sums
+from tl_posgen.rope.bilinear_sums import _fft_length, sums_over_band
+
+
+@pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
+@pytest.mark.parametrize("width", [41, 17, 1])
+def test_sums_from_chunk_to_chunk_lose_no_digit(width, short, monkeypatch):
+    """Whole numbers in float32 whose squares add up to more than float32 counts to: only float64 sums are exact."""
+    for name, value in {"SHORT": short, "CHUNK": 1, "SLAB": 16, "WORKING_SET": 100}.items():
+        monkeypatch.setattr(bilinear_sums, name, value)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randint(-3, 4, (2, 9, 41, 1), generator=generator) * 21.0 ** (
+        torch.rand(2, 9, 41, 1, generator=generator) < 0.2
+    )
+    distance = torch.arange(41)[:, None] - torch.arange(41)
+    scores = ((distance >= 0) & (distance < width)) * (q.double() @ k.double().mT)
+    by_distance = torch.stack([scores.diagonal(-d, 1, 2).sum(-1) for d in range(41)], -1)
+    found = sums_over_band(q, k, width)
+    assert all(part.dtype == torch.float64 for part in found)
+    torch.testing.assert_close(found[0], by_distance, rtol=1e-5, atol=0.01)
+    for part, expected in zip(found[1:], (scores.sum(-1), scores.sum(-2)), strict=False):
+        assert torch.equal(part, expected)
+    if short < 0:
+        assert torch.equal(found[3], scores.square().sum((-2, -1)))
+
+
+def test_lengths_of_the_fft_are_the_least_of_those_it_is_fast_at():
+    fast = sorted(odd * 2**power for odd in (1, 3, 5) for power in range(1, 12))
+    assert [_fft_length(n) for n in range(1, 2000)] == [min(x for x in fast if x >= n) for n in range(1, 2000)]

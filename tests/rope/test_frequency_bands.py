@@ -1,0 +1,35 @@
+"""Every plane in its band, one by one."""
+
+import math
+
+import pytest
+import torch
+
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
+from tl_posgen.rope.rotation import Rope
+
+
+def names(bands: torch.Tensor) -> list[str]:
+    """The band of every plane, each in one only."""
+    assert bands.sum(0).tolist() == [1] * bands.shape[1]
+    return [BANDS[band] for band in bands.int().argmax(0).tolist()]
+
+
+@pytest.mark.parametrize("n_planes", [0, 1, 2, 3, 7, 16])
+def test_thirds_of_the_planes(n_planes):
+    expected = [("high", "medium", "low")[math.floor(3 * m / n_planes)] for m in range(n_planes)]
+    assert names(bands_by_thirds(n_planes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "expected"),
+    [
+        (512, {}, ["high", "medium", "medium", "medium", "low", "low"]),
+        (511, {}, ["high", "medium", "medium", "low", "low", "low"]),
+        (10, {}, ["high", "medium", "low", "low", "low", "low"]),
+        (512, {"shortest": 64.0}, ["high", "high", "medium", "medium", "low", "low"]),
+    ],
+)
+def test_bands_by_wavelength_end_where_they_say(n, options, expected):
+    wavelengths = torch.tensor([31.9, 32.0, 64.0, 512.0, 512.5, 1e9], dtype=torch.float64)
+    assert names(bands_by_wavelength(Rope(2 * torch.pi / wavelengths), n, **options)) == expected

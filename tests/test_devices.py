@@ -1,0 +1,59 @@
+"""Numbers are made where their tensors are: no accelerator is needed to see it.
+
+The "meta" device holds shapes and no data. Where it is the default, a tensor that a function makes without naming its
+input's device is one of them, and cannot meet the input; where it is the inputs', a tensor that stays behind cannot.
+"""
+
+import pytest
+import torch
+
+from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.pass_proof import is_softmax
+from tl_posgen.models.proof import allowed_error, recompute
+from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.rope import bilinear_sums
+from tl_posgen.rope.frequency_bands import bands_by_wavelength
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
+from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
+from tl_posgen.rope.spectra import rank_one, spectrum
+
+ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
+WEIGHTS = torch.ones(9)
+ALIBI = LayerGeometry(0, "alibi", 2, 2, 8, 0.3, alibi_slopes=torch.tensor([0.5, 0.25]))
+OF_SHAPES = {
+    "rotate": lambda q: rotate(q, torch.arange(20, device=q.device), ROPE),
+    "turning factors": lambda q: turning_factors(torch.arange(20, device=q.device), ROPE, 8),
+    "scores at a distance": lambda q: scores_at(q, q, ROPE, 0.3, 2.5),
+    "scores frozen": lambda q: scores_frozen_beyond(q, q, ROPE, 0.3, 3),
+    "sums over a window, short": lambda q: bilinear_sums.sums_over_band(q, q, 5),
+    "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
+    "spectrum": lambda q: spectrum(q, centred=True),
+    "rank one": lambda q: rank_one(q),
+    "variance": lambda q: variance_shares(TripleMoments.of(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
+    "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
+    "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
+}
+OF_VALUES = {
+    "scores at few offsets": lambda q: scores_at(q, q, ROPE, 0.3, lambda distance: distance),
+    "scores at any distance": lambda q: scores_at(q, q, ROPE, 0.3, lambda distance: 2 * distance),
+    "complex frequencies": lambda q: complex_frequencies(ROPE, 9),
+    "bands": lambda q: bands_by_wavelength(ROPE, 20),
+    "three axes": lambda q: fit_three_axis(pair_moments(q, q, window=4)),
+    "three axes of scores": lambda q: fit_three_axis(pair_moments_from_scores(q @ q.mT)),
+    "softmax": lambda q: is_softmax(q @ q.mT, (q @ q.mT).softmax(-1), torch.float32),
+}
+
+
+@pytest.mark.parametrize("function", (OF_SHAPES | OF_VALUES).values(), ids=OF_SHAPES | OF_VALUES)
+def test_nothing_is_made_on_the_default_device(function):
+    q = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
+    with torch.device("meta"):
+        assert "meta" not in repr(function(q))
+
+
+@pytest.mark.parametrize("function", OF_SHAPES.values(), ids=OF_SHAPES)
+def test_nothing_stays_behind_on_the_cpu(function):
+    function(torch.empty(2, 20, 8, device="meta"))
