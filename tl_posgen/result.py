@@ -92,8 +92,7 @@ class Result:
         if self.dataset.attrs.get("unproved"):
             found.append(
                 f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
-                f"the "
-                "cache holds neither hook_attn_scores nor hook_pattern."
+                "the cache holds neither hook_attn_scores nor hook_pattern."
             )
         if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
             found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")

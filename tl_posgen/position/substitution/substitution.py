@@ -213,8 +213,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     return [
         f"Position + content ({best}) recovers {percent(own, 'recovered_best')} of the {worth} between the "
         f"unchanged model and uniform attention ({null_of(null, 'worth', '.4f', ' nats')}); position "
-        f"alone "
-        f"{percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
+        f"alone {percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
         f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
         f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
         f"loss. The best split ({best}), at r = {said(own['r_best'], '.3f')}, recovers "
