@@ -15,8 +15,8 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
     Raises:
         OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
     """
-    path = final(as_path(path))
-    with refused(path), partial(path.parent) as beside:
+    path = as_path(path)
+    with refused(path), partial((path := final(path)).parent) as beside:
         require_replaceable(path)
         write_through(beside / "new", data)
         (beside / "new").replace(path)

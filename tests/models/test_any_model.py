@@ -47,7 +47,7 @@ class Drawn:
 
         hf_model = lively(getattr(transformers, self.config)(**self.options), self.seed)
         hf_model.set_attn_implementation("eager")
-        return build(hf_model.to(DTYPES[self.dtype]), saved_tokenizer(), "drawn", "cpu", self.backend)
+        return build(lambda: hf_model.to(DTYPES[self.dtype]), saved_tokenizer(), "drawn", "cpu", self.backend)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and mask [prompt, pos]."""

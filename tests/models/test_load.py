@@ -340,20 +340,22 @@ def test_remote_code_is_off_unless_asked(copied):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "bfloat16", "float8_e4m3fn"])
-def test_the_dtype_that_a_config_names_changes_no_number(family_directory, tmp_path, dtype):
-    """Weights are loaded in the dtype that is asked for; a config that names an impossible one is refused or passed."""
+def test_the_dtype_that_a_config_names_is_taken_unless_another_is_asked_for(family_directory, tmp_path, dtype):
+    """As transformers does; a config that names an impossible one is refused."""
     shutil.copytree(family_directory("llama"), tmp_path / "model")
     written = json.loads((tmp_path / "model" / "config.json").read_text())
+    del written["dtype"]
     for name in ("dtype", "torch_dtype"):
         (tmp_path / "model" / "config.json").write_text(json.dumps(written | {name: dtype}))
         try:
-            model = load_model(tmp_path / "model", "bridge")
+            named, asked = (load_model(tmp_path / "model", "bridge", chosen) for chosen in ("auto", "float32"))
         except ModelError:
+            assert dtype in ("int8", "float8_e4m3fn")
             continue
-        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+        assert {weight.dtype for weight in named.parameters()} == {getattr(torch, dtype)}
         with torch.no_grad():
             tokens = torch.arange(2, 20)[None]
-            assert torch.equal(model(tokens), load_model(family_directory("llama"), "bridge")(tokens))
+            assert torch.equal(asked(tokens), load_model(family_directory("llama"), "bridge")(tokens))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
+from tl_posgen.models import memory
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model
+from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400
@@ -167,14 +169,17 @@ def test_a_directory_is_not_a_text(tmp_path):
         read_text(tmp_path)
 
 
-def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge):
-    """3 matrices of 4 heads by a million squared in float32."""
-    message = (
-        r"prompts of 1000000 tokens: attention of one layer \(4 heads\) needs 48000 GB, .* give at most \d+ tokens"
-    )
-    with pytest.raises(InputError, match=message):
-        to_prompts(mini_bridge, torch.ones(1, 1_000_000, dtype=torch.long))
-    with pytest.raises(InputError, match=message):
-        run_capture(mini_bridge, torch.ones(1, 1_000_000, dtype=torch.long), lambda capture: None)
-    with pytest.raises(InputError, match=message):
-        to_prompts(mini_bridge, "a text", length=1_000_000)
+def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge, monkeypatch):
+    """3 matrices of 4 heads by a million squared in float32; streamed, 2,048 logits a token and a stream of 128."""
+    monkeypatch.setattr(memory, "memory_of", lambda device: 2**30)
+    tokens = torch.ones(1, 10**6, dtype=torch.long)
+    formed = r"prompts of 1000000 tokens: attention of one layer \(4 heads\) needs 48000 GB, .* give at most \d+ tokens"
+    streamed = r"prompts of 1000000 tokens: the logits need 9 GB, .* give at most 123361 tokens"
+    for choice, message in ((False, formed), (None, streamed), (True, streamed)):
+        with chosen(choice):
+            with pytest.raises(InputError, match=message):
+                to_prompts(mini_bridge, tokens)
+            with pytest.raises(InputError, match=message):
+                run_capture(mini_bridge, tokens, lambda capture: None)
+            with pytest.raises(InputError, match=message):
+                to_prompts(mini_bridge, "a text", length=10**6)

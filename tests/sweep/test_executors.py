@@ -1,6 +1,7 @@
 """Executors on jobs without a model: who is told what, what a killed worker costs, what starts again."""
 
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -133,8 +134,8 @@ with connected(None):
 def test_ray_takes_up_what_a_killed_worker_left(tmp_path):
     """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours."""
     pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")
-    script = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(DRIVER.parent)!r})\n{ON_RAY}", str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, env=None)
+    beside = os.environ | {"PYTHONPATH": os.pathsep.join([str(DRIVER.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", ON_RAY, str(tmp_path)], capture_output=True, text=True, env=beside)
     assert done.returncode == 0, done.stderr
     told, fatal, refused = done.stdout.splitlines()[-3:]
     assert told == str([(name, "finished") for name in "abcde"])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Backend, Origin
-from tl_posgen.models.convert import build_random
+from tl_posgen.models.convert import build_random, spread_of
 from tl_posgen.models.fused import Attention
 from tl_posgen.models.fused_bridge import fused_bridge
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
@@ -147,8 +147,9 @@ class Bridge(Backend):
         return getattr(self.model.original_model.config, "_attn_implementation", None)
 
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        config, trust = copy.deepcopy(self.model.original_model.config), origin.trust_remote_code
-        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, moved=moved)
+        hf_model, trust = self.model.original_model, origin.trust_remote_code
+        config, how = copy.deepcopy(hf_model.config), {"moved": moved, "spread": spread_of(hf_model)}
+        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them

@@ -169,13 +169,22 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
 
 
 def build_random(
-    config: Any, tokenizer: Any, name: str, like: Model, backend: str, trust_remote_code: bool, *, moved: bool = False
+    config: Any,
+    tokenizer: Any,
+    name: str,
+    like: Model,
+    backend: str,
+    trust_remote_code: bool,
+    *,
+    moved: bool = False,
+    spread: dict[str, Any] | None = None,
 ) -> tuple[Model, str]:
     """A model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like`; and the
     rule that made its weights.
 
     Args:
         moved: move every weight off its initial value, so that a forgotten norm or bias shows.
+        spread: the device of each module, see `spread_of`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -191,7 +200,7 @@ def build_random(
                     noise = torch.randn_like(parameter)
                     parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
         hf_model = hf_model.to(weight.dtype)
-        if spread := spread_of(getattr(like, "original_model", None)):
+        if spread:
             from accelerate import dispatch_model
 
             hf_model = dispatch_model(hf_model, spread)

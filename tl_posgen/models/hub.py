@@ -44,7 +44,7 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
     Example:
         >>> from tl_posgen.models.source import MINI
         >>> shape_of(MINI)
-        Shape(parameters=1049728, heads=4)
+        Shape(parameters=1000576, heads=4)
     """
     from huggingface_hub import errors, get_safetensors_metadata, hf_hub_download, snapshot_download
 

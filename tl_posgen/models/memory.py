@@ -19,17 +19,23 @@ def memory_of(device: torch.device) -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def require_attention_fits(model: Any, n: int) -> None:
-    """Refuse prompts of n tokens whose attention cannot fit: 3 n_heads n^2 numbers in one layer, the largest need.
+def require_pass_fits(model: Any, n: int, *, is_streamed: bool) -> None:
+    """Refuse prompts of n tokens whose forward pass cannot fit.
+
+    Its largest need: 3 n_heads n^2 numbers, the scores of one layer; streamed, (d_vocab + d_model) n, the logits and the
+    residual stream that they are made of.
 
     Raises:
         InputError: with the estimate, and how many tokens would fit.
     """
-    weight, heads = next(model.parameters()), model.cfg.n_heads
-    a_pair, held = MATRICES * heads * weight.element_size(), memory_of(weight.device)
-    if held is not None and a_pair * n**2 > held:
-        needed, most = a_pair * n**2, int((held / a_pair) ** 0.5)
+    cfg, weight = model.cfg, next(model.parameters())
+    held, size = memory_of(weight.device), weight.element_size()
+    if is_streamed:
+        what, power, each = "the logits", 1, size * (cfg.d_vocab + cfg.d_model)
+    else:
+        what, power, each = f"attention of one layer ({cfg.n_heads} heads)", 2, size * MATRICES * cfg.n_heads
+    if held is not None and each * n**power > held:
         raise InputError(
-            f"prompts of {n} tokens: attention of one layer ({heads} heads) needs {needed / 1e9:.0f} GB, and there are "
-            f"{held / 1e9:.0f} GB of memory; give at most {most} tokens"
+            f"prompts of {n} tokens: {what} need{'' if is_streamed else 's'} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
+            f"memory; give at most {int((held / each) ** (1 / power))} tokens"
         )

@@ -20,7 +20,7 @@ from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.capture import scores_from
 from tl_posgen.models.fused import LayerAttention, Mask, attend, masked_softmax, per_key_head
 from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.memory import require_attention_fits
+from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
 from tl_posgen.models.plain_proof import centred, without_hooks
 from tl_posgen.models.probe_layers import Probed
@@ -107,9 +107,9 @@ def is_streamed(model: Model, n: int) -> bool:
 
 
 def require_fits(model: Model, n: int) -> None:
-    """Refuse prompts of n tokens whose attention no memory holds; streamed, it is never formed."""
-    if n > LONG and not is_streamed(model, n):
-        require_attention_fits(model, n)
+    """Refuse prompts of n tokens whose forward pass no memory holds."""
+    if n > LONG:
+        require_pass_fits(model, n, is_streamed=is_streamed(model, n))
 
 
 class Stream:

@@ -26,7 +26,7 @@ class Text:
 
     Example:
         >>> Text("bundled", characters=30).words
-        "Alice's Adventures in Wonderla"
+        '## Chapter 1 - Down the Rabbit'
     """
 
     path: str = ""

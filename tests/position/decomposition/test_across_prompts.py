@@ -120,7 +120,7 @@ def test_prompts_of_different_lengths_are_refused(found):
 
 
 def test_rows_of_a_single_key_are_refused(found):
-    with pytest.raises(InputError, match="no query sees two keys"):
+    with pytest.raises(InputError, match="sees itself alone"):
         found(noise(1, 8, 8), noise(1, 8, 8), window=1)
 
 
