@@ -22,8 +22,8 @@ def memory_of(device: torch.device) -> int | None:
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool) -> None:
     """Refuse prompts of n tokens whose forward pass cannot fit.
 
-    Its largest need: 3 n_heads n^2 numbers, the scores of one layer; streamed, (d_vocab + d_model) n, the logits and the
-    residual stream that they are made of.
+    Its largest need: 3 n_heads n^2 numbers, the scores of one layer; streamed, (d_vocab + d_model) n, the logits and
+    the residual stream that they are made of.
 
     Raises:
         InputError: with the estimate, and how many tokens would fit.
@@ -31,11 +31,11 @@ def require_pass_fits(model: Any, n: int, *, is_streamed: bool) -> None:
     cfg, weight = model.cfg, next(model.parameters())
     held, size = memory_of(weight.device), weight.element_size()
     if is_streamed:
-        what, power, each = "the logits", 1, size * (cfg.d_vocab + cfg.d_model)
+        what, power, each = "the logits need", 1, size * (cfg.d_vocab + cfg.d_model)
     else:
-        what, power, each = f"attention of one layer ({cfg.n_heads} heads)", 2, size * MATRICES * cfg.n_heads
+        what, power, each = f"attention of one layer ({cfg.n_heads} heads) needs", 2, size * MATRICES * cfg.n_heads
     if held is not None and each * n**power > held:
         raise InputError(
-            f"prompts of {n} tokens: {what} need{'' if is_streamed else 's'} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
+            f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
             f"memory; give at most {int((held / each) ** (1 / power))} tokens"
         )

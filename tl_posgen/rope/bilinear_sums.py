@@ -47,6 +47,31 @@ def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, 
     return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
 
 
+def products_over_band(
+    q: Float[Tensor, "*#batch pos d_head"],
+    k: Float[Tensor, "*#batch pos d_head"],
+    other_q: Float[Tensor, "*#other pos d_head"],
+    other_k: Float[Tensor, "*#other pos d_head"],
+    width: int,
+) -> Float[Tensor, "..."]:
+    r"""sum <q_i, k_j> <q'_i, k'_j> over 0 <= i - j < width, float64; leading axes broadcast.
+
+    Give float64 where there is a window, as in `sums_over_band`.
+
+    Example:
+        >>> q = k = torch.ones(1, 3, 1)
+        >>> products_over_band(q, k, 2 * q, k, width=3)
+        tensor([12.], dtype=torch.float64)
+    """
+    n, four = q.shape[-2], (q, k, other_q, other_k)
+    chunk = n if n <= SHORT + 3 * q.shape[-1] else CHUNK
+    found = _products_over_triangle(*four, chunk)
+    if width < n:
+        beyond = [x[..., cut, :] for x, cut in zip(four, 2 * (slice(width, None), slice(n - width)), strict=True)]
+        found = found - _products_over_triangle(*beyond, chunk)
+    return found
+
+
 def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
     """Sums of <q_i, k_j> over the band by distance, query and key, and of its square, from all the scores."""
     scores = (q @ k.mT).tril_().triu_(1 - width)
@@ -69,14 +94,14 @@ def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
 def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inside a chunk of tokens from its scores; between chunks from sums and second moments of q and of k."""
     heads, n, _ = q.shape
-    n_chunks = -(-n // CHUNK)
-    q, k = (pad(x, (0, 0, 0, n_chunks * CHUNK - n)).unflatten(1, (n_chunks, CHUNK)) for x in (q, k))
+    q, k = _in_chunks(q, CHUNK), _in_chunks(k, CHUNK)
     inside = (q @ k.mT).tril_()
     keys_before = _exclusive_cumsum(k.sum(2)).to(k.dtype)
     queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
     query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
     key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
-    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64) + _squares_between_chunks(q, k)
+    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64)
+    squares += _products_between_chunks(q, k, q, k)
     return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
 
 
@@ -85,20 +110,33 @@ def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "h
     return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
 
 
-def _squares_between_chunks(q: Tensor, k: Tensor) -> Float[Tensor, " head"]:
-    """sum of <second moment of the queries of a chunk, that of the keys of an earlier one> over all such pairs.
+def _in_chunks(x: Float[Tensor, "... pos d_head"], chunk: int) -> Float[Tensor, "... n_chunks chunk d_head"]:
+    """Tokens in chunks, zeros after the last one."""
+    return pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))
 
-    Inside a slab of chunks pair by pair, before it from one running second moment: fewer bytes than a running one per
-    chunk.
+
+def _products_over_triangle(q: Tensor, k: Tensor, other_q: Tensor, other_k: Tensor, chunk: int) -> Tensor:
+    """sum <q_i, k_j> <q'_i, k'_j> over j <= i: inside a chunk from its scores, between chunks from second moments."""
+    is_square = other_q is q and other_k is k
+    q, k, other_q, other_k = (_in_chunks(x, chunk) for x in (q, k, other_q, other_k))
+    scores = (q @ k.mT).tril_()
+    others = scores if is_square else other_q @ other_k.mT
+    inside = (scores * others).sum((-2, -1)).sum(-1, dtype=torch.float64)
+    return inside + _products_between_chunks(q, k, other_q, other_k)
+
+
+def _products_between_chunks(q: Tensor, k: Tensor, other_q: Tensor, other_k: Tensor) -> Tensor:
+    """sum of <moment q q'^T of a chunk, moment k k'^T of an earlier one> over all such pairs.
+
+    Inside a slab of chunks pair by pair, before it from one running moment: fewer bytes than a running one per chunk.
     """
-    squares = torch.zeros(len(q), dtype=torch.float64, device=q.device)
-    before = torch.zeros(len(q), q.shape[-1] ** 2, dtype=torch.float64, device=q.device)
-    for q_slab, k_slab in zip(q.split(SLAB, 1), k.split(SLAB, 1), strict=True):
-        q_moments, k_moments = ((x.mT @ x).flatten(2) for x in (q_slab, k_slab))
-        squares += (k_moments @ q_moments.mT).triu_(1).sum((1, 2), dtype=torch.float64)
-        squares += (before * q_moments.sum(1)).sum(1)
-        before += k_moments.sum(1)
-    return squares
+    products, before = torch.zeros((), dtype=torch.float64, device=q.device), 0.0
+    for slab in zip(*(x.split(SLAB, -3) for x in (q, k, other_q, other_k)), strict=True):
+        q_moments, k_moments = ((one.mT @ other).flatten(-2) for one, other in zip(slab[:2], slab[2:], strict=True))
+        products = products + (k_moments @ q_moments.mT).triu_(1).sum((-2, -1), dtype=torch.float64)
+        products = products + (before * q_moments.sum(-2)).sum(-1)
+        before = before + k_moments.sum(-2).double()
+    return products
 
 
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:

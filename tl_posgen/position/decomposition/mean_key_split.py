@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
+from tl_posgen.rope.bilinear_sums import products_over_band
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
@@ -39,13 +41,10 @@ def mean_key_r(
 ) -> MeanKeyCorrelation:
     r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; corr(W, f + g).
 
-    W, f + g and the residual W - f - g are bilinear in vectors of twice the width,
+    W, f and g are bilinear, so their variances and covariances come from sums of products of two of them, without a
+    [query, key] matrix:
 
-        f + g = scale <(R_i q_i, Rbar q_i), (R_j kbar, k_j - kbar)>,
-        W - f - g = scale <(R_i q_i, Rbar q_i), (R_j (k_j - kbar), kbar - k_j)>,
-
-    so their variances come from `pair_moments` without a [query, key] matrix, and the covariance of W and f + g
-    from the three variances.
+        cov(W, f + g) = cov(W, f) + cov(W, g),   var(f + g) = var f + 2 cov(f, g) + var g.
 
     Args:
         q, k: before RoPE.
@@ -72,24 +71,66 @@ def mean_key_r(
         raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")
     if not q.shape[1]:
         raise InputError("no token is left for the mean-key split; give a longer text")
-    kbar = k.double().mean(1, keepdim=True).to(k.dtype)
-    positions = torch.arange(q.shape[1], device=q.device)
-    turned_q, turned_k = rotate(q, positions, rope), rotate(k, positions, rope)
-    turned_mean = rotate(kbar.expand_as(k), positions, rope)
-    scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
-    z_q, content = complex_planes(q, rope), real_coordinates(complex_planes(k - kbar, rope))
-    rows = []
-    for turn in turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1]).to(z_q):
-        left = torch.cat([turned_q, real_coordinates(z_q * turn)], -1)
-        split = pair_moments(left, torch.cat([turned_mean, content], -1), scale, window=window)
-        rest = pair_moments(left, torch.cat([turned_k - turned_mean, -content], -1), scale, window=window)
-        within = _correlation(scores.within_rows, split.within_rows, rest.within_rows, scores)
-        rows.append((_correlation(scores.tss, split.tss, rest.tss, scores), within))
-    r, r_within_rows = (torch.stack(values) for values in zip(*rows, strict=True))
-    return MeanKeyCorrelation(r, r_within_rows)
+    pairs = CausalPairs(q.shape[1], window)
+    dtype = torch.float64 if pairs.width < pairs.size else torch.promote_types(q.dtype, torch.float32)
+    q, k, positions = q.to(dtype), k.to(dtype), torch.arange(q.shape[1], device=q.device)
+    kbar = k.mean(1, keepdim=True, dtype=torch.float64).to(dtype)
+    turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1])
+    turned = [rotate(x, positions, rope) for x in (q, k, kbar.expand_as(k))]
+    content, groups = real_coordinates(complex_planes(k - kbar, rope)), max(1, QUERIES_AT_ONCE // q[0].numel())
+    parts = zip(*(x.split(groups) for x in (complex_planes(q, rope), content, *turned)), strict=True)
+    with_w, squares = torch.cat([_products(*heads, turns, pairs) for heads in parts], -1) * scale**2
+    scores = scores or pair_moments(*turned[:2], scale, window=window)
+    r = [
+        (cov / (w * square).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1).masked_fill(scores.is_constant(w), torch.nan)
+        for w, cov, square in zip((scores.tss, scores.within_rows), with_w, squares, strict=True)
+    ]
+    return MeanKeyCorrelation(*r)
 
 
-def _correlation(w: Tensor, split: Tensor, rest: Tensor, scores: PairMoments) -> Float[Tensor, " head"]:
-    """From the sums of squares of W, of f + g and of their difference."""
-    r = ((w + split - rest) / (2 * (w * split).sqrt())).nan_to_num(0).clamp(-1, 1)
-    return r.masked_fill(scores.is_constant(w), torch.nan)
+def _products(
+    planes: Tensor,
+    content: Tensor,
+    turned_q: Tensor,
+    turned_k: Tensor,
+    turned_mean: Tensor,
+    turns: Tensor,
+    pairs: CausalPairs,
+) -> Float[Tensor, "with=2 rows=2 distance head"]:
+    """Centred sums of products of f + g with W and with itself: over all pairs, and within rows; without the scale."""
+    g = _Bilinear.of(torch.stack([real_coordinates(planes * turn) for turn in turns.to(planes)]), content, pairs)
+    w_and_f = _Bilinear.of(turned_q, torch.stack([turned_k, turned_mean])[:, None], pairs)
+    f = _Bilinear.of(turned_q, turned_mean, pairs)
+    (with_f, with_g), g_with_g = (w_and_f.products(one).transpose(0, 1) for one in (f, g)), g.products(g)
+    return torch.stack([with_f[0] + with_g[0], with_f[1] + 2 * with_g[1] + g_with_g])
+
+
+@dataclass(frozen=True)
+class _Bilinear:
+    """Scores <q_i, k_j> + something that is constant in each row, whose row means are known, over pairs."""
+
+    q: Float[Tensor, "*#batch pos d_head"]
+    k: Float[Tensor, "*#batch pos d_head"]
+    means: Float[Tensor, "*#batch pos"]  # of <q_i, k_j>
+    row_means: Float[Tensor, "*#batch pos"]  # of the scores
+    pairs: CausalPairs
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, pairs: CausalPairs) -> "_Bilinear":
+        """<q_i, k_j>, with the mean key, of all tokens but the first, taken out and put back as what rows add."""
+        mean = k[..., min(1, pairs.size - 1) :, :].mean(-2, keepdim=True)
+        k = k - mean
+        seen = k.cumsum(-2)
+        seen[..., pairs.width :, :] -= seen[..., : -pairs.width, :].clone()
+        means = (q * seen).sum(-1).double() / pairs.counts(q.device)[1, 0].flip(0)
+        return cls(q, k, means, means + (q @ mean.mT)[..., 0].double(), pairs)
+
+    def products(self, other: "_Bilinear") -> Float[Tensor, "rows=2 ..."]:
+        """sum (w_ij - mean) (w'_ij - mean'), over all pairs and within rows."""
+        counts = self.pairs.counts(self.q.device)[1, 0].flip(0)
+        within = products_over_band(self.q, self.k, other.q, other.k, self.pairs.width)
+        within = within - (counts * self.means * other.means).sum(-1)
+        own, others = (
+            one.row_means - (counts * one.row_means).sum(-1, keepdim=True) / counts.sum() for one in (self, other)
+        )
+        return torch.stack([within + (counts * own * others).sum(-1), within])
