@@ -89,8 +89,9 @@ pages: $(VENV)/installed-dev ## README.md, docs/*.md and docs/*.png from what wa
 notebooks: $(VENV)/installed-dev ## examples/*.ipynb from examples/*.py
 	$(VENV)/bin/jupytext --to ipynb examples/*.py
 
-benchmark: $(VENV)/installed-bench ## every file of benchmarks/, with its defaults
-	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(VENV)/bin/python $$file; done
+BENCHMARKS = $(patsubst benchmarks/%.py,--part "benchmark %",$(wildcard benchmarks/*.py))
+benchmark: $(VENV)/installed-bench ## every file of benchmarks/ beside its peers, into docs/benchmarks.md; half an hour
+	$(VENV)/bin/python docs/regenerate.py --measure --again $(BENCHMARKS) --pages
 
 pre-commit: $(VENV)/installed-dev ## what a commit is checked for, on every file
 	$(VENV)/bin/pre-commit run --all-files

@@ -4,12 +4,14 @@ import hashlib
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +174,18 @@ def demo(part: Part) -> Mapping[str, Any]:
 
 
 def benchmark(part: Part) -> Mapping[str, Any]:
-    """What a file of benchmarks/ prints."""
-    return {"printed": printed(str(ROOT / part.settings["file"]), *part.settings.get("arguments", ()))}
+    """What a file of benchmarks/ prints, and on what machine with which versions."""
+    names = {line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")}
+    machine = f"{', '.join(names) or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer-lens", "transformers", "numpy"))
+    arguments = part.settings.get("arguments", ())
+    told = {"machine": machine, "versions": f"Python {platform.python_version()}, {versions}"}
+    return told | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
+
+
+def cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def printed(*arguments: str) -> str:
@@ -207,6 +219,14 @@ TOYS = {
     "all, 1": {"distance": 1, "planes": "all"},
     "all, 10": {"distance": 10, "planes": "all"},
 }
+BENCHMARKS = {
+    "three_axis": {},
+    "streaming": {},
+    "slash": {"arguments": ("--rounds", "5")},
+    "coupling": {"arguments": ("--repeats", "5")},
+    "memory": {"arguments": ("--sizes", "284M", "1B", "--backends", "bridge", "hooked")},
+    "gpu": {},
+}
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
@@ -223,8 +243,10 @@ PARTS = {
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
     **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
     "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),
-    "benchmark slash": Part("", {"file": "benchmarks/slash.py"}, benchmark),
-    "benchmark coupling": Part("", {"file": "benchmarks/coupling.py"}, benchmark),
+    **{
+        f"benchmark {name}": Part("", {"file": f"benchmarks/{name}.py", **more}, benchmark)
+        for name, more in BENCHMARKS.items()
+    },
 }
 
 

@@ -48,7 +48,7 @@ def measures() -> None:
     print_known_measures()
 
 
-@command(without=("text", "length", "prompts", "seed", "null_seeds", "no_null", "out"))
+@command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", "out"))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.probe import check as run
@@ -134,7 +134,7 @@ def slash(
     setup.measure(*(one(**chosen) for one in options))
 
 
-@command(without=("model", "text", "length", "prompts", *LOADING, "null_seeds", "no_null"))
+@command(without=("model", "text", "dataset", "length", "prompts", *LOADING, "null_seeds", "no_null"))
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,

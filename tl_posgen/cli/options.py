@@ -25,7 +25,12 @@ class Setup:
     """Which model, on which text, against which null, written where."""
 
     model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, or a Hugging Face directory.")] = "mini"
-    text: Annotated[str | None, typer.Option(help="A text file; the bundled book if left out.")] = None
+    text: Annotated[
+        str | None, typer.Option(help="A text file, or a directory of them; the bundled book if left out.")
+    ] = None
+    dataset: Annotated[
+        str | None, typer.Option(help="Instead, a name or path that `datasets` reads; name:config for one of several.")
+    ] = None
     length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
     prompts: Annotated[int, typer.Option(help="Number of consecutive prompts cut from the text.", min=1)] = 4
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
@@ -42,9 +47,11 @@ class Setup:
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
 
     def __post_init__(self) -> None:
-        for option in ("model", "text", "out"):
+        for option in ("model", "text", "dataset", "out"):
             if getattr(self, option) == "":
                 raise InputError(f"--{option} '': empty; give a {'name or ' if option == 'model' else ''}path")
+        if self.text and self.dataset:
+            raise InputError("--text and --dataset contradict each other; give one of them")
         if self.no_null and self.null_seeds is not None:
             raise InputError("--no-null and --null-seeds contradict each other; give one of them")
 
@@ -62,9 +69,11 @@ class Setup:
 
     def words(self) -> str:
         """The text, once it is known that the output can be written."""
-        from tl_posgen.models.tokens import bundled_text, read_text
+        from tl_posgen.sweep.texts import BUNDLED, Text
 
-        words = read_text(self.text) if self.text else bundled_text()
+        name, _, config = (self.dataset or "").partition(":")
+        text = Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)
+        words = text.words
         self.prepare()
         return words
 

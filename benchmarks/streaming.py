@@ -1,0 +1,127 @@
+"""What an analysis of long prompts costs, in multiples of the forward pass with fused attention and nothing else.
+
+    python benchmarks/streaming.py [--lengths 1024 4096] [--rounds 5]
+
+Six layers of six heads, d_model 288, random weights, one prompt, one thread. Ways: the forward pass in
+`tl_posgen.streaming`, its peer; TransformerLens' own forward pass, which forms every score; and the streamed pass with
+measures behind it. Seconds are processor time, medians over rounds in which the ways take turns. Then the peak memory
+of a process that takes three measures of the bundled model, for growing prompts: by the length it is linear.
+
+Operations a token of a head of D = 48 numbers beside the pass, 12 d_model^2 + 4 L D a token and layer by itself:
+a three-axis fit 6 D^2 and 128 D inside chunks (see three_axis.py), variance as much, mean_key with three distances
+28 D^2, each with and without the first token.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+
+import torch
+from slash import random_model
+
+MEASURES = {
+    "three_axis": ["three_axis"],
+    "variance": ["variance"],
+    "mean_key": ["mean_key"],
+    "all three": ["three_axis", "variance", "mean_key"],
+}
+
+
+def ways(model, tokens):
+    """name -> what is timed."""
+    import tl_posgen
+    from tl_posgen.analysis import Feed
+    from tl_posgen.models.capturing import run_capture
+    from tl_posgen.models.streaming import chosen
+    from tl_posgen.registry import requested
+
+    def forward() -> None:
+        with torch.no_grad(), tl_posgen.streaming(model):
+            model(tokens, return_type=None)
+
+    def formed() -> None:
+        with torch.no_grad():
+            model(tokens, return_type=None)
+
+    def measured(names: list[str]) -> None:
+        feed = Feed(requested(names))
+        with chosen(True):
+            run_capture(model, tokens, feed, needs=feed.needs)
+        feed.datasets(model, "benchmark")
+
+    return {"streamed forward": forward, "formed scores": formed} | {
+        name: lambda names=names: measured(names) for name, names in MEASURES.items()
+    }
+
+
+def medians(length: int, rounds: int) -> dict[str, float]:
+    """Seconds of every way."""
+    model = random_model(length)
+    tokens = torch.randint(0, 4096, (1, length), generator=torch.Generator().manual_seed(0))
+    found: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for name, way in ways(model, tokens).items():
+            start = time.process_time()
+            way()
+            if turn:  # the first one proves the model, and warms the caches
+                found.setdefault(name, []).append(time.process_time() - start)
+    return {name: median(seconds) for name, seconds in found.items()}
+
+
+def peak(length: int) -> None:
+    """Peak memory of this process, before and after the analysis of one prompt of the bundled model, in GB."""
+    import tl_posgen
+    from tl_posgen.models.load import without_context_limit
+
+    model = without_context_limit(tl_posgen.load_model("mini", "bridge"))
+    options = {"measures": MEASURES["all three"], "null_seeds": (), "progress": False, "streaming": True}
+    tokens = torch.randint(0, model.cfg.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
+    tl_posgen.analyze(model, tokens[:, :64], **options)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    start = time.process_time()
+    tl_posgen.analyze(model, tokens, **options)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    print(json.dumps({"before": before, "after": after, "seconds": time.process_time() - start}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 4096])
+    parser.add_argument("--longest", type=int, nargs="*", default=[4096, 8192, 16_384, 32_768])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.peak:
+        return peak(options.peak)
+    print(f"6 layers, 6 heads, d_model 288, 1 thread, float32; s of processor time, medians of {options.rounds}")
+    for length in options.lengths:
+        found = medians(length, options.rounds)
+        for name, seconds in found.items():
+            print(
+                f"{length:6} tokens  {name:17} {seconds:8.2f} s {seconds / found['streamed forward']:7.2f}", flush=True
+            )
+    points = []
+    for length in options.longest:
+        own = [sys.executable, "-W", "ignore", __file__, "--peak", str(length)]
+        # every large block goes back to the system when freed, so that the peak means something
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+        answer = subprocess.run(own, env=environment, check=True, capture_output=True, text=True).stdout
+        one = json.loads(answer.splitlines()[-1])
+        points.append((length, one["after"]))
+        print(
+            f"{length:6} tokens  bundled model, all three: peak {one['after']:.2f} GB, {one['seconds']:.0f} s",
+            flush=True,
+        )
+    if len(points) > 1:
+        (n0, gb0), (n1, gb1) = points[0], points[-1]
+        print(f"{(gb1 - gb0) / (n1 - n0) * 1e6:.0f} kB a token")
+
+
+if __name__ == "__main__":
+    main()
