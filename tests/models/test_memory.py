@@ -105,13 +105,10 @@ def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat1
     assert torch.equal(null.blocks[1].mlp.original_component.up_proj.weight, plain.model.layers[1].mlp.up_proj.weight)
 
 
-MEASURES = ["three_axis", "planes", "plane_sufficiency", "any_distance", "perturbation", "slash_transfer"]
-
-
 def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
     directory, prompts = family_directory("llama"), TOKENS
     model = tl_posgen.load_model(directory, backend)
-    before, options = fingerprint(model), {"measures": MEASURES[:4], "null_seeds": (0, 1), "progress": False}
+    before, options = fingerprint(model), {"measures": ["planes", "plane_sufficiency"], "null_seeds": (0, 1), "progress": False}
     expected = tl_posgen.analyze(model, prompts, **options)
     assert fingerprint(model) == before
     found = tl_posgen.analyze(Pretrained(directory, backend), prompts, **options)
@@ -163,7 +160,7 @@ import tl_posgen
 from tl_posgen.models.load import Pretrained
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-text = torch.arange(32)[None]
+text = torch.arange(8)[None]
 tl_posgen.analyze(Pretrained("mini", sys.argv[2]), text, measures="three_axis", progress=False)
 before = peak()
 tl_posgen.analyze(Pretrained(sys.argv[1], sys.argv[2]), text, measures="three_axis", progress=False)

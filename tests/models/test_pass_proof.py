@@ -521,7 +521,9 @@ def test_dynamically_quantised_layers_are_refused(family_directory):
 def test_generated_tokens_count_alike_on_both_backends(family_model, backend):
     model = family_model("llama", backend)
     with torch.no_grad(), tl_posgen.attach(model, "three_axis") as run:
-        model.generate(TOKENS[:, :9], max_new_tokens=3, use_past_kv_cache=False, verbose=False, stop_at_eos=False)
+        model.generate(
+            TOKENS[:, :9], max_new_tokens=3, do_sample=False, use_past_kv_cache=False, verbose=False, stop_at_eos=False
+        )
     report = run.report()
     assert (report.provenance["prompts"], report.provenance["length"]) == (3, [9, 10, 11])
     assert report["three_axis"].dataset.sizes["prompt"] == 3

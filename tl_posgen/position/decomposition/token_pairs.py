@@ -47,12 +47,18 @@ class TokenPairTally:
             >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
             ([[7]], [[1.0]], [[3.0]])
         """
-        query, key = mask.nonzero(as_tuple=True)
-        values = residual[:, query, key].double()
-        kinds, kind = ((tokens[query].long() << ID_BITS) + tokens[key]).unique(return_inverse=True)
-        total = values.new_zeros(len(values), len(kinds)).index_add(1, kind, values)
-        count = kind.bincount(minlength=len(kinds)).to(total).expand_as(total)
-        return cls(kinds.expand(len(values), -1), total, count, values.square().sum(-1), keep)._first()
+        ids, which = tokens.long().unique(return_inverse=True)
+
+        def by_tokens(x: Tensor) -> Tensor:
+            """Summed over queries and over keys that are the same token."""
+            rows = x.new_zeros(len(x), len(ids), x.shape[2]).index_add_(1, which, x)
+            return x.new_zeros(len(x), len(ids), len(ids)).index_add_(2, which, rows)
+
+        values, count = residual.double().masked_fill(~mask, 0), by_tokens(mask[None].double())[0]
+        query, key = count.nonzero(as_tuple=True)
+        total, count = by_tokens(values)[:, query, key], count[query, key]
+        kind = ((ids[query] << ID_BITS) + ids[key]).expand(len(values), -1)
+        return cls(kind, total, count.expand_as(total), values.square().sum((1, 2)), keep)._first()
 
     @classmethod
     def of_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
