@@ -225,11 +225,9 @@ def all_outcomes(names: list[str]) -> Iterator[tuple[str, list[dict[str, str]]]]
     import transformers
     from tqdm.auto import tqdm
 
-    import tl_posgen.models  # noqa: F401  the children inherit it
-    import transformer_lens  # noqa: F401  isort: skip
-
     context = multiprocessing.get_context("fork")
     transformers.utils.logging.disable_progress_bar()
+    outcome_of("llama", *next(configs("llama")), "bridge")  # the children inherit what that imports
     for name in tqdm(names, unit="architecture"):
         found = context.Queue()
         child = context.Process(target=measure, args=(name, found))

@@ -33,27 +33,35 @@ def at_the_end(data: xr.Dataset) -> xr.Dataset:
 
 
 def summarise(data: xr.Dataset) -> Summary:
-    """Of every curve its mean over models, at the end, and which models are lowest and highest."""
+    """Of every curve its mean over models, at the end, and which models at which revisions are lowest and highest."""
     end, curves = at_the_end(data), followed(data)
-    models = [str(name) for name in data["model"].values]
+    models, there = [str(name) for name in data["model"].values], data["finished"].any("text")
+    several = there.sum("revision") > 1
+    places = [
+        (one, str(at)) for one, row in zip(models, there.values, strict=True) for at in data["revision"].values[row]
+    ]
+    labels = [f"{one} at {at}" if several.sel(model=one) else one for one, at in places]
     numbers: dict[str, Any] = {"models": models, "curves": [curve.name for curve in curves]}
     numbers |= {"jobs": int(data["finished"].size), "finished": int(data["finished"].sum())}
+    numbers |= {"has_revisions": bool(several.any())}
     sizes = torch.from_numpy(np.log(data["parameters"].values))
     for name in numbers["curves"]:
         values = of_jobs(end, name)
         known = np.flatnonzero(np.isfinite(values.values) & np.isfinite(sizes.numpy()))
         numbers |= {name: float(values.mean()), f"{name}_by_model": [float(value) for value in values.values]}
-        if len(known):
-            low, high = (known[place(values.values[known])] for place in (np.argmin, np.argmax))
-            numbers |= {f"{name}_lowest": float(values[low]), f"{name}_lowest_model": models[low]}
-            numbers |= {f"{name}_highest": float(values[high]), f"{name}_highest_model": models[high]}
+        each = of_jobs(data, name).mean("text").values[there.values]
+        if len(compared := np.flatnonzero(np.isfinite(each))):
+            low, high = (compared[place(each[compared])] for place in (np.argmin, np.argmax))
+            numbers |= {f"{name}_lowest": float(each[low]), f"{name}_lowest_model": labels[low]}
+            numbers |= {f"{name}_highest": float(each[high]), f"{name}_highest_model": labels[high]}
+            numbers |= {f"{name}_compared": len(compared)}
         if len(known) >= FEWEST and len(set(sizes[known].tolist())) > 2:
             numbers[f"{name}_r_size"] = correlation(sizes[known], torch.from_numpy(values.values[known])).r
     return numbers
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
-    sentences, n = [], len(own["models"])
+    sentences = []
     for curve in map(curve_of, own["curves"]):
         if not curve.told or f"{curve.name}_lowest" not in own:
             continue
@@ -63,7 +71,10 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         )
         random = null_of(null, curve.name, curve.form)
         size = f"; with ln parameters r = {own[f'{curve.name}_r_size']:.2f}" if f"{curve.name}_r_size" in own else ""
-        over = f"goes from {low} to {high} over {n} models" if n > 1 else f"is {low}"
+        n, several = own[f"{curve.name}_compared"], own["has_revisions"]
+        over = (
+            f"goes from {low} to {high} over {n} models{' and revisions' if several else ''}" if n > 1 else f"is {low}"
+        )
         sentences.append(f"{curve.told} {over} ({random}){size}.")
     return sentences
 
