@@ -11,6 +11,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.capturing import capturing, run_capture
 from tl_posgen.models.fused import SCORES_AT_ONCE, Mask, attend
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.streaming import LONG, chosen, is_streamed, streaming
 from tl_posgen.models.wrapped import wrap
 
@@ -184,3 +185,20 @@ def test_blocks_of_rows_are_the_whole_softmax(window, sinks, group, monkeypatch)
     found = attend(q, k, v, 0.3, mask, finish=lambda block, _away: torch.tanh(block), sinks=sink)
     torch.testing.assert_close(found, expected)
     assert SCORES_AT_ONCE > 0
+
+
+def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
+    tokens = torch.randint(mini_bridge.cfg.d_vocab, (1, LONG + 20), generator=torch.Generator().manual_seed(6))
+    forms: list[int] = []
+    edit = [("blocks.0.attn.hook_pattern", lambda pattern, hook: forms.append(pattern.shape[-1]) or pattern)]
+    own, streamed, hooked = (
+        of_losses(mini_bridge, tokens, choice, hooks) for choice, hooks in ((False, []), (None, []), (None, edit))
+    )
+    torch.testing.assert_close(streamed, own, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hooked, own, atol=1e-4, rtol=1e-4)
+    assert forms == [LONG + 20]
+
+
+def of_losses(model, tokens, choice, hooks) -> Tensor:
+    with chosen(choice):
+        return token_losses(model, tokens, hooks)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
+from tl_posgen.models.streaming import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 
@@ -42,7 +43,8 @@ def token_losses(
 
 def logits_of(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     """The logits of prompts of one length without padding, which are on the model's device."""
-    return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
+    with streaming_if_chosen(model, tokens.shape[1]):
+        return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
 
 
 def losses_of(
