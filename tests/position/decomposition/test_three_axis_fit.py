@@ -273,6 +273,13 @@ def test_queries_and_keys_that_are_not_finite_are_refused(bad):
         pair_moments(q, k)
 
 
+def test_scores_that_overflow_are_refused():
+    q, k = random_qk(8)
+    q[1], k[1] = 1e25 * q[1], 1e25 * k[1]
+    with pytest.raises(InputError, match="q or k of head 1 is not finite at token 0; .* an overflow"):
+        pair_moments(q, k)
+
+
 def test_a_text_of_many_chunks_and_slabs_has_the_moments_of_its_scores(monkeypatch):
     q, k = (x.double() for x in random_qk(300))
     direct = pair_moments_from_scores(q @ k.mT)
