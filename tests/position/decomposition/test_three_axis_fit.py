@@ -276,7 +276,7 @@ def test_queries_and_keys_that_are_not_finite_are_refused(bad):
 def test_scores_that_overflow_are_refused():
     q, k = random_qk(8)
     q[1], k[1] = 1e25 * q[1], 1e25 * k[1]
-    with pytest.raises(InputError, match="q or k of head 1 is not finite at token 0; .* an overflow"):
+    with pytest.raises(InputError, match=r"q or k of head 1 is not finite at token 0; .* an overflow"):
         pair_moments(q, k)
 
 
