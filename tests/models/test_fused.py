@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import fused
 from tl_posgen.models.fused import LayerAttention, Mask, attend, finish_of, masked_softmax, row_blocks
+from tl_posgen.models.fused_bridge import attention_function, fire_normed, replaced
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.proof import UNITS, allowed_error
 from tl_posgen.models.streaming import as_mask, prove_rows
@@ -104,6 +105,37 @@ def test_masks_of_other_makers_are_taken_as_they_are():
     floats = torch.zeros(wider.shape).masked_fill(~wider, torch.finfo(torch.float32).min)
     for mask in (None, Mask.of_window(N, before=3), seen, wider, floats, floats.masked_fill(~wider, -torch.inf)):
         assert torch.equal(as_mask(mask, q, k).rows(2, 9), expected)
+
+
+def test_a_method_is_replaced_once_and_put_back():
+    heads = torch.nn.Linear(2, 2)
+    with replaced(heads, "extra_repr", lambda: "replaced"):
+        assert heads.extra_repr() == "replaced"
+        with pytest.raises(InputError, match=r"Linear\.extra_repr was replaced"), replaced(heads, "extra_repr", str):
+            pass
+    assert "extra_repr" not in vars(heads)
+
+
+@pytest.mark.parametrize("shape", [(2, N, 12), (2, 3, N, 4), (2, N, 3, 4)], ids=["flat", "head first", "token first"])
+def test_what_a_norm_makes_is_shown_head_first_and_goes_on_as_it_was(shape):
+    out, seen = torch.randn(shape, generator=torch.Generator().manual_seed(0)), []
+    found = fire_normed(lambda x: seen.append(x) or 2 * x, N, None, (), out)
+    assert torch.equal(found, 2 * out)
+    assert torch.equal(seen[0], out.transpose(1, 2) if shape[1:3] == (N, 3) else out)
+    with pytest.raises(InputError, match=r"as many tokens as heads \(13\)"):
+        fire_normed(None, N, None, (), torch.zeros(2, N, N, 4))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, Mask.of_window(N, 5), Mask.of_window(N, 5).rows(0, N)], ids=["no", "own", "other"]
+)
+def test_attention_that_is_not_replaced_is_as_it_would_be(mask):
+    """Of another part of the model, such as a vision tower."""
+    q, k, v = drawn(2)
+    z, pattern = attention_function(torch.nn.Identity(), q, k, v, mask, SCALE)
+    seen = torch.ones(N, N).bool() if mask is None else Mask.of_window(N, 5).rows(0, N)
+    torch.testing.assert_close(z.transpose(1, 2), whole(q, k, v, seen))
+    assert pattern is None
 
 
 # The proof of a layer's output
