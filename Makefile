@@ -57,7 +57,7 @@ MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mut
 
 mutants: $(VENV)/installed-mutants ## which changes of one expression no test notices; an hour
 	$(MUTATE) $(MUTATION_TESTS) $(MUTATED)
-	$(MUTATE) --sample 300 tests/coupling/test_jacobians.py \
+	$(MUTATE) --sample 300 tests/coupling/test_jacobians.py tests/test_devices.py \
 		$(foreach file,$(NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(NUMBERS)
 
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width

@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from multiprocessing import get_context
 from pathlib import Path
 from types import FunctionType
@@ -72,24 +72,37 @@ def pytest_runtestloop(session):
     torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports seconds of other things, once for all forks
     gc.freeze()  # in a child, gc.get_objects() holds only what is newer than this
     known = {line.split("  # ")[0] for line in EQUIVALENT.read_text("utf-8").splitlines()}
-    score = {path: {"killed": 0, "equivalent": 0, "survived": 0} for path in files}
-    for path, function, node, mutated in sorted(mutants, key=lambda mutant: mutant[0]):
-        before, after = files[path].code, files[path].deep_replace(node, mutated).code
-        diff = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0))[3:]
-        change = " => ".join(
-            " ".join(" ".join(x[1:].split("  # ")[0] for x in diff if x[0] == sign).split()) for sign in "-+"
-        )
-        tests = [n for n, (_, calls) in enumerate(reached) if (path, function) in calls]
-        tests = [session.items[n] for n in sorted(tests, key=lambda n: reached[n][0])]
-        known_end = f"{path}: {change}" in known and "equivalent"
-        ends = known_end or ("killed" if fork(modules[path], after, live[path], tests) else "survived")
-        score[path][ends] += 1
-        if ends == "survived":
-            print(f"{path}: {change}  # {len(tests)} tests", flush=True)
-    print(*(f"{path}: {sum(ends.values())} mutants, {ends}" for path, ends in score.items()), sep="\n")
-    killed, left = (sum(ends[how] for ends in score.values()) for how in ("killed", "survived"))
-    print(f"{killed / (killed + left):.1%} of the {killed + left} that are not equivalent are killed")
+    total = Counter()
+    for path, parsed in files.items():
+        score = Counter()
+        for function, node, mutated in (mutant[1:] for mutant in mutants if mutant[0] == path):
+            change, code = changed(parsed, node, mutated)
+            tests = [n for n, (_, calls) in enumerate(reached) if (path, function) in calls]
+            tests = [session.items[n] for n in sorted(tests, key=lambda n: reached[n][0])]
+            if f"{path}: {change}" in known:
+                score["equivalent"] += 1
+            elif fork(modules[path], code, live[path], tests):
+                score["killed"] += 1
+            else:
+                score["left"] += 1
+                print(f"{path}: {change}  # {len(tests)} tests", flush=True)
+        print(f"{path}: {in_words(score)}", flush=True)
+        total += score
+    told = total["killed"] + total["left"]
+    print(f"all: {in_words(total)}; {total['killed'] / max(told, 1):.1%} of the {told} not equivalent killed")
     return True
+
+
+def changed(parsed, node, mutated):
+    """(what a mutant changes, in one line; its file's code)."""
+    code = parsed.deep_replace(node, mutated).code
+    diff = list(difflib.unified_diff(parsed.code.splitlines(), code.splitlines(), n=0))[3:]
+    sides = (" ".join(" ".join(x[1:].split("  # ")[0] for x in diff if x[0] == sign).split()) for sign in "-+")
+    return " => ".join(sides), code
+
+
+def in_words(score):
+    return f"{score['killed']}/{score.total()} killed, {score['equivalent']} equivalent, {score['left']} left"
 
 
 def what_a_test_reaches(n):

@@ -11,8 +11,15 @@ from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.pass_proof import is_softmax
 from tl_posgen.models.proof import allowed_error, recompute
 from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.position_shares import PositionParts
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.substitution.splits import (
+    attention_profile,
+    positional_profile,
+    running_mean_key,
+    split_scores,
+)
 from tl_posgen.rope import bilinear_sums
 from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors
@@ -32,6 +39,8 @@ OF_SHAPES = {
     "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
     "spectrum": lambda q: spectrum(q, centred=True),
     "rank one": lambda q: rank_one(q),
+    "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
+    "running mean key": lambda q: running_mean_key(q, 5),
     "variance": lambda q: variance_shares(TripleMoments.of(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
     "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
     "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
@@ -43,6 +52,8 @@ OF_VALUES = {
     "bands": lambda q: bands_by_wavelength(ROPE, 20),
     "three axes": lambda q: fit_three_axis(pair_moments(q, q, window=4)),
     "three axes of scores": lambda q: fit_three_axis(pair_moments_from_scores(q @ q.mT)),
+    "attention profile": lambda q: attention_profile((q @ q.mT).softmax(-1)),
+    "position shares": lambda q: PositionParts((q[0] @ q[0].mT > 0).tril()).energy((q @ q.mT).double()),
     "softmax": lambda q: is_softmax(q @ q.mT, (q @ q.mT).softmax(-1), torch.float32),
 }
 

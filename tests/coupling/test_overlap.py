@@ -100,9 +100,17 @@ def test_random_jacobians_alone_make_the_trace_version_rise_with_width():
     found = width_alone([64, 128, 256], members=2)
     frobenius, trace = found.coupling.numpy()
     assert found.r2[1] > 0.99
+    lines = [np.corrcoef(np.array([64.0, 128, 256]) ** -0.5, row)[0, 1] ** 2 for row in (frobenius, trace)]
+    np.testing.assert_allclose(found.r2, lines, rtol=1e-12)
     assert found.k.tolist() == [8, 16, 32]
     np.testing.assert_allclose(trace, 1 - (np.array([64, 128, 256]) / 8) ** -0.5, atol=0.03)
     assert np.abs(frobenius).max() < 0.06
+
+
+def test_a_seed_draws_the_same_jacobians_again():
+    first, again, other = (width_alone([16], **seed).coupling for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_a_line_needs_three_widths():

@@ -11,6 +11,7 @@ from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
 from tl_posgen.models.load import load_model
 from tl_posgen.models.padding import PadToken, texts_of
 from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.streaming import streaming
 from tl_posgen.models.tokens import to_prompts
 
 EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
@@ -64,8 +65,10 @@ def assert_as_alone(model, captures):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox"])
 def test_masked_padding_is_left_out_on_every_route(padding_model, name, side):
     model, (tokens, mask) = padding_model(name), padded(side)
-    by_route = {"capturing": [], "hooks": []}
+    by_route = {"capturing": [], "streamed": [], "hooks": []}
     with torch.no_grad():
+        with streaming(model), capturing(model, by_route["streamed"].append, EVERYTHING):
+            model(tokens, attention_mask=mask)
         with capturing(model, by_route["capturing"].append, EVERYTHING):
             model(tokens, attention_mask=mask)
         hooks = capture_hooks(model, by_route["hooks"].append, EVERYTHING, tokens=tokens)

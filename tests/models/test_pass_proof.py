@@ -10,11 +10,11 @@ from families import VOCAB
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture import EditedCapture, LayerCapture
+from tl_posgen.models.capture import EditedCapture, LayerCapture, StreamedCapture
 from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.load import load_model
-from tl_posgen.models.pass_proof import as_cached, as_used, checked_rows, is_softmax, require_softmax
+from tl_posgen.models.pass_proof import as_cached, as_streamed, as_used, checked_rows, is_softmax, require_softmax
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.proof import allowed_error
 from tl_posgen.position.distance.hooks import at_dummy_distance
@@ -300,6 +300,50 @@ def test_alibi_is_compared_and_kept_up_to_a_constant_per_row():
     assert as_used(capture, by_key, torch.float32, every_row=True) is capture
     found = as_used(capture, edited(by_key, 1, 99, 3, 0.5), torch.float32)
     torch.testing.assert_close(found.scores(), edited(scores, 1, 99, 3, 0.5)[[3, 1]])
+
+
+STREAMED = [0, 14, 28, 42, 57, 71, 85, 99]  # the rows of a streamed pass that are compared
+
+
+def turned(rotated_q: torch.Tensor, rotated_k: torch.Tensor, head: int, row: int, by: float) -> torch.Tensor:
+    """Keys of which this row's own makes a score that is off by so much; earlier rows do not see it."""
+    q, k = rotated_q[head, row], rotated_k.clone()
+    k[head, row] += by / GEOMETRY.scale * q / (q @ q)
+    return k
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row", STREAMED)
+def test_rows_of_a_streamed_pass_may_be_off_by_what_rounding_may_do(dtype, row):
+    capture, _ = drawn()
+    q, k, sinks = capture.rotated_q, capture.rotated_k, torch.tensor([0.5, 0.25])
+    allowed = float(allowed_error(q[:, STREAMED], k, GEOMETRY, dtype)[1, STREAMED.index(row), row])
+    found = as_streamed(capture, q, turned(q, k, 1, row, 0.8 * allowed), sinks, dtype)
+    assert isinstance(found, StreamedCapture)
+    assert found.sinks is sinks
+    assert torch.equal(found.q, capture.q)
+    with pytest.raises(UnsupportedModelError, match=f"layer 5: head 1, query {row} has scores that its q and k do not"):
+        as_streamed(capture, q, turned(q, k, 1, row, 1.2 * allowed), sinks, dtype)
+
+
+def test_what_a_streamed_pass_differs_by_is_named():
+    capture, _ = drawn()
+    q, k = capture.rotated_q, capture.rotated_k
+    with pytest.raises(UnsupportedModelError) as refusal:
+        as_streamed(capture, q, turned(q, turned(q, k, 0, 99, 0.5), 1, 57, -0.25), None, torch.float32)
+    assert str(refusal.value).startswith(
+        "layer 5: head 3, query 99 has scores that its q and k do not give: off by 0.5. Likely cause"
+    )
+    assert "at some length below 100 tokens" in str(refusal.value)
+    with pytest.raises(UnsupportedModelError, match="head 3, query 0 has scores"):
+        as_streamed(capture, q.index_fill(1, torch.tensor(0), torch.nan), k, None, torch.float32)
+
+
+def test_between_its_rows_a_streamed_pass_is_not_compared():
+    capture, _ = drawn()
+    q = capture.rotated_q.clone()
+    q[:, [at for at in range(100) if at not in STREAMED]] *= 2
+    assert as_streamed(capture, q, capture.rotated_k, None, torch.float32).sinks is None
 
 
 def test_a_cache_is_held_against_its_scores_else_its_pattern_else_nothing():

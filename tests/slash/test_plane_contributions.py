@@ -1,5 +1,6 @@
 """Plane contributions, ablations and the rank-one profile against score matrices written out."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -189,6 +190,29 @@ def test_match_tells_when_the_predicted_peak_is_elsewhere():
     assert (match.predicted_peak.item(), match.best_distance.item()) == (0, 1)
     assert match.best_score.item() == pytest.approx(0.8)
     assert match.score_at_peak.item() == pytest.approx(0.25)
+
+
+def test_a_match_stands_beside_the_mean_over_all_other_heads():
+    profiles = draw(3, 4, 13).exp()
+    measured, predicted, uniform = profiles
+    for peaks, of in (([1, 1, 0, 2], measured), ([0, 1, 1, 2], predicted)):
+        of[range(4), peaks] += 100.0
+    match = match_profiles(measured, predicted, uniform)
+    near = [(x - uniform)[:, :6].numpy() for x in (measured, predicted)]
+    for head in range(4):
+        r = [np.corrcoef(near[1][head], near[0][other])[0, 1] for other in range(4)]
+        assert match.correlation[head].item() == pytest.approx(r[head])
+        assert match.chance_correlation[head].item() == pytest.approx(np.mean(np.delete(r, head)))
+    torch.testing.assert_close(match.same_peak, torch.tensor([0.0, 1, 0, 1]).double())
+    torch.testing.assert_close(match.chance_peak, torch.tensor([1, 1, 2, 0]).double() / 3)
+    alone = match_profiles(*(x[:1] for x in profiles))
+    assert alone.chance_peak.isnan()
+    assert alone.chance_correlation.isnan()
+
+
+def test_of_three_tokens_only_the_diagonal_is_looked_at():
+    score = torch.tensor([[0.5, 0.9, 0.1]])
+    assert match_profiles(score, score, torch.zeros(1, 3)).best_distance.item() == 0
 
 
 def test_score_of_a_profile_with_huge_logits_is_finite():

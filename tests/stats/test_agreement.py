@@ -37,6 +37,7 @@ def test_ranks_are_scipys_average_ranks(x):
 
 def test_correlation_with_a_constant_is_nan_not_zero():
     assert pearson(torch.full((5,), 0.1), torch.arange(5.0)).isnan()
+    assert pearson(torch.arange(5.0), torch.full((5,), 0.1)).isnan()
 
 
 @settings(deadline=None)
@@ -50,3 +51,12 @@ def test_jaccard_is_shared_over_united(a, b):
 def test_agreement_takes_the_sets_at_kappa():
     found = agreement(torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([0.1, 0.0, 0.3, 0.3]), kappa=0.1)
     assert (found.n_first.item(), found.n_second.item(), found.jaccard.item()) == (3, 3, 0.5)
+
+
+def test_every_measurement_has_an_agreement_of_its_own():
+    first, second = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    together = agreement(first, second, kappa=0.5)
+    for at in range(3):
+        alone = agreement(first[at], second[at], kappa=0.5)
+        for name, value in vars(alone).items():
+            torch.testing.assert_close(getattr(together, name)[at], value)

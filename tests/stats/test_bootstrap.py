@@ -48,6 +48,13 @@ def test_fewer_than_two_known_prompts_have_no_interval(values):
     assert np.isnan(bootstrap_interval(values)).all()
 
 
+def test_two_known_prompts_have_one():
+    """The mean of two is either alone one time in four, so the middle 95 % reach from one to the other."""
+    for values in (np.array([[1.0], [3.0]]), np.array([[1.0], [np.nan], [3.0]])):
+        low, high = bootstrap_interval(values)
+        assert (low.item(), high.item()) == (1, 3)
+
+
 def test_measures_taken_in_parts_are_as_together(monkeypatch):
     values = np.random.default_rng(5).normal(size=(6, 7))
     together = bootstrap_interval(values)

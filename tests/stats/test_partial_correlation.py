@@ -55,6 +55,13 @@ def test_scale_and_doubled_controls_change_nothing():
     plain = partial_correlation(x, y, z[:, None])
     scaled = partial_correlation(1e6 * x + 5, -1e-6 * y, torch.stack([1e9 * z, z], dim=1))
     assert scaled.r == pytest.approx(-plain.r)
+    assert partial_correlation(x, y, 1e-9 * z[:, None]).r == pytest.approx(plain.r)
+
+
+def test_proportional_columns_have_a_correlation_of_one_and_no_more():
+    found = [correlation(x, 3 * x) for x in gaussian(50, 8)]
+    assert [one.low for one in found] == pytest.approx([1] * 50)
+    assert max(one.r for one in found) == max(one.high for one in found) == 1
 
 
 def test_a_column_that_controls_explain_has_no_correlation():

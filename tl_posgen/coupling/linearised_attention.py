@@ -19,9 +19,7 @@ def vector_jacobian_products(
     An input that the output does not depend on gets zeros. The graph is kept.
     """
     parts = [
-        torch.autograd.grad(
-            output, inputs, part, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        torch.autograd.grad(output, inputs, part, is_grads_batched=True, retain_graph=True, materialize_grads=True)
         for part in cotangents.split(max(1, _CHUNK_ELEMENTS // row_elements))
     ]
     return [torch.cat(images) for images in zip(*parts, strict=True)]
@@ -101,9 +99,7 @@ def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Ten
     for column in columns:
         cotangent = torch.zeros_like(z)
         cotangent[0, -1] = column.repeat(n_groups).reshape(z.shape[2:])
-        gq, gk, gv = torch.autograd.grad(
-            z, (q, k, v), cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        gq, gk, gv = torch.autograd.grad(z, (q, k, v), cotangent, retain_graph=True, materialize_grads=True)
         # copies: a gradient can be a view into that of all cached keys
         rows.append((gq[0, -1].reshape(n_groups, -1).clone(), gk[0, 0].clone(), gv[0, 0].clone()))
     blocks = []
@@ -120,7 +116,6 @@ def _same_derivative(z: Tensor, linear: Tensor, leaf: Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     w[:, -1] = torch.randn(z[:, -1].shape, generator=generator, dtype=z.dtype).to(z.device)
     exact, found = (
-        torch.autograd.grad(out, leaf, w, retain_graph=True, allow_unused=True, materialize_grads=True)[0]
-        for out in (z, linear)
+        torch.autograd.grad(out, leaf, w, retain_graph=True, materialize_grads=True)[0] for out in (z, linear)
     )
     return bool((exact - found).norm() <= 1e-4 * exact.norm())

@@ -100,13 +100,13 @@ class LayerAttention:
     """
 
     q: Float[Tensor, "batch head pos d_head"]
-    k: Float[Tensor, "batch key_head pos d_head"]
-    v: Float[Tensor, "batch key_head pos d_value"]
+    k: Float[Tensor, "batch key_head key d_head"]
+    v: Float[Tensor, "batch key_head key d_value"]
     z: Float[Tensor, "batch head pos d_value"]
     mask: Mask
     sinks: Float[Tensor, " head"] | None = None
-    scores: Float[Tensor, "batch head query key"] | None = None
-    pattern: Float[Tensor, "batch head query key"] | None = None
+    scores: Float[Tensor, "batch head pos key"] | None = None
+    pattern: Float[Tensor, "batch head pos key"] | None = None
 
     def met(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
@@ -118,8 +118,8 @@ class LayerAttention:
 
 def attend(
     q: Float[Tensor, "batch head pos d_head"],
-    k: Float[Tensor, "batch key_head pos d_head"],
-    v: Float[Tensor, "batch key_head pos d_value"],
+    k: Float[Tensor, "batch key_head key d_head"],
+    v: Float[Tensor, "batch key_head key d_value"],
     scale: float,
     mask: Mask,
     *,

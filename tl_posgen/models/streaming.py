@@ -293,7 +293,7 @@ def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tup
             if id(point) not in scores:
                 see = lambda module, _args, _out: fired.add(names[id(module)])  # noqa: E731
                 stack.callback(point.register_forward_hook(see).remove)
-        logits = model(tokens, return_type="logits", **wrapped.backend.options(tokens))
+        logits = model(tokens, **wrapped.backend.options(tokens))
     return centred(logits), fired
 
 

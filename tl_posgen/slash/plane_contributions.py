@@ -118,7 +118,7 @@ def rank_one_profile(
     z = complex_planes(v_q, rope) * complex_planes(v_k, rope).conj()
     z = z * strength[:, None]
     z = torch.cat([z[:, : len(rope.inv_freq)] * rope.scaling**2, z[:, len(rope.inv_freq) :]], dim=-1)
-    distance = torch.arange(q.shape[1], dtype=torch.float64, device=q.device)
+    distance = torch.arange(q.shape[1], device=q.device)
     angle = complex_frequencies(rope, q.shape[-1]).to(q.device)[:, None] * distance
     logit = (z[..., None] * torch.polar(torch.ones_like(angle), angle)).real.sum(1)
     return SlashProfile(z.abs(), z.angle(), logit, score_of_profile(logit, window))

@@ -159,6 +159,16 @@ def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
     np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
 
 
+def test_a_first_token_far_from_the_others_costs_them_no_digits():
+    q, k = random_qk(60, constant=0.0)
+    q[:, 0], k[:, 0] = 1e3, -1e3
+    found, exact = (pair_moments(*both).without_first_token for both in ((q, k), (q.double(), k.double())))
+    assert found is not None
+    assert exact is not None
+    torch.testing.assert_close(found.sums, exact.sums, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.within_rows, exact.within_rows, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("pairs", [pairs for pairs in PAIRS if pairs.width > 1], ids=str)
 def test_r_within_rows_is_the_correlation_within_rows(pairs):
     q, k = random_qk(pairs.n_tokens)
@@ -225,6 +235,12 @@ def test_blocks_of_rows_do_not_change_the_moments(monkeypatch):
     torch.testing.assert_close(blocks.within_rows, whole.within_rows)
 
 
+def test_in_a_window_float32_is_summed_as_float64_is():
+    """The band is a difference of two triangles, which would cost digits."""
+    q, k = random_qk(60)
+    assert torch.equal(pair_moments(q, k, window=5).sums, pair_moments(q.double(), k.double(), window=5).sums)
+
+
 def test_heads_taken_in_groups_equal_heads_together(monkeypatch):
     q, k = random_qk(60, heads=5)
     together = pair_moments(q, k)
@@ -254,6 +270,13 @@ def test_queries_and_keys_that_are_not_finite_are_refused(bad):
     q, k = random_qk(8)
     q[1, 3, 2] = bad
     with pytest.raises(InputError, match="q or k of head 1 is not finite at token 3"):
+        pair_moments(q, k)
+
+
+def test_scores_that_overflow_are_refused():
+    q, k = random_qk(8)
+    q[1], k[1] = 1e25 * q[1], 1e25 * k[1]
+    with pytest.raises(InputError, match=r"q or k of head 1 is not finite at token 0; .* an overflow"):
         pair_moments(q, k)
 
 
@@ -406,6 +429,16 @@ def test_constant_scores_have_no_r(constant):
     for fit in (three_axis_from_qk(q, k, 0.1), three_axis_from_scores(0.1 * q @ k.mT)):
         assert fit.r.isnan().all()
         assert fit.r_within_rows.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("mean", "size", "constant"),
+    [(0, 1e-30, False), (0, 1e-37, False), (0, 1e-39, True), (1e6, 1, False), (1e6, 1e-2, True)],
+)
+def test_scores_that_float32_cannot_tell_from_a_constant_have_none(mean, size, constant):
+    scores = mean + size * torch.randn(1, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    moments = pair_moments_from_scores(scores)
+    assert moments.is_constant(moments.tss).item() == moments.is_constant(moments.within_rows).item() == constant
 
 
 def test_scores_that_no_axis_explains_have_no_correlation():

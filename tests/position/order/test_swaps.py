@@ -97,6 +97,11 @@ def test_protected_places_are_never_moved(reach, seed):
     assert not swap_tokens(40, 1, reach, seed=seed, protected=protected).moved[protected].any()
 
 
+def test_a_draw_depends_on_how_many_places_are_free_and_not_on_where_they_lie():
+    late, early = swap_tokens(40, 1, seed=0, protected=range(30)), swap_tokens(10, 1, seed=0, protected=())
+    assert torch.equal(late.pairs, early.pairs + 30)
+
+
 def test_the_first_token_is_protected_unless_set_free():
     assert not any(swap_tokens(4, 1, seed=seed).moved[0] for seed in range(20))
     assert any(swap_tokens(4, 1, seed=seed, protected=()).moved[0] for seed in range(20))
@@ -161,12 +166,18 @@ def test_a_word_with_a_protected_token_stays():
         ({"ratio": 1.1}, "outside"),
         ({"ratio": float("nan")}, "outside"),
         ({"ratio": 0.1, "protected": [10]}, "position 10"),
-        ({"ratio": 0.1, "reach": "window", "window": 0}, "1 or more"),
+        ({"ratio": 0.1, "reach": "window", "window": 0}, "swaps: .*window.*1 or more"),
     ],
 )
 def test_bad_input_is_refused(options, match):
     with pytest.raises(InputError, match=match):
         swap_tokens(10, seed=0, **options)
+
+
+@pytest.mark.parametrize("protected", [5, [0.5]])
+def test_protected_places_that_are_no_positions_are_refused(protected, unchecked):
+    with pytest.raises(InputError, match=r"protected=.*: give positions"):
+        swap_tokens(10, 0.1, seed=0, protected=protected)
 
 
 @pytest.mark.parametrize("words", [[(0, 2), (1, 3)], [(2, 2)], [(3, 5), (0, 2)], [(8, 11)]])

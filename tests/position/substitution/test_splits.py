@@ -180,6 +180,11 @@ def test_triangles_per_head_are_those_of_each_width():
     assert (distribution.weights[0, 2:] == 0).all()
 
 
+def test_a_uniform_distribution_weighs_every_distance_alike():
+    distribution = uniform(4)
+    assert (distribution.distances.tolist(), distribution.weights.tolist()) == ([0, 1, 2, 3], [0.25] * 4)
+
+
 def test_width_one_is_the_point_mass_at_zero(head):
     q, k = head
     one = split_scores(q, k, ROPES["half"], SCALE, triangle(1)).scores

@@ -103,6 +103,6 @@ class TokenPairTally:
 
     def _first(self) -> "TokenPairTally":
         ranking = self._explained().masked_fill(self.count == 0, -1)
-        at = ranking.topk(min(self.keep, ranking.shape[1]), dim=1).indices
+        at = ranking.topk(min(self.keep, ranking.shape[1])).indices
         kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))
         return TokenPairTally(kind, total, count, self.energy, self.keep)
