@@ -13,7 +13,7 @@ from tl_posgen.position import LengthExtrapolation, Perturbation, Substitution
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
-SHORTER = {"band_ablation": 64, "perturbation": 64, "substitution": 64}  # run the model many times
+SHORTER = {"band_ablation": 64, "substitution": 64}  # run the model many times
 PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).collector or registry.find(name).procedure]
 
