@@ -63,8 +63,8 @@ mutants: $(VENV)/installed-mutants ## which changes of one expression no test no
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests
 
-soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak tests
+soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; ends with how many examples each tried
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-show-statistics tests
 
 lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/ruff check $(SOURCES)

@@ -1,6 +1,7 @@
 """Files are whole or not there: full disks, places that cannot be written, renames that fail, signals."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from tl_posgen.files import require_writable, write_together, write_whole
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
+
+
+def refuse(*_):
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 def content(directory):
@@ -41,9 +46,12 @@ def test_files_are_written_together(tmp_path, there):
 @pytest.mark.parametrize("there", [{}, OLD, {"b": b"old b"}])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("stop", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("fails", range(1, 7))
-def test_what_was_there_stays_when_a_rename_fails(tmp_path, monkeypatch, there, stop, fails, when):
-    """Whichever of the renames it is."""
+def test_what_was_there_stays_when_a_rename_fails(tmp_path, monkeypatch, there, stop, fails, links, when):
+    """Whichever of the renames it is, on disks with and without hard links."""
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "x").mkdir()
     for name, data in there.items():
         (tmp_path / "x" / name).write_bytes(data)
@@ -57,7 +65,7 @@ def test_what_was_there_stays_when_a_rename_fails(tmp_path, monkeypatch, there, 
             raise stop
 
     monkeypatch.setattr(Path, "replace", failing)
-    if fails > len(NEW) + len(there):
+    if fails > len(NEW) + (0 if links else len(there)):
         write_together(tmp_path / "x", NEW)
         assert content(tmp_path / "x") == NEW
         return

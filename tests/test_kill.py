@@ -1,4 +1,8 @@
-"""kill -9 in every command: what stands under the names of results is whole, whenever it comes."""
+"""Ends of a process in the middle of its work, in every command: what stands under the names of results is whole,
+whenever they come, what was finished is kept, and the same command succeeds afterwards.
+
+`make soak` ends each command at random moments.
+"""
 
 import json
 import os
@@ -6,6 +10,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,63 +19,92 @@ import pytest
 import tl_posgen
 from tl_posgen import files
 from tl_posgen.cli import main
+from tl_posgen.cli.commands import app
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.result import Report
 
-CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
+CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
 SHORT = ("--length", "32", "--prompts", "1", "--no-null")
 COMMANDS = {
     "analyze": ("--measures", "mean_key", *SHORT),
     "substitute": SHORT,
     "distance": SHORT,
     "perturb": ("--ratios", "0,0.5", "--n-cloze", "2", *SHORT),
-    "length": SHORT,
+    "length": ("--inside", "32", "--prompts", "1", "--no-null"),
     "planes": SHORT,
     "slash": SHORT,
+    "toy": ("--seeds", "1", "--steps", "200"),
     "coupling": ("--k", "5", *SHORT),
-    "emerge": (*map(str, sorted(CHECKPOINTS.iterdir())[:2]), "--tokenizer", "mini", *SHORT[:4]),
+    "coupling-scores": ("scores.csv", "--tokenizer", "mini", "--k", "5", "--length", "24", "--prompts", "1"),
+    "emerge": (*map(str, CHECKPOINTS[:2]), "--tokenizer", "mini", *SHORT),
+    "sweep": ("study.toml",),
     "claims": ("--papers", "slash", "--length", "48", "--prompts", "2", "--no-null"),
+    "check": (),
+    "measures": (),
 }
+WITHOUT_FILES = ("check", "measures")
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+STUDY = """
+length = 32
+n_prompts = 1
+null_seeds = []
+measures = ["three_axis"]
+texts = ["bundled"]
+
+[[models]]
+name = "CHECKPOINTS"
+revisions = ["step00000", "step00080", "step00500"]
+tokenizer = "mini"
+"""
 
 
-def child(words, prepare=lambda: None):
-    """The id of a copy of this process that runs a command."""
+def words_of(command: str, directory: Path) -> list[str]:
+    """The command with its input and output in a directory."""
+    (directory / "study.toml").write_text(STUDY.replace("CHECKPOINTS", str(CHECKPOINTS[0].parent)))
+    rows = [f"{path},{score}" for score, path in enumerate(CHECKPOINTS[:4])]
+    (directory / "scores.csv").write_text("\n".join(["model,score", *rows]))
+    out = [] if command in WITHOUT_FILES else ["--out", str(directory / "report")]
+    here = [str(directory / word) if word in ("study.toml", "scores.csv") else word for word in COMMANDS[command]]
+    return [command, *here, *out]
+
+
+def child(function: Callable[[], None]) -> int:
+    """The id of a copy of this process that runs a function and ends with its exit code."""
     if pid := os.fork():
         return pid
+    code = 1
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
+        function()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:  # before the command has begun
+        code = 128 + signal.SIGINT
+    finally:
+        os._exit(code)
+
+
+def start(words: Sequence[str], prepare: Callable[[], None] = lambda: None) -> int:
+    def run() -> None:
         sys.argv = ["tl-posgen", *words]
         prepare()
         main()
-    finally:
-        os._exit(0)
+
+    return child(run)
 
 
-def require_whole(directory):
-    """Every file is whole, but those that are not under a name of a result."""
-    left = [path for path in directory.rglob("*") if path.is_file()]
-    for path in (path for path in left if ".partial-" not in str(path)):
-        if path.suffix == ".nc":
-            assert isinstance(tl_posgen.load(path), Report)
-        elif path.suffix == ".json":
-            json.loads(path.read_text())
-        else:
-            assert path.name == "index.html"
-            assert path.read_text().rstrip().endswith("</html>")
-    return left
+def exit_code(pid: int) -> int:
+    """As subprocess has it: minus the signal's number, where one ended the process."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize(("step", "when"), [("fsync", 1), ("replace", 3)])
-def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_path, step, when):
-    """Over an older report, it is killed at its n-th write to the disk, or its n-th renaming."""
-    words = ("analyze", *COMMANDS["analyze"], "--out", str(tmp_path / "report"))
-    options = {"measures": "mean_key", "length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}
-    tl_posgen.analyze(mini, bundled_text(), **options).write(tmp_path / "report")
+def at_step(place: object, step: str, when: int) -> Callable[[], None]:
+    """Make the n-th call of a function the end of the process."""
 
-    def prepare():
-        place = files.os if step == "fsync" else Path
+    def prepare() -> None:
         plain, calls = getattr(place, step), []
 
         def counted(*arguments):
@@ -80,18 +115,98 @@ def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_p
 
         setattr(place, step, counted)
 
-    _, status = os.waitpid(child(words, prepare), 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    assert len(require_whole(tmp_path)) >= 3
+    return prepare
+
+
+def finished(directory: Path) -> dict[Path, int]:
+    """When each file under the name of a result was written; every one is whole."""
+    found = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+    found = {path: written for path, written in found.items() if ".partial-" not in str(path)}
+    for path in found:
+        if path.suffix == ".nc":
+            assert isinstance(tl_posgen.load(path), Report)
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+        else:
+            assert path.name == "index.html"
+            assert path.read_text().rstrip().endswith("</html>")
+    return found
+
+
+def test_every_command_is_here():
+    assert {one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands} == set(COMMANDS)
+
+
+OLD, NEW = ({name: f"{age} {name}".encode() * 1000 for name in "abc"} for age in ("old", "new"))
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize(("step", "when"), [*(("fsync", n) for n in (1, 3)), *(("replace", n) for n in range(1, 8))])
+def test_files_written_together_are_each_old_or_new_after_a_kill(tmp_path, step, when, links):
+    """One may be missing only where the disk knows no hard links; it is beside them then."""
+    files.write_together(tmp_path, OLD)
+    stop = at_step(os if step == "fsync" else Path, step, when)
+
+    def write() -> None:
+        stop()
+        if not links:
+            os.link = lambda *_: (_ for _ in ()).throw(PermissionError())
+        files.write_together(tmp_path, NEW)
+
+    killed = exit_code(child(write)) == -signal.SIGKILL
+    assert killed == (step == "fsync" or when <= (3 if links else 6))
+    now = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert all(data in (OLD[name], NEW[name]) for name, data in now.items())
+    if missing := OLD.keys() - now.keys():
+        assert not links
+        assert [path.read_bytes() for path in tmp_path.glob(".partial-*/old/*") if path.name in missing] == [
+            OLD[name] for name in missing
+        ]
+    files.write_together(tmp_path, NEW)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == NEW
+
+
+def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_path):
+    """Over an older report, at its second renaming of the page's files."""
+    options = {"measures": "mean_key", "length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}
+    tl_posgen.analyze(mini, bundled_text(), **options).write(tmp_path / "report")
+    words = words_of("analyze", tmp_path)
+    assert exit_code(start(words, at_step(Path, "replace", 3))) == -signal.SIGKILL
+    names = sorted(path.name for path in finished(tmp_path / "report"))
+    assert names == ["index.html", "results.nc", "summary.json"]
+
+
+@pytest.fixture(scope="module")
+def seconds(mini, tmp_path_factory):
+    """How long a command takes that nothing ends."""
+
+    @cache
+    def measured(command: str) -> float:
+        directory, began = tmp_path_factory.mktemp("whole"), time.monotonic()
+        assert exit_code(start(words_of(command, directory))) == 0
+        assert bool(finished(directory / "report")) == (command not in WITHOUT_FILES)
+        return time.monotonic() - began
+
+    return measured
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("number", range(4))
-def test_a_command_that_is_killed_at_any_time_leaves_whole_files(mini, tmp_path, command, number):
-    pid = child((command, *COMMANDS[command], "--out", str(tmp_path / "report")))
-    time.sleep(random.Random(f"{command} {number}").uniform(0.2, 20))
-    if os.waitpid(pid, os.WNOHANG) == (0, 0):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    require_whole(tmp_path)
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", range(4))
+def test_a_command_that_is_ended_at_any_time_leaves_whole_files(seconds, tmp_path, command, number, moment):
+    words, out = words_of(command, tmp_path), tmp_path / "report"
+    after = random.Random(f"{command} {number} {moment}").random() * seconds(command)
+    pid = start(words)
+    time.sleep(after)
+    os.kill(pid, number)
+    assert exit_code(pid) in (0, -number, 128 + number)
+    kept = finished(out)
+    left = [*tmp_path.rglob(".partial-*")]
+    assert not left or number == signal.SIGKILL
+    assert exit_code(start(words)) == 0
+    now = finished(out)
+    assert now.keys() >= kept.keys()
+    if command in ("sweep", "claims"):  # jobs and parts that were finished are not measured again
+        parts = [path for path in kept if path.suffix == ".nc" and path.name != "results.nc"]
+        assert [now[path] for path in parts] == [kept[path] for path in parts]

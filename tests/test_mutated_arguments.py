@@ -123,7 +123,7 @@ def hold(data, calls, right):
         np.testing.assert_allclose(r, right.sel(layer=r["layer"], head=r["head"]), rtol=1e-9)
 
 
-@settings(max_examples=250, derandomize=True, **ANY)
+@settings(max_examples=100, derandomize=True, **ANY)
 @given(data=st.data())
 def test_any_arguments_end_well_or_in_one_line(calls, right, data):
     hold(data, calls, right)
@@ -150,7 +150,7 @@ def options_of(data):
         return measure, None
 
 
-@settings(max_examples=250, derandomize=True, **ANY)
+@settings(max_examples=100, derandomize=True, **ANY)
 @given(data=st.data())
 def test_any_options_are_taken_or_refused_in_one_line(data):
     options_of(data)
@@ -214,7 +214,7 @@ def run_command(data, monkeypatch, capsys, out):
         assert last.startswith(("error: ", "Error: ", "╰")), (words, last)
 
 
-@settings(max_examples=10, derandomize=True, **ANY)
+@settings(max_examples=8, derandomize=True, **ANY)
 @given(data=st.data())
 def test_any_words_on_the_command_line_end_well_or_in_one_line(data, monkeypatch, capsys, tmp_path):
     run_command(data, monkeypatch, capsys, tmp_path / "report")

@@ -113,6 +113,8 @@ OTHERS = {
     "LensLM, hooks": (lambda: LensLM("mini", 5), "fwd_hooks: 5"),
     "LensLM, batch size": (lambda: LensLM("mini", batch_size=True), "batch_size True"),
     "an option": (lambda: registry.find("slash")("mini", TEXT, kapa=1), "kapa"),
+    "find, a list": (lambda: registry.find(["three_axis"]), r"the name of a measure = \['three_axis'\]: give a word"),
+    "find, nothing": (lambda: registry.find(None), "the name of a measure = None: give a word"),
     "analyze_cache": (lambda: tl_posgen.analyze_cache(tl_posgen.load_model("mini"), 5), "cache"),
 }
 

@@ -133,8 +133,9 @@ def analyze(
     requests = [request for request in asked if request.name not in known]
     ours, precise = is_ours(model), any(request.measure.precise for request in requests)
     model = open_model(model, precise=precise)
-    with wrap(model).exclusive("analyze"), chosen(streaming):
-        requests = [request for request in requests if is_supported(request, model, skip_unsupported)]
+    matrices = max((request.measure.matrices for request in requests), default=0)
+    with wrap(model).exclusive("analyze"), chosen(streaming, matrices):
+        requests = supported(requests, model, skip_unsupported)
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
         where: dict[str, Any] = {"layers": layers, "heads": heads, "progress": progress}
@@ -218,16 +219,27 @@ def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> No
             )
 
 
-def is_supported(request: Request, model: Any, skip: bool) -> bool:
-    """Whether this model can be measured so; refused, or with `skip` said on the progress bar's stream, where not."""
-    try:
-        request.measure.requires(model)
-    except UnsupportedModelError as reason:
-        if not skip:
-            raise
-        tqdm.write(f"{request.name} is left out: {reason}")
-        return False
-    return True
+def supported(requests: Sequence[Request], model: Any, skip: bool) -> list[Request]:
+    """The measures that can be had of this model; others are refused, or with `skip` said on the progress bar's stream.
+
+    Raises:
+        UnsupportedModelError: such a measure; with `skip`, where it leaves none of them.
+    """
+    refused: dict[str, UnsupportedModelError] = {}
+    for request in requests:
+        try:
+            request.measure.requires(model)
+            if lacking := [name for name in request.measure.after if name in refused]:
+                raise refused[lacking[0]]
+        except UnsupportedModelError as reason:
+            if not skip:
+                raise
+            refused[request.name] = reason
+    if refused and len(refused) == len(requests):
+        raise UnsupportedModelError("; ".join(f"{name} cannot be had: {reason}" for name, reason in refused.items()))
+    for name, reason in refused.items():
+        tqdm.write(f"{name} is left out: {reason}")
+    return [request for request in requests if request.name not in refused]
 
 
 def one_pass(

@@ -24,7 +24,12 @@ def write_whole(path: str | os.PathLike, data: bytes) -> Path:
 
 
 def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
-    """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`."""
+    """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`.
+
+    Stopped by a signal that can be caught, or by any error, all are what they were. After kill -9 or a power cut each
+    file is whole, but some may be new and others still old, if it came between two renames (of a disk without hard
+    links: one of them may be missing, and lies in the directory `.partial-*` that is left).
+    """
     directory = as_path(directory)
     with refused(directory), made(directory), partial(directory) as beside:
         new, old = beside / "new", beside / "old"
@@ -37,7 +42,7 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
         try:
             for name, place in places.items():
                 if place.exists():
-                    place.replace(old / name)
+                    keep(place, old / name)
                 (new / name).replace(place)
         except BaseException:
             for name, place in places.items():
@@ -46,6 +51,14 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
                 elif not (new / name).exists():
                     place.unlink(missing_ok=True)
             raise
+
+
+def keep(path: Path, kept: Path) -> None:
+    """A file under a second name, too; moved there where the disk knows no hard links."""
+    try:
+        os.link(path, kept)
+    except OSError:
+        path.replace(kept)
 
 
 def as_path(path: str | os.PathLike) -> Path:

@@ -228,6 +228,9 @@ class Measure:
         needs: what a collector reads beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"};
             "logits" of the whole prompt go to `finish`.
         after: measures whose results of the same run it is given, in `job.after`.
+        matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once, the forward
+            pass's own included, where passes are streamed; 0 if its memory is linear in the length then. Passes that
+            are not streamed hold up to 5 more. Prompts whose matrices no memory holds are refused.
         min_prompts: fewer are refused before anything runs.
         precise: whether its numbers need more digits than bfloat16 has: a model that is given by its name, and no dtype
             with it, is loaded in float32.
@@ -254,6 +257,7 @@ class Measure:
     procedure: Callable[..., Any] | None = None
     needs: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
+    matrices: int = 0
     min_prompts: int = 1
     precise: bool = False
     requires: Callable[[Any], None] = lambda model: None

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, Options, Request
+from tl_posgen.measure import Measure, Options, Request, require
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
 DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
@@ -52,6 +52,7 @@ def plug_ins() -> list[Any]:
 
 def find(name: str) -> Measure | None:
     """The measure of this name, or None where nobody registered one (a saved result may come from elsewhere)."""
+    require("the name of a measure", name, str)
     if name in BUILT_IN:
         return vars(import_module(BUILT_IN[name]))["MEASURE"]
     for point in plug_ins():

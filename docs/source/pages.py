@@ -160,6 +160,7 @@ def environment() -> jinja2.Environment:
         "with_interval": with_interval,
         "training_log": training_log(),
         **families(),
+        "matrices": matrices(),
         "zip": zip,
         "max": max,
         "min": min,
@@ -187,6 +188,17 @@ def families() -> dict[str, Any]:
         "refused": sorted(known["refused"] - known["right"]),
         "not_built": sorted({row["family"] for row in every} - built),
     }
+
+
+def matrices() -> dict[int, list[str]]:
+    """How many [head, query, key] matrices measures of a model hold, and which do."""
+    from tl_posgen import registry
+
+    found: dict[int, list[str]] = {}
+    for measure in map(registry.find, registry.BUILT_IN):
+        if measure is not None and (measure.collector or measure.procedure):
+            found.setdefault(measure.matrices, []).append(measure.name)
+    return dict(sorted(found.items()))
 
 
 def training_log() -> Sequence[SimpleNamespace]:

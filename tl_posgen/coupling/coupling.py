@@ -279,6 +279,7 @@ MEASURE = Measure(
     options=Coupling,
     procedure=run,
     precise=True,
+    matrices=5,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -19,21 +19,26 @@ def memory_of(device: torch.device) -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def require_pass_fits(model: Any, n: int, *, is_streamed: bool) -> None:
-    """Refuse prompts of n tokens whose forward pass cannot fit.
+def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
+    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit.
 
-    Its largest need: 3 n_heads n^2 numbers, the scores of one layer; streamed, (d_vocab + d_model) n, the logits and
-    the residual stream that they are made of.
+    Its largest need: the scores of one layer, 3 n_heads n^2 numbers of the model's dtype or `matrices` n_heads n^2
+    in float32; where attention is streamed and no matrix is formed, (d_vocab + d_model) n, the logits and the residual
+    stream that they are made of.
+
+    Args:
+        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.measure.Measure.matrices`.
 
     Raises:
         InputError: with the estimate, and how many tokens would fit.
     """
     cfg, weight = model.cfg, next(model.parameters())
     held, size = memory_of(weight.device), weight.element_size()
-    if is_streamed:
-        what, power, each = "the logits need", 1, size * (cfg.d_vocab + cfg.d_model)
+    per_pair = max(matrices * max(size, 4), 0 if is_streamed else MATRICES * size)
+    if per_pair:
+        what, power, each = f"attention of one layer ({cfg.n_heads} heads) needs", 2, per_pair * cfg.n_heads
     else:
-        what, power, each = f"attention of one layer ({cfg.n_heads} heads) needs", 2, size * MATRICES * cfg.n_heads
+        what, power, each = "the logits need", 1, size * (cfg.d_vocab + cfg.d_model)
     if held is not None and each * n**power > held:
         raise InputError(
             f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "

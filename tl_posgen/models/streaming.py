@@ -34,6 +34,7 @@ ROWS = 4  # query rows of every pass whose output is proved, the last among them
 N_TOKENS = 48
 
 _choice: ContextVar[bool | None] = ContextVar("streaming", default=None)
+_matrices: ContextVar[int] = ContextVar("matrices", default=0)
 
 
 @contextmanager
@@ -77,13 +78,18 @@ def streaming(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def chosen(choice: bool | None) -> Iterator[None]:
-    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None)."""
-    token = _choice.set(choice)
+def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
+    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None).
+
+    Args:
+        matrices: what is measured meanwhile holds so many [head, query, key] matrices of a layer, however it is run.
+    """
+    tokens = _choice.set(choice), _matrices.set(matrices)
     try:
         yield
     finally:
-        _choice.reset(token)
+        _choice.reset(tokens[0])
+        _matrices.reset(tokens[1])
 
 
 @contextmanager
@@ -107,9 +113,9 @@ def is_streamed(model: Model, n: int) -> bool:
 
 
 def require_fits(model: Model, n: int) -> None:
-    """Refuse prompts of n tokens whose forward pass no memory holds."""
+    """Refuse prompts of n tokens that no memory holds: their forward pass, or what `chosen` says is measured of it."""
     if n > LONG:
-        require_pass_fits(model, n, is_streamed=is_streamed(model, n))
+        require_pass_fits(model, n, is_streamed=is_streamed(model, n), matrices=_matrices.get())
 
 
 class Stream:

@@ -306,6 +306,7 @@ MEASURE = Measure(
     after=("slash", "slash_ablation", "loss"),
     requires=requires,
     check_prompts=check_prompts,
+    matrices=9,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -197,6 +197,11 @@ def test_a_model_without_distances_is_refused_or_skipped(family_model):
     names = ["dummy_distance", "variance"]
     left = analyze(model, tokens, measures=names, null_seeds=(), progress=False, skip_unsupported=True)
     assert list(left) == ["variance"]
+    names = ["dummy_distance", "planes"]
+    with pytest.raises(
+        UnsupportedModelError, match=r"dummy_distance cannot be had: .* know no distance.*; planes cannot"
+    ):
+        analyze(model, tokens, measures=names, null_seeds=(), progress=False, skip_unsupported=True)
 
 
 def test_what_holds_by_construction_with_slopes_is_said(family_model):

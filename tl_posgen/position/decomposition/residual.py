@@ -356,6 +356,7 @@ MEASURE = Measure(
     options=Residual,
     collector=ResidualCollector,
     check_prompts=lambda options, tokens: check_length(min(map(len, tokens))),
+    matrices=1,  # of 16 heads; in long prompts they are taken one by one
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -277,6 +277,7 @@ MEASURE = Measure(
     options=DummyDistance,
     procedure=run,
     requires=partial(require_distances, "dummy_distance"),
+    matrices=6,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

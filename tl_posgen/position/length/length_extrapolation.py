@@ -333,6 +333,7 @@ MEASURE = Measure(
     options=LengthExtrapolation,
     procedure=run,
     requires=partial(require_distances, "length_extrapolation"),
+    matrices=10,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

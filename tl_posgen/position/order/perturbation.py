@@ -328,6 +328,7 @@ MEASURE = Measure(
     source="the claim: Han & Ji 2025 (arXiv 2503.13305); the definitions of the conditions and the cloze: ours",
     options=Perturbation,
     procedure=run,
+    matrices=6,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

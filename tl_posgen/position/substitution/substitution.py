@@ -298,6 +298,7 @@ MEASURE = Measure(
     source="Han & Ji 2025 (public code of the first author) for gamma, d0 = 1000 and from_layer; all else: ours",
     options=Substitution,
     procedure=run,
+    matrices=22,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -1,0 +1,59 @@
+"""How much memory each measure takes: what it declares, held by counting bytes at two lengths."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from families import VOCAB, save_config
+from live_memory import LiveMemory
+
+import tl_posgen
+from tl_posgen import registry
+from tl_posgen.position import LengthExtrapolation, Perturbation, Substitution
+
+FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
+HEADS, LENGTH = 16, 192
+SHORTER = {"band_ablation": 64, "substitution": 64}  # run the model many times
+PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
+NAMES = [name for name in registry.BUILT_IN if registry.find(name).collector or registry.find(name).procedure]
+
+
+@pytest.fixture(scope="module")
+def many_heads(tmp_path_factory):
+    """Many heads, each of few dimensions: at these lengths a [head, query, key] matrix is larger than all the rest."""
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 4 * HEADS, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    config = LlamaConfig(vocab_size=VOCAB, max_position_embeddings=2 * LENGTH, bos_token_id=0, eos_token_id=1, **sizes)
+    return tl_posgen.load_model(save_config(config, tmp_path_factory.mktemp("many_heads")))
+
+
+def request_of(name, n):
+    options = {
+        "perturbation": Perturbation(ratios=(0, 0.5), n_cloze=0),
+        "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
+        "substitution": Substitution(search=False),
+    }
+    return registry.request_of(options.get(name, name))
+
+
+def peak_of(model, request, n, streaming):
+    n_prompts = PROMPTS.get(request.name, 1)
+    tokens = torch.randint(VOCAB, (n_prompts, n), generator=torch.Generator().manual_seed(0))
+    with LiveMemory() as held:
+        tl_posgen.analyze(model, tokens, measures=[request], streaming=streaming, null_seeds=(), progress=False)
+    return held.peak
+
+
+CASES = [(name, True) for name in NAMES] + [(name, False) for name in NAMES if registry.find(name).collector]
+
+
+@pytest.mark.parametrize(("name", "streaming"), CASES)
+def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
+    """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
+    module = import_module(registry.BUILT_IN["residual"])
+    monkeypatch.setattr(module, "ENTRIES", 1)  # its heads one by one, as in long prompts
+    matrices = registry.find(name).matrices + (0 if streaming else FORMED)
+    lengths = [times * SHORTER.get(name, LENGTH) for times in (1, 2)]
+    one, two = (peak_of(many_heads, request_of(name, n), n, streaming) - matrices * 4 * HEADS * n**2 for n in lengths)
+    assert two <= max(0, 2.2 * one)
