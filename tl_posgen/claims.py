@@ -10,7 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
-from tl_posgen.analysis import analyze, is_supported
+from tl_posgen.analysis import analyze, supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError
@@ -128,7 +128,7 @@ def measure_all(
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     asked.pop(WITH_CHECKPOINTS, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
-    requests = [request for request in requests if is_supported(request, model, skip=True)]
+    requests = supported(requests, model, skip=True)
     shared = [request for request in requests if request.measure.procedure is None]
     results: dict[str, Result] = {}
     if shared:

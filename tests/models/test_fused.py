@@ -19,7 +19,8 @@ N, SCALE = 13, 0.3
 def drawn(group: int, *, before: int = 0, d_value: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     sizes = (4, N, 4), (4 // group, before + N, 4), (4 // group, before + N, d_value)
-    return tuple(torch.randn(2, *size, generator=generator).double() for size in sizes)
+    q, k, v = (torch.randn(2, *size, generator=generator).double() for size in sizes)
+    return q, k, v
 
 
 def whole(q, k, v, seen, sinks=None, finish=lambda scores, _away: scores) -> torch.Tensor:

@@ -63,11 +63,12 @@ def products_over_band(
         >>> products_over_band(q, k, 2 * q, k, width=3)
         tensor([12.], dtype=torch.float64)
     """
-    n, four = q.shape[-2], (q, k, other_q, other_k)
+    n = q.shape[-2]
     chunk = n if n <= SHORT + 3 * q.shape[-1] else CHUNK
-    found = _products_over_triangle(*four, chunk)
+    found = _products_over_triangle(q, k, other_q, other_k, chunk)
     if width < n:
-        beyond = [x[..., cut, :] for x, cut in zip(four, 2 * (slice(width, None), slice(n - width)), strict=True)]
+        queries, keys = slice(width, None), slice(n - width)
+        beyond = q[..., queries, :], k[..., keys, :], other_q[..., queries, :], other_k[..., keys, :]
         found = found - _products_over_triangle(*beyond, chunk)
     return found
 

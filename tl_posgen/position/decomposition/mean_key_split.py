@@ -76,28 +76,25 @@ def mean_key_r(
     q, k, positions = q.to(dtype), k.to(dtype), torch.arange(q.shape[1], device=q.device)
     kbar = k.mean(1, keepdim=True, dtype=torch.float64).to(dtype)
     turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1])
-    turned = [rotate(x, positions, rope) for x in (q, k, kbar.expand_as(k))]
+    turned_q, turned_k, turned_mean = (rotate(x, positions, rope) for x in (q, k, kbar.expand_as(k)))
     content, groups = real_coordinates(complex_planes(k - kbar, rope)), max(1, QUERIES_AT_ONCE // q[0].numel())
-    parts = zip(*(x.split(groups) for x in (complex_planes(q, rope), content, *turned)), strict=True)
-    with_w, squares = torch.cat([_products(*heads, turns, pairs) for heads in parts], -1) * scale**2
-    scores = scores or pair_moments(*turned[:2], scale, window=window)
-    r = [
+    parts = zip(
+        *(x.split(groups) for x in (complex_planes(q, rope), content, turned_q, turned_k, turned_mean)), strict=True
+    )
+    with_w, squares = torch.cat([_products(heads, turns, pairs) for heads in parts], -1) * scale**2
+    scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
+    r, r_within_rows = (
         (cov / (w * square).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1).masked_fill(scores.is_constant(w), torch.nan)
         for w, cov, square in zip((scores.tss, scores.within_rows), with_w, squares, strict=True)
-    ]
-    return MeanKeyCorrelation(*r)
+    )
+    return MeanKeyCorrelation(r, r_within_rows)
 
 
 def _products(
-    planes: Tensor,
-    content: Tensor,
-    turned_q: Tensor,
-    turned_k: Tensor,
-    turned_mean: Tensor,
-    turns: Tensor,
-    pairs: CausalPairs,
+    heads: tuple[Tensor, ...], turns: Tensor, pairs: CausalPairs
 ) -> Float[Tensor, "with=2 rows=2 distance head"]:
     """Centred sums of products of f + g with W and with itself: over all pairs, and within rows; without the scale."""
+    planes, content, turned_q, turned_k, turned_mean = heads
     g = _Bilinear.of(torch.stack([real_coordinates(planes * turn) for turn in turns.to(planes)]), content, pairs)
     w_and_f = _Bilinear.of(turned_q, torch.stack([turned_k, turned_mean])[:, None], pairs)
     f = _Bilinear.of(turned_q, turned_mean, pairs)
