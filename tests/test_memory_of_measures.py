@@ -45,7 +45,21 @@ def peak_of(model, request, n, streaming):
     return held.peak
 
 
-CASES = [(name, True) for name in NAMES] + [(name, False) for name in NAMES if registry.find(name).collector]
+SLOW = {
+    "residual",
+    "dummy_distance",
+    "perturbation",
+    "band_ablation",
+    "length_extrapolation",
+    "substitution",
+    "coupling",
+}
+CASES = [
+    pytest.param(name, streaming, marks=[pytest.mark.soak] if name in SLOW else [])
+    for streaming in (True, False)
+    for name in NAMES
+    if streaming or registry.find(name).collector
+]
 
 
 @pytest.mark.parametrize(("name", "streaming"), CASES)

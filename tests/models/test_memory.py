@@ -169,6 +169,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.soak
 def test_the_weights_are_held_once(tmp_path, backend):
     """Beyond what a small model takes: 1.2 times the weights, null included; some 15 s on a busy machine."""
     from transformers import LlamaConfig, LlamaForCausalLM

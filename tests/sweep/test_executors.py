@@ -131,6 +131,7 @@ with connected(None):
 """
 
 
+@pytest.mark.soak
 def test_ray_takes_up_what_a_killed_worker_left(tmp_path):
     """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours."""
     pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")
