@@ -187,11 +187,11 @@ def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge,
 
 
 def test_what_a_measure_holds_counts_where_prompts_are_refused(mini_bridge, monkeypatch):
-    """9 matrices of 4 heads by a million squared in float32, however the pass is run."""
+    """10 matrices of 4 heads by a million squared in float32, however the pass is run."""
     monkeypatch.setattr(memory, "memory_of", lambda device: 2**30)
-    tokens, message = torch.ones(1, 10**6, dtype=torch.long), r"needs 144000 GB, .* give at most 2730 tokens"
+    tokens, message = torch.ones(1, 10**6, dtype=torch.long), r"needs 160000 GB, .* give at most 2590 tokens"
     for choice in (None, True, False):
-        with chosen(choice, matrices=9), pytest.raises(InputError, match=message):
+        with chosen(choice, matrices=10), pytest.raises(InputError, match=message):
             to_prompts(mini_bridge, tokens)
     with pytest.raises(InputError, match=message):
         analyze(mini_bridge, tokens, measures="band_ablation", null_seeds=(), progress=False)
