@@ -57,11 +57,13 @@ class Family:
     Attributes:
         config: makes the Hugging Face config.
         hooked, bridge: whether the backend's attention can be described and proved.
+        handed_on: whether the bridge leaves attention to Hugging Face.
     """
 
     config: Callable[[], Any]
     hooked: bool = True
     bridge: bool = True
+    handed_on: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -83,7 +85,7 @@ FAMILIES: dict[str, Family] = {
     "gptj": Family(
         with_sizes("GPTJConfig", {}, vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
                    rotary_dim=4, bos_token_id=0, eos_token_id=1),
-        bridge=False,
+        handed_on=True,
     ),
     "qwen2": Family(with_sizes("Qwen2Config", GROUPED)),
     "qwen3": Family(with_sizes("Qwen3Config", GROUPED, head_dim=8)),
@@ -105,7 +107,17 @@ FAMILIES: dict[str, Family] = {
                    eos_token_id=1)
     ),
     "opt": Family(
-        with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), hooked=False, bridge=False
+        with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), hooked=False, handed_on=True
+    ),
+    "gpt_neo": Family(
+        with_sizes("GPTNeoConfig", {}, vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, window_size=6,
+                   attention_types=[[["global", "local"], 1]], max_position_embeddings=CONTEXT, bos_token_id=0,
+                   eos_token_id=1),
+        hooked=False, handed_on=True,
+    ),
+    "llama4": Family(
+        with_sizes("Llama4TextConfig", GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
+        hooked=False, handed_on=True,
     ),
     "smollm3": Family(with_sizes("SmolLM3Config", GROUPED, no_rope_layers=[1, 0]), hooked=False),
     "olmo2": Family(with_sizes("Olmo2Config", GROUPED), hooked=False),

@@ -1,5 +1,6 @@
 """The probe describes every family, on every backend that has it, and its description reproduces the model's scores."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -102,16 +103,26 @@ def test_latent_attention_is_refused(tmp_path):
         geometry_of(load_model(save_config(config, tmp_path), "bridge"))
 
 
-@pytest.mark.parametrize("name", ["gptj", "opt"])
-def test_attention_left_to_hugging_face_is_refused_with_the_way_out(family_model, name):
-    with pytest.raises(UnsupportedModelError, match=r"layer 0: .* after softmax.*HookedTransformer"):
-        geometry_of(family_model(name, "bridge"))
+@pytest.fixture(scope="module")
+def turned_backwards(tmp_path_factory):
+    """NanoChat, whose RoPE turns the other way round, and whose attention a bridge leaves to Hugging Face."""
+    config = with_sizes("NanoChatConfig", {**SIZES, "num_key_value_heads": 2})()
+    return load_model(save_config(config, tmp_path_factory.mktemp("nanochat")), "bridge")
 
 
-def test_check_reports_an_unsupported_model_without_raising(family_model, capsys):
-    table = check(family_model("opt", "bridge"))
+def test_check_reports_an_unsupported_model_without_raising(turned_backwards, capsys):
+    table = check(turned_backwards)
     assert table["supported"].tolist() == [False, False]
-    assert "after softmax" in capsys.readouterr().out
+    assert "cannot be recomputed" in capsys.readouterr().out
+
+
+def test_attention_that_cannot_be_replaced_is_refused_with_the_way_out(family_model, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no such function")
+
+    monkeypatch.setattr("tl_posgen.models.bridge.fused_bridge", refuse)
+    table = check(copy.deepcopy(family_model("opt", "bridge")), printed=False)
+    assert table["refusal"].str.contains(r"layer \d: .* after softmax.*HookedTransformer").all()
 
 
 def test_check_has_a_row_per_layer_and_prints_it(family_model, backend, capsys):

@@ -20,7 +20,7 @@ STREAMED = [
     (name, backend)
     for name, family in FAMILIES.items()
     for backend in ("hooked", "bridge")
-    if getattr(family, backend) and (name, backend) != ("mpt", "bridge")
+    if getattr(family, backend) and not (family.handed_on and backend == "bridge")  # those show scores in no other way
 ]
 
 

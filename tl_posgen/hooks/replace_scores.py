@@ -15,7 +15,7 @@ from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.reading import layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import plain_scores
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.scores_at import scores_at_positions
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"]]
@@ -46,8 +46,8 @@ def replace_scores(
 
     Raises:
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache.
-        UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k, or which throws edits of
-            them away: the delegating attention of some TransformerBridge families.
+        UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
+            pass: one whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
 
     Example:
         >>> import torch
@@ -67,15 +67,15 @@ def replace_scores(
                 f"layer {index}: positions are embeddings added to the residual stream, so its scores have no distance "
                 "to change; choose a model with rotary positions or ALiBi"
             )
-        hooks += _LayerEdit(probed, scores_of, picked).hooks()
+        hooks += _LayerEdit(wrapped, probed, scores_of, picked).hooks()
     return hooks
 
 
 class _LayerEdit:
     """q and k of one layer on their way to its scores."""
 
-    def __init__(self, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
-        self.probed, self.scores_of, self.heads = probed, scores_of, heads
+    def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
+        self.wrapped, self.probed, self.scores_of, self.heads = wrapped, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
 
     def hooks(self) -> HookList:
@@ -89,6 +89,7 @@ class _LayerEdit:
         return take
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
+        self.wrapped.require_shown(self.probed)
         parts = dict(self.parts)
         self.parts.clear()
         dtype = parts["q"].dtype

@@ -61,17 +61,25 @@ class Backend(ABC):
         return {}
 
     @abstractmethod
-    def sites(self, layer: int, fired: Mapping[str, Tensor]) -> Sites:
-        """Where the layer's queries, keys, scores, ... are read, given what its hooks carried in the probe's pass."""
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+        """Where the layer's queries, keys, scores, ... are read.
+
+        Args:
+            fired: what its hooks carried in the probe's pass, by hook.
+            handed_on: whether its attention is left to Hugging Face.
+        """
 
     @abstractmethod
-    def drafts(self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool) -> list[LayerGeometry]:
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
         """What the layer may do with positions, not yet proved.
 
         Args:
             plain: its shapes, without positions.
             fired: what its hooks carried, by hook: "cos" and "sin" among them where a bridge's layer is rotated.
             rotates: whether any layer of the model is rotated by cos and sin that hooks see.
+            handed_on: whether its attention is left to Hugging Face.
 
         Raises:
             UnsupportedModelError: nothing that we know describes it.

@@ -20,7 +20,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backend import Backend, Origin
 from tl_posgen.models.convert import build_random, spread_of
 from tl_posgen.models.fused import Attention
-from tl_posgen.models.fused_bridge import fused_bridge
+from tl_posgen.models.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
@@ -54,7 +54,7 @@ class Bridge(Backend):
     def hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
-    def sites(self, layer: int, fired: Mapping[str, Tensor]) -> Sites:
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
         hf_attn = self.hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
         clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
@@ -62,14 +62,19 @@ class Bridge(Backend):
         if normed:
             names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
 
-        def read(x: Tensor) -> Tensor:
+        def read(part: str, x: Tensor) -> Tensor:
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
             x = x if normed and x.ndim == 4 else split_heads(x, d_head)
+            if handed_on and (norm := own_norm(hf_attn, part)) is not None:
+                x = norm(x)
             return x if clip is None else x.clamp(-clip, clip)
 
-        return Sites(names, {"q": read, "k": read, "v": lambda x: split_heads(x, d_head)})
+        reads = {part: partial(read, part) for part in ("q", "k")}
+        return Sites(names, {**reads, "v": lambda x: split_heads(x, d_head)})
 
-    def drafts(self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool) -> list[LayerGeometry]:
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
         layer, hf_attn = plain.layer, self.hf_attention(plain.layer)
         if hasattr(hf_attn, "kv_lora_rank"):
             raise UnsupportedModelError(
@@ -80,12 +85,15 @@ class Bridge(Backend):
             scale=attention_scale(hf_attn, plain.d_head),
             soft_cap=getattr(hf_attn, "attn_logit_softcapping", None),
             window=window_of(hf_attn, layer),
-            qk_norm="q_normed" in fired,
+            qk_norm="q_normed" in fired or (handed_on and own_norm(hf_attn, "q") is not None),
         )
         positions = self.model.cfg.positional_embedding_type
         if "cos" in fired:
             ropes = list(possible_ropes(self.model, layer, fired["sin"], fired["cos"]))
             return [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
+        if positions == "rotary" and handed_on:  # no hook shows the rotation, and there may be none
+            ropes = list(every_rope(self.model, hf_attn, plain.d_head))
+            return [*(replace(draft, encoding="rotary", rope=rope) for rope in ropes), replace(draft, encoding="none")]
         if positions == "rotary" and not rotates:
             raise UnsupportedModelError(
                 f"layer {layer}: a rotary model none of whose layers is given a rotation that hooks can see, "
@@ -100,9 +108,9 @@ class Bridge(Backend):
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
         if not geometry.qk_norm:
             return x
-        norm = getattr(self.model.blocks[geometry.layer].attn, f"{part}_norm")
-        norm = getattr(norm, "original_component", norm)  # the bridge's own would fire its hooks
-        per_head = norm.weight.numel() == x.shape[-1]
+        norm = own_norm(self.hf_attention(geometry.layer), part)
+        assert norm is not None
+        per_head = getattr(norm, "weight", x[0, 0, 0]).numel() == x.shape[-1]
         return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
 
     @contextmanager
@@ -173,11 +181,12 @@ def original(module: Any) -> Any:
     return module
 
 
-def attention_scale(hf_attn: Any, d_head: int) -> float:
-    for name in ("scaling", "softmax_scale", "inv_norm_factor"):
-        if isinstance(value := getattr(hf_attn, name, None), float):
-            return value
-    return d_head**-0.5
+def own_norm(hf_attn: Any, part: str) -> Any:
+    """The norm of queries or keys, without the hooks that the bridge's component for it fires; None without one."""
+    norm = next(
+        (one for name in (f"{part}_norm", "qk_norm") if (one := getattr(hf_attn, name, None)) is not None), None
+    )
+    return original(norm) or norm
 
 
 def window_of(hf_attn: Any, layer: int) -> int | None:
@@ -185,6 +194,8 @@ def window_of(hf_attn: Any, layer: int) -> int | None:
     if hasattr(hf_attn, "sliding_window"):
         return hf_attn.sliding_window
     config = getattr(hf_attn, "config", None)
+    if config is not None and hasattr(config, "attention_layers"):  # GPT-Neo
+        return config.window_size if config.attention_layers[layer] == "local" else None
     types = getattr(config, "layer_types", None)
     if types is not None and types[layer] != "sliding_attention":
         return None
@@ -198,7 +209,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
     """
     tolerance = 4 * max(torch.finfo(cos.dtype).eps, torch.finfo(torch.float32).eps)  # made in float32, then cast
     found = False
-    for inv_freq, scaling in frequency_buffers(model, layer):
+    for inv_freq, scaling in frequency_buffers(getattr(model, "rotary_emb", None), model.blocks[layer].attn):
         # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS
         for layout in (lambda x: x.repeat(2), lambda x: x.repeat_interleave(2), lambda x: x):
             expected = (scaling * layout(torch.sin(inv_freq)), scaling * layout(torch.cos(inv_freq)))
@@ -215,9 +226,19 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
         )
 
 
-def frequency_buffers(model: Any, layer: int) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
+def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
+    """All rotations that the model could have in mind for a layer, in both pairings."""
+    if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
+        planes = torch.arange(0, hf_attn.pos_embd_dim, 2).double()
+        yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
+    for inv_freq, scaling in frequency_buffers(model.original_model):
+        if 2 * len(inv_freq) <= d_head:
+            yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
+
+
+def frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
     """Every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
-    for module in (getattr(model, "rotary_emb", None), model.blocks[layer].attn):
+    for module in modules:
         for child in module.modules() if module is not None else ():
             for name, buffer in child.named_buffers(recurse=False):
                 if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:

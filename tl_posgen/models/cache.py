@@ -13,6 +13,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, spans_of_pass, spans_of_scores
 from tl_posgen.models.pass_proof import as_cached
 from tl_posgen.models.probe_layers import Probed
+from tl_posgen.models.proof import is_pattern
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, plain_scores
@@ -74,6 +75,12 @@ def captures_from_cache(
             f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
         )
     probed = [wrap(model).layer(layer) for layer in selected]
+    for one in probed:
+        if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
+            raise InputError(
+                f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
+                "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
+            )
     queries = _read(cache, probed[0], frozenset())["q"]
     tokens, mask = ids_and_mask(tokens)
     tokens = None if tokens is None else _ids(tokens)

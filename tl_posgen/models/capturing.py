@@ -13,7 +13,7 @@ The hooks change nothing in the model. One layer is held at a time, and dropped 
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from tl_posgen.models.proof import tolerance
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.sites import PARTS, checked_needs, hook_point, plain_scores
-from tl_posgen.models.streaming import require_fits, streaming_if_chosen
+from tl_posgen.models.streaming import require_fits, streaming, streaming_if_chosen
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.rotation import at_least_float32
 
@@ -115,20 +115,15 @@ def capturing(
     whose queries or keys are something else than an affine map of one input, with a norm or clipping after it
     (adapters, quantised weights); and InputError: a model that splits its attention's input by head.
     """
-    capture = _Capture(model, consumer, needs, layers, heads, None)
-    capture.tokens_of_pass = True
-
-    def see_tokens(_module: torch.nn.Module, args: tuple) -> None:
-        # TransformerLens' run_with_hooks calls forward directly, so only the embedding is sure to be called
-        seen = args[0] if args and isinstance(args[0], Tensor) else None
-        capture.embedded = seen if seen is not None and seen.ndim == 2 and not seen.is_floating_point() else None
-
-    handle = capture.wrapped.embedding.register_forward_pre_hook(see_tokens)
-    try:
-        with capture.attached():
-            yield
-    finally:
-        handle.remove()
+    with streaming(model) if wrap(model).needs_streaming else nullcontext():
+        capture = _Capture(model, consumer, needs, layers, heads, None)
+        capture.tokens_of_pass = True
+        handle = capture.wrapped.embedding.register_forward_pre_hook(capture.see_tokens)
+        try:
+            with capture.attached():
+                yield
+        finally:
+            handle.remove()
 
 
 def run_capture(
@@ -255,12 +250,18 @@ class _Capture:
             finally:
                 self.stream.listeners.remove(self.take_streamed)
 
+    def see_tokens(self, _embedding: torch.nn.Module, args: tuple) -> None:
+        # TransformerLens' run_with_hooks calls forward directly, so only the embedding is sure to be called
+        seen = args[0] if args and isinstance(args[0], Tensor) else None
+        self.embedded = seen if seen is not None and seen.ndim == 2 and not seen.is_floating_point() else None
+
     def keep(self, part: str, value: Tensor) -> None:
         self.parts[part] = value.detach()
 
     def take(self, probed: Probed, part: str, value: Tensor) -> None:
         if not self.in_order and self.wrapped.owner not in (self, self.owner):
             return  # a pass that this package makes for itself
+        self.wrapped.require_shown(probed)
         if part == "resid":  # the first to fire: what an interrupted pass left behind goes
             self.parts.clear()
             self.waiting.clear()

@@ -10,10 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from tl_posgen.errors import PosgenError
 from tl_posgen.models.capture import finished_scores
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.rope.rotation import at_least_float32
 
+FAILURES = (PosgenError, RuntimeError, TypeError, AttributeError, ValueError, IndexError)  # of attention so replaced
 SCORES_AT_ONCE = 2**21  # entries of a block of rows, all heads of a batch together
 
 Rows: TypeAlias = Callable[[int, int], Bool[Tensor, "#batch 1 row key"]]
@@ -33,6 +35,10 @@ class Mask:
     rows: Rows
     causal: bool = False
     padding: Bool[Tensor, "batch pos"] | None = None
+
+    def to(self, *_: Any, **__: Any) -> "Mask":
+        """Itself: bridges move what they take for a tensor."""
+        return self
 
     @classmethod
     def of_window(
@@ -174,6 +180,46 @@ def attend_rows(
         scores = finish(scores, position[before + start : before + stop, None] - position[keys])
     pattern = masked_softmax(scores, seen[..., keys], sinks)
     return per_key_head(pattern.to(v.dtype), group, v[:, :, keys])
+
+
+def form(
+    attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
+) -> dict[str, Tensor]:
+    """z by way of scores and pattern, each as its hooks leave it."""
+    n, before = q.shape[2], k.shape[2] - q.shape[2]
+    group = q.shape[1] // k.shape[1]
+    scores = per_key_head(q, group, k.mT) * scale
+    if finish is not None:
+        position = torch.arange(k.shape[2], device=q.device)
+        scores = finish(scores, position[before:, None] - position)
+    seen = mask.rows(0, n)
+    scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
+    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
+    pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
+    return {"z": per_key_head(pattern, group, v), "scores": scores, "pattern": pattern}
+
+
+def forming(attn: Any) -> Attention:
+    """Attention that forms its scores and pattern, each as its hooks leave it."""
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        by = q.shape[-1] ** -0.5 if scale is None else scale
+        return form(attn, q, k, v, by, as_mask(mask, q, k), finish, sinks)["z"]
+
+    return attention
+
+
+def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
+    """What transformers hands over: none, what was made here, or a tensor of some architecture's own making."""
+    if isinstance(mask, Mask):
+        return mask
+    n, before = q.shape[2], k.shape[2] - q.shape[2]
+    if mask is None:
+        return Mask.of_window(n, before=before, device=q.device)
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return Mask(lambda start, stop: seen[:, :, start:stop, : k.shape[2]])
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:

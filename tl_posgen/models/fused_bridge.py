@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.fused import Attention, Mask, finish_of
+from tl_posgen.models.fused import Attention, Mask, as_mask, finish_of
 from tl_posgen.models.geometry import LayerGeometry
 
 IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
@@ -49,6 +49,9 @@ def fused_bridge(
                     replacement = partial(from_joint, component, geometries[layer], attention)
                     stack.enter_context(replaced(component, "_reconstruct_attention", replacement))
             else:
+                for module in component.original_component.modules():
+                    if hasattr(module, "_attn"):  # a method of its own, where others look up an implementation
+                        stack.enter_context(replaced(module, "_attn", partial(from_heads, module, attention)))
                 _at_work[component.original_component] = component, attention
                 stack.callback(_at_work.pop, component.original_component, None)
                 stack.enter_context(replaced(component, "forward", partial(run_original, component)))
@@ -121,6 +124,29 @@ def from_joint(
     z = attention(q, k, v, kwargs.get("attention_mask"), geometry.scale, finish_of(geometry))
     z = component._reshape_attn_output(z, batch, n, n_heads, v.shape[-1])
     return component._apply_output_projection(z), None
+
+
+def from_heads(
+    module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
+) -> tuple[Tensor, None]:
+    """What `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
+    seen, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
+    bias = getattr(module, "bias", None)
+    if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
+        local = bias[:, :, n_keys - n : n_keys, :n_keys]
+        whole = seen
+        seen = Mask(lambda start, stop: whole.rows(start, stop) & local[:, :, start:stop], padding=whole.padding)
+    return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
+
+
+def attention_scale(hf_attn: Any, d_head: int) -> float:
+    """What an attention module multiplies its scores by."""
+    if hasattr(hf_attn, "_attn"):  # GPT-J divides, GPT-Neo does neither
+        return 1 / float(getattr(hf_attn, "scale_attn", 1.0))
+    for name in ("scaling", "softmax_scale", "inv_norm_factor"):
+        if isinstance(value := getattr(hf_attn, name, None), float):
+            return value
+    return d_head**-0.5
 
 
 # What transformers calls

@@ -51,7 +51,7 @@ class Hooked(Backend):
         left = tokenizer is not None and tokenizer.padding_side == "left"
         return {"attention_mask": torch.ones_like(tokens)} if left else {}
 
-    def sites(self, layer: int, fired: Mapping[str, Tensor]) -> Sites:
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
         # hook_q and hook_k fire before qk-norm, so the norm is applied here
         attn, d_head, clip = self.model.blocks[layer].attn, self.model.cfg.d_head, self.model.cfg.clip_qkv
 
@@ -65,7 +65,9 @@ class Hooked(Backend):
         reads = {"q": reader(attn.q_norm), "k": reader(attn.k_norm), "v": lambda x: split_heads(x, d_head)}
         return Sites(hook_names(layer), reads)
 
-    def drafts(self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool) -> list[LayerGeometry]:
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
         """One, from the cfg and the attention module."""
         cfg, attn = self.model.cfg, self.model.blocks[plain.layer].attn
         encoding = ENCODINGS.get(cfg.positional_embedding_type)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backend import Backend
+from tl_posgen.models.fused import FAILURES, forming
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.proof import prove, refuse_patterns
+from tl_posgen.models.proof import is_pattern, prove
 from tl_posgen.models.sites import Sites, dispatch, plain_scores
 
 PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
@@ -22,10 +24,15 @@ HOOKS = ("q", "k", "attn_scores", "q_normed", "k_normed", "cos", "sin")
 
 @dataclass(frozen=True)
 class Probed:
-    """One layer as the probe found it: its proved geometry, and the hooks to read it from."""
+    """One layer as the probe found it: its proved geometry, and the hooks to read it from.
+
+    Attributes:
+        handed_on: a bridge leaves its attention to Hugging Face, so that its scores show only while it is streamed.
+    """
 
     geometry: LayerGeometry
     sites: Sites
+    handed_on: bool = False
 
 
 Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
@@ -34,21 +41,32 @@ Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why tha
 def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     """What was found in every layer, supported or not."""
     fired = probe_run(model, backend)
+    handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
+    if handed_on:
+        with suppress(*FAILURES), backend.fused({}, lambda layer: forming(backend.model.blocks[layer].attn)):
+            fired = probe_run(model, backend)
     rotates = any("cos" in hooks for hooks in fired.values())
-    return tuple(probe_layer(backend, layer, fired[layer], rotates) for layer in range(model.cfg.n_layers))
+    layers = range(model.cfg.n_layers)
+    return tuple(probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
 
 
-def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool) -> Found:
+def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
     try:
         for part in ("q", "k", "attn_scores"):
             if part not in fired:
                 raise UnsupportedModelError(f"layer {layer}: its hook_{part} does not fire (no attention there?)")
-        refuse_patterns(layer, fired["attn_scores"][0])
-        sites = backend.sites(layer, fired)
+        if is_pattern(fired["attn_scores"]):
+            raise UnsupportedModelError(
+                f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because "
+                "TransformerBridge leaves the attention of this architecture to Hugging Face, which does not let it be "
+                "replaced; load the model as a HookedTransformer with TransformerLens 3.9 "
+                '(load_model(..., backend="hooked")) where that supports it'
+            )
+        sites = backend.sites(layer, fired, handed_on)
         q, k = (sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0] for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
-        drafts = backend.drafts(plain, fired, rotates)
-        return Probed(prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype)), sites)
+        drafts = backend.drafts(plain, fired, rotates, handed_on)
+        return Probed(prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype)), sites, handed_on)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
 

@@ -127,14 +127,9 @@ def without_row_offsets(
     return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 
 
-def refuse_patterns(layer: int, attn_scores: Float[Tensor, "head query key"]) -> None:
-    """Some bridge layers delegate to Hugging Face, and their hook_attn_scores carries softmax's output."""
-    if (attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02:
-        raise UnsupportedModelError(
-            f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because TransformerBridge "
-            "leaves the attention of this architecture to Hugging Face; load the model as a HookedTransformer "
-            'with TransformerLens 3.9 (load_model(..., backend="hooked")) where that supports it'
-        )
+def is_pattern(attn_scores: Float[Tensor, "*batch head query key"]) -> bool:
+    """Whether these are no scores but what softmax made of them: bridges hand on some architectures' attention."""
+    return bool((attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02)
 
 
 def likely_cause(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.capture import scores_from
-from tl_posgen.models.fused import LayerAttention, Mask, attend, masked_softmax, per_key_head
+from tl_posgen.models.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
@@ -95,13 +95,18 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 @contextmanager
 def streaming_if_chosen(model: Model, n: int) -> Iterator[None]:
     """`streaming` as `chosen` says for prompts of n tokens; long ones as they are where it cannot be had."""
-    choice = _choice.get()
+    choice, needed = _choice.get(), wrap(model).needs_streaming
+    if choice is False and needed:
+        raise InputError(
+            "this model's scores show only while its attention is streamed (TransformerBridge leaves it to Hugging "
+            "Face); leave streaming to be chosen"
+        )
     with ExitStack() as stack:
-        if choice or (choice is None and n > LONG):
+        if choice or needed or (choice is None and n > LONG):
             try:
                 stack.enter_context(streaming(model))
             except PosgenError:
-                if choice:
+                if choice or needed:
                     raise
         yield
 
@@ -163,7 +168,9 @@ class Stream:
     ) -> Float[Tensor, "batch head pos d_value"]:
         """One layer's attention, see `tl_posgen.models.fused.Attention`."""
         by: float = q.shape[-1] ** -0.5 if scale is None else scale
-        mask = as_mask(mask, q, k)
+        mask, geometry = as_mask(mask, q, k), self.geometries.get(layer)
+        if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
+            q, by = q * (by / geometry.scale), geometry.scale
         attn = self.wrapped.attention(layer)
         if not formed and is_hooked(attn):
             formed = form(attn, q, k, v, by, mask, finish, sinks)
@@ -172,39 +179,11 @@ class Stream:
         else:
             z = attend(q, k, v, by, mask, finish=finish, sinks=sinks)
             done = LayerAttention(q, k, v, z, mask, sinks)
-            if layer in self.geometries:
-                prove_rows(self.geometries[layer], done)
+            if geometry is not None:
+                prove_rows(geometry, done)
         for listener in self.listeners:
             listener(layer, done)
         return done.z
-
-
-def form(
-    attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
-) -> dict[str, Tensor]:
-    """z by way of scores and pattern, each as its hooks leave it."""
-    n, before = q.shape[2], k.shape[2] - q.shape[2]
-    group = q.shape[1] // k.shape[1]
-    scores = per_key_head(q, group, k.mT) * scale
-    if finish is not None:
-        position = torch.arange(k.shape[2], device=q.device)
-        scores = finish(scores, position[before:, None] - position)
-    seen = mask.rows(0, n)
-    scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
-    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
-    pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
-    return {"z": per_key_head(pattern, group, v), "scores": scores, "pattern": pattern}
-
-
-def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
-    """What transformers hands over: none, what was made here, or a tensor of some architecture's own making."""
-    if isinstance(mask, Mask):
-        return mask
-    n, before = q.shape[2], k.shape[2] - q.shape[2]
-    if mask is None:
-        return Mask.of_window(n, before=before, device=q.device)
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return Mask(lambda start, stop: seen[:, :, start:stop, : k.shape[2]])
 
 
 # Proofs
@@ -265,7 +244,7 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
         try:
             with stream.at_work():
                 actual, still = logits_and_fired(wrapped, tokens)
-        except (PosgenError, RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+        except FAILURES as error:
             return f"attention of this model cannot be streamed: {first_line(error)}"
         finally:
             stream.listeners.clear()

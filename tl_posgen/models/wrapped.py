@@ -134,6 +134,19 @@ class WrappedModel:
             self._known.difference = difference(self.backend, self.origin)
         return self._known.difference
 
+    @property
+    def needs_streaming(self) -> bool:
+        """Whether scores of some layer show only while attention is streamed."""
+        return any(isinstance(one, Probed) and one.handed_on for one in self.found())
+
+    def require_shown(self, probed: Probed) -> None:
+        """Refuse what hooks of a layer carry instead of scores while its attention is not streamed."""
+        if probed.handed_on and self.streamed.by is None:
+            raise UnsupportedModelError(
+                f"layer {probed.geometry.layer}: TransformerBridge leaves its attention to Hugging Face, so its scores "
+                "show, and can be edited, only in passes inside `with tl_posgen.streaming(model):`"
+            )
+
     def layer(self, index: int) -> Probed:
         """One layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
         found = self.found()[index]
