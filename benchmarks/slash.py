@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from tl_posgen.analysis import Feed
+from tl_posgen.feed import Feed
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.registry import requested
 

@@ -35,7 +35,7 @@ MEASURES = {
 def ways(model, tokens):
     """name -> what is timed."""
     import tl_posgen
-    from tl_posgen.analysis import Feed
+    from tl_posgen.feed import Feed
     from tl_posgen.models.capturing import run_capture
     from tl_posgen.models.streaming import chosen
     from tl_posgen.registry import requested

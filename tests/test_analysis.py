@@ -9,8 +9,9 @@ import torch
 import xarray as xr
 
 import tl_posgen
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.cache import needed_names
 from tl_posgen.position import ThreeAxis, Variance
 from tl_posgen.slash import Slash
@@ -307,3 +308,30 @@ def test_reference_values_of_the_bundled_model(mini, alice):
     assert null["three_axis_r"] == pytest.approx(0.404, abs=0.001)
     shares = [measured[share] for share in SHARES]
     np.testing.assert_allclose(shares, [0.210, 0.103, 0.306, 0.142, 0.089, 0.041, 0.111], atol=0.001)
+
+
+def test_attach_and_caches_ask_what_analyze_asks(mini):
+    tokens, far = torch.arange(5, 25)[None], [Slash(distances=(50,))]
+    with pytest.raises(InputError, match="seed = -1"), tl_posgen.attach(mini, far, seed=-1):
+        pass
+    with tl_posgen.attach(mini, far) as run, torch.no_grad():
+        _, cache = mini.run_with_cache(tokens)
+    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, tokens=tokens, measures=far)):
+        with pytest.raises(InputError, match="50"):
+            ask()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_patterns_that_a_hook_scaled_are_named(mini, factor):
+    def ablate(pattern, hook):
+        pattern[:, 1] *= factor
+        return pattern
+
+    with tl_posgen.attach(mini, ["slash"]) as run, torch.no_grad():
+        mini.run_with_hooks(torch.arange(5, 45)[None], fwd_hooks=[("blocks.1.attn.hook_pattern", ablate)])
+    assert run.report()["slash"].dataset.attrs["edited_patterns"] == [1]
+
+
+def test_seeds_are_looked_at_before_a_model_is_loaded():
+    with pytest.raises(InputError, match="null_seeds"):
+        tl_posgen.analyze("no-such/model", "text", null_seeds=(-1,))

@@ -10,7 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.measure import Measure, Variable
+from tl_posgen.collector import Variable
+from tl_posgen.measure import Measure
 from tl_posgen.report.figures import finish, model_label
 from tl_posgen.result import Result
 

@@ -13,9 +13,9 @@ from tl_posgen import registry
 from tl_posgen.analysis import analyze, supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
-from tl_posgen.errors import InputError, ModelError
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.files import require_writable
-from tl_posgen.measure import Request, fits, require
+from tl_posgen.measure import Request
 from tl_posgen.models import open_model
 from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import without_context_limit
@@ -23,6 +23,7 @@ from tl_posgen.models.provenance import fingerprint, model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed
+from tl_posgen.options import fits, require
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
@@ -109,6 +110,8 @@ def judge_claims(
         of = [[str(checkpoint), digest_of(Path(checkpoint).expanduser())] for checkpoint in checkpoints]
         asked_for = settings | {"measures": asked, "checkpoints": of}
         results |= kept(parts, WITH_CHECKPOINTS, asked_for, lambda: report_of(emergence(checkpoints, prompts, **over)))
+    if not results:
+        raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
     provenance = next(iter(results.values())).provenance
     return Report({"claims": judged(claims, results, model_label(model), provenance), **results}, provenance)
 

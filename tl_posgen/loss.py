@@ -8,11 +8,13 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.measure import Collector, Measure, Summary, Variable
+from tl_posgen.collector import Collector, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.loss import losses_of
 from tl_posgen.report.figures import finish, line, model_label, sides
 from tl_posgen.report.sentences import beside
+from tl_posgen.summary import Summary
 
 
 class LossCollector(Collector):

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import fits
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.weights import release
+from tl_posgen.options import fits
 
 
 class RandomInits(Sequence[int]):

@@ -6,7 +6,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, Options, Request, require
+from tl_posgen.measure import Measure, Request
+from tl_posgen.options import Options, require
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
 DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")

@@ -17,9 +17,9 @@ from typing import Any
 
 import tl_posgen
 from tl_posgen.coupling import coupling
-from tl_posgen.measure import jsonable
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
+from tl_posgen.summary import jsonable
 from tl_posgen.sweep import emergence
 from tl_posgen.sweep.emergence import MEASURES
 

@@ -12,9 +12,9 @@ from declared import assert_declared
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import LABELS, correlated, findings
 from tl_posgen.errors import InputError
-from tl_posgen.measure import jsonable
 from tl_posgen.result import load
 from tl_posgen.stats.partial_correlation import correlation
+from tl_posgen.summary import jsonable
 
 OPTIONS = {"k": 3, "length": 12, "n_prompts": 2, "widths": (16, 24, 32), "progress": False}
 TEXT = "once there was a cat and a dog who ran " * 6

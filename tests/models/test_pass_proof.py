@@ -371,9 +371,10 @@ def test_a_pattern_is_as_exact_as_its_dtype():
     scores[..., 0] -= 20  # what is next to nothing is not compared
     off[2, 1, 5], off[..., 0] = 1, 2
     assert is_softmax(scores, scores.softmax(-1) * off, torch.float32)
-    require_softmax(0, scores, scores.softmax(-1), torch.float32)
+    geometry = LayerGeometry(7, "none", 3, 3, 4, 0.5)
+    require_softmax(geometry, scores, scores.softmax(-1), torch.float32)
     with pytest.raises(InputError, match="layer 7: its pattern is not the softmax"):
-        require_softmax(7, scores, pattern.flip(-1), torch.float32)
+        require_softmax(geometry, scores, pattern.flip(-1), torch.float32)
 
 
 def test_every_row_is_compared_on_its_own_scale():
@@ -381,19 +382,25 @@ def test_every_row_is_compared_on_its_own_scale():
     scores = torch.zeros(2, 2, 3000)
     scores[0, 0, 0] = 20  # one row sees one key, the others all
     pattern = scores.softmax(-1)
-    assert is_softmax(scores, torch.tensor([[0.2, 0.9], [0.5, 1.0]])[..., None] * pattern, torch.float32)
+    shares = torch.tensor([[0.2, 0.9], [0.5, 1.0]])[..., None]
+    assert is_softmax(scores, shares * pattern, torch.float32, sinks=True)
+    assert not is_softmax(scores, shares * pattern, torch.float32)
     for head, row in [(0, 1), (1, 0)]:
         changed = pattern.clone()
         changed[head, row, 1234] *= 1.5
-        assert not is_softmax(scores, changed, torch.float32)
+        assert not is_softmax(scores, changed, torch.float32, sinks=True)
 
 
 def test_softmax_is_told_from_its_edits():
     scores = torch.randn(3, 4, 9).masked_fill(torch.rand(3, 4, 9) < 0.2, -torch.inf)
     pattern = scores.softmax(-1)
     assert is_softmax(scores, pattern, torch.float32)
-    assert is_softmax(scores, 0.3 * pattern, torch.float32)  # a sink takes its share of each row
-    assert not is_softmax(scores, (1.1 * scores).softmax(-1), torch.float32)
+    assert is_softmax(scores, 0.3 * pattern, torch.float32, sinks=True)  # it takes its share of each row
+    for sinks in (False, True):
+        assert not is_softmax(scores, (1.1 * scores).softmax(-1), torch.float32, sinks=sinks)
+        for factor in (0.0, 1.1):  # the commonest edit there is, and one that no sink makes
+            assert not is_softmax(scores, factor * pattern, torch.float32, sinks=sinks)
+    assert not is_softmax(scores, 0.5 * pattern, torch.float32)
 
 
 @pytest.mark.parametrize("run", ["capture", "attach"])

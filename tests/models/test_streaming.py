@@ -93,6 +93,25 @@ def test_the_model_is_as_it_was(backend, family_model):
     assert torch.equal(model(tokens), before)
 
 
+def test_a_hook_that_fails_leaves_nothing_behind(backend, family_model):
+    model, tokens = family_model("llama", backend), torch.arange(20)[None]
+    points = [getattr(block.attn, name) for block in model.blocks for name in ("hook_attn_scores", "hook_pattern")]
+
+    def fail(scores: Tensor, hook) -> Tensor:
+        raise ZeroDivisionError
+
+    hooks = [("blocks.0.attn.hook_attn_scores", fail)]
+    edits = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
+    own = model.run_with_hooks(tokens, fwd_hooks=edits)
+    with streaming(model):
+        with pytest.raises(ZeroDivisionError):
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+        torch.testing.assert_close(model.run_with_hooks(tokens, fwd_hooks=edits), own, atol=1e-4, rtol=1e-4)
+        with pytest.raises(ZeroDivisionError):
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+    assert [len(point._forward_hooks) for point in points] == [0] * 4
+
+
 def test_tokens_are_generated_as_without_streaming(backend, family_model):
     """Queries then meet keys of earlier passes, which a cache holds."""
     model, tokens = family_model("llama", backend), torch.arange(2, 22)[None]
@@ -149,13 +168,14 @@ def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
 
 def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
     model = family_model("qwen2", "hooked")
-    wrap(model).streamed.refusal = None
     model.cfg.use_attn_result = True
     try:
         with pytest.raises(UnsupportedModelError, match="use_attn_result"), streaming(model):
             pass
     finally:
-        model.cfg.use_attn_result, wrap(model).streamed.refusal = False, None
+        model.cfg.use_attn_result = False
+    with streaming(model):  # nothing of it is remembered
+        pass
 
 
 def test_hooks_that_would_not_fire_are_refused(family_model):

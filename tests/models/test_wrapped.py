@@ -1,6 +1,7 @@
 """A model is wrapped once: what was found out lives as long as the user's object, and two classes know its kind."""
 
 import ast
+import copy
 import gc
 import weakref
 from importlib import resources
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import why_no_hooked
 from families import VOCAB
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backend import Backend
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model, open_model, without_context_limit
@@ -107,6 +109,16 @@ def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, fam
         assert logits_of(lifted, long).isfinite().all()
     learned = family_model("gpt2", backend)
     assert without_context_limit(learned) is learned
+
+
+def test_edited_weights_are_not_exchanged_for_those_that_were_loaded(family_model):
+    if why := why_no_hooked():
+        pytest.skip(why)
+    model = copy.deepcopy(family_model("llama", "hooked"))
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q[0] *= 3
+    with pytest.raises(ModelError, match="has other weights by now; hand over a bridge of your own"):
+        without_context_limit(model)
 
 
 def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):

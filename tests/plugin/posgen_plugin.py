@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, TokenView, Variable
+from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.sentences import beside
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from tl_posgen.measure import NullSummary
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import at_head, beside, said
 from tl_posgen.report.terminal import cell, short
+from tl_posgen.summary import NullSummary
 
 
 @pytest.mark.parametrize("form", [".3f", ".1%", "+.2f", ".0%", "+.3f"])
@@ -32,3 +32,9 @@ def test_a_number_that_could_not_be_had_is_said_so(value):
 
 def test_what_is_no_zero_keeps_its_sign():
     assert (said(-0.25, ".2f"), said(-math.inf, ".2f"), said(-3, "g")) == ("-0.25", "-inf", "-3")
+
+
+def test_numbers_that_not_every_random_init_has_are_those_of_the_others():
+    null = NullSummary([{"r": 1.0, "head": 2.0}, {"r": 2.0}])
+    assert dict(null) == {"r": 1.5, "head": 2.0}
+    assert null.spread("head") is None

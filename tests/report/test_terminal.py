@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 import tl_posgen
-from tl_posgen.measure import Measure, Variable
+from tl_posgen.collector import Variable
+from tl_posgen.measure import Measure
 from tl_posgen.report.tables import compact
 from tl_posgen.report.terminal import cell, print_frame, print_report, short
 from tl_posgen.result import Result

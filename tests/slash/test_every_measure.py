@@ -9,12 +9,12 @@ import torch
 from declared import assert_declared
 
 import tl_posgen
-from tl_posgen.analysis import Feed
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import jsonable
+from tl_posgen.feed import Feed
 from tl_posgen.models import geometry_of, run_capture
 from tl_posgen.registry import requested
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
+from tl_posgen.summary import jsonable
 
 MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
 PER_HEAD = MEASURES[:-1]
@@ -232,12 +232,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
-    monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
+    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
 
 
 def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
-    monkeypatch.setattr("tl_posgen.analysis.run_capture", None)
+    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
     with pytest.raises(InputError, match="band_ablation: prompts of 8 to 10 tokens: give length="):
         tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)

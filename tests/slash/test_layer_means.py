@@ -5,7 +5,7 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.measure import HeadRows, Variable
+from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.models import run_capture
 from tl_posgen.slash.layer_means import by_head, means_over_prompts, strongest, with_and_without
 from tl_posgen.slash.slash_scores import slash_statistics, uniform_scores

@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.analysis import Feed
+from tl_posgen.feed import Feed
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.registry import requested

@@ -9,12 +9,13 @@ import xarray as xr
 
 from tl_posgen.coupling import Coupling, coupling
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, jsonable
+from tl_posgen.measure import Measure
 from tl_posgen.models.checkpoints import steps_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.result import Result, load
+from tl_posgen.summary import jsonable
 from tl_posgen.sweep import emergence
 from tl_posgen.sweep.emergence import findings, summarise, table
 

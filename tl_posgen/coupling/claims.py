@@ -3,9 +3,9 @@
 import math
 
 from tl_posgen.claim import Claim, Judgement, both
-from tl_posgen.measure import Summary
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.result import Result
+from tl_posgen.summary import Summary
 
 
 def alignment(coupling: Result) -> Judgement:

@@ -12,19 +12,22 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import Variable
 from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
 from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
 from tl_posgen.coupling.jacobians import DENSE_UP_TO
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_numbers
+from tl_posgen.options import Options
+from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary, Summary
 
 OF_K = {  # headline -> what its mean is over
     "coupling": "ordered pairs of different layers",

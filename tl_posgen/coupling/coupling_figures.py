@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.measure import Summary
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, colour_axis, heat, line, model_label, sides
 from tl_posgen.report.intervals import error_bars
 from tl_posgen.report.sentences import said
+from tl_posgen.summary import Summary
 
 OF_TOKENS = {
     "self": "d f(x_t) / d x_t of each token t",

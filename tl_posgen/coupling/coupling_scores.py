@@ -12,22 +12,25 @@ import torch
 import xarray as xr
 from tqdm.auto import tqdm
 
+from tl_posgen.collector import Variable
 from tl_posgen.coupling.coupling import HEADLINES
 from tl_posgen.coupling.coupling import MEASURE as COUPLING
 from tl_posgen.coupling.coupling_figures import sides_with_summary
 from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, NullSummary, Summary, Variable, require
+from tl_posgen.measure import Measure
 from tl_posgen.models.checkpoints import load_checkpoint
 from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
+from tl_posgen.options import require
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label
 from tl_posgen.report.intervals import ENDS, error_bars, with_ends, with_interval
 from tl_posgen.report.sentences import at_most, null_of
 from tl_posgen.result import Result
 from tl_posgen.stats.partial_correlation import correlation, partial_correlation, regression_line, unexplained
+from tl_posgen.summary import NullSummary, Summary
 
 LABELS = {
     "coupling": "coupling (Frobenius)",

@@ -375,9 +375,9 @@ class _Capture:
             own = cut("pattern", pattern[row], span)
             compared = own[:, self.pattern_rows(capture)]
             if self.in_order:
-                require_softmax(capture.layer, rows, compared, own.dtype)
+                require_softmax(probed.geometry, rows, compared, own.dtype)
             else:
-                capture.edited_pattern = not is_softmax(rows, compared, own.dtype)
+                capture.edited_pattern = not is_softmax(rows, compared, own.dtype, sinks=probed.geometry.sinks)
             if "pattern" in self.needs:
                 capture.pattern = at_least_float32(own if len(own) == len(capture.heads) else own[list(capture.heads)])
 

@@ -23,6 +23,7 @@ def fused_hooked(
             steps = Steps(attn, attention_of(layer), geometry)
             for name in ("calculate_attention_scores", "apply_causal_mask", "calculate_z_scores"):
                 stack.enter_context(replaced(attn, name, getattr(steps, name)))
+            stack.callback(steps.forget)
         yield
 
 
@@ -37,7 +38,14 @@ class Steps:
     def own(self, name: str, *args: Any) -> Tensor:
         return getattr(type(self.attn), name)(self.attn, *args)
 
+    def forget(self) -> None:
+        """What a pass that a hook ended left behind."""
+        if self.formed is not None and "handle" in self.formed:
+            self.formed["handle"].remove()
+        self.met, self.formed = {}, None
+
     def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
+        self.forget()
         self.met = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
         self.formed = {} if is_hooked(self.attn) else None
         if self.formed is not None:

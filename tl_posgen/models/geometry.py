@@ -27,6 +27,7 @@ class LayerGeometry:
         window: a query sees the `window` last keys, itself included; None sees all.
         alibi_slopes: positive slope per head (the score falls by slope per token of distance), or None.
         qk_norm: whether q and k are normalised before RoPE (the captured ones already are).
+        sinks: whether something that carries no value joins each row's softmax, so that patterns sum to less than one.
         error: largest |recomputed - model's own score| over the probe tokens: the proof of this description.
     """
 
@@ -41,6 +42,7 @@ class LayerGeometry:
     window: int | None = None
     alibi_slopes: Float[Tensor, " n_heads"] | None = None
     qk_norm: bool = False
+    sinks: bool = False
     error: float | None = None
 
     @property

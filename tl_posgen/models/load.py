@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from tqdm.auto import tqdm
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backend import Origin
 from tl_posgen.models.config import read_config
 from tl_posgen.models.convert import build, hooked_parts
 from tl_posgen.models.hugging_face import load_hf_model, load_tokenizer, plan
 from tl_posgen.models.model import Model
+from tl_posgen.models.plain_proof import centred
 from tl_posgen.models.quiet import quiet
 from tl_posgen.models.source import MINI, Source, find_source, first_line
 from tl_posgen.models.weights import require_layers, stored_weights
@@ -216,10 +217,22 @@ def without_context_limit(model: Model) -> Model:
     """The same model as an object that takes prompts longer than `model` does, where there is one; else `model`.
 
     It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
+
+    Raises:
+        ModelError: what is there now predicts otherwise, so that `model` has other weights than it was loaded with.
     """
     wrapped = wrap(model)
     backend, origin, weight = wrapped.limit.lifted_as, wrapped.origin, next(model.parameters())
     if backend is None:
         return model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
-    return load_model(name, backend, weight.dtype, str(weight.device), trust_remote_code=trust)
+    other = load_model(name, backend, weight.dtype, str(weight.device), trust_remote_code=trust)
+    tokens = torch.randint(model.cfg.d_vocab, (1, 24), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    with torch.no_grad():
+        own, anew = centred(model(tokens)), centred(other(tokens))
+    if not (own - anew).abs().max() <= max(1e-3, 32 * torch.finfo(weight.dtype).eps) * own.abs().max():
+        raise ModelError(
+            f"{origin.name}: this object takes no prompts beyond {wrapped.limit.tokens} tokens, and what it was loaded "
+            f"from has other weights by now; hand over a {backend} of your own"
+        )
+    return other

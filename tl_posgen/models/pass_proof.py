@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
+from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.proof import allowed_error, without_row_offsets
 from tl_posgen.models.sites import plain_scores
 
@@ -109,25 +110,36 @@ def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
 
 
 def is_softmax(
-    scores: Float[Tensor, "head row key"], pattern: Float[Tensor, "head row key"], dtype: torch.dtype
+    scores: Float[Tensor, "head row key"],
+    pattern: Float[Tensor, "head row key"],
+    dtype: torch.dtype,
+    *,
+    sinks: bool = False,
 ) -> bool:
-    """Whether a pattern is the softmax of these scores, up to what attention sinks take of each row."""
+    """Whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row."""
     expected = scores.softmax(-1)
     there = expected > 1e-3 * expected.amax(-1, keepdim=True)
-    ratio = pattern.float() / expected
-    spread = ratio.masked_fill(~there, -torch.inf).amax(-1) - ratio.masked_fill(~there, torch.inf).amin(-1)
-    return float(spread.max()) <= max(1e-3, 8 * torch.finfo(dtype).eps)
+    ratio, allowed = pattern.float() / expected, max(1e-3, 8 * torch.finfo(dtype).eps)
+    most = ratio.masked_fill(~there, -torch.inf).amax(-1)
+    least = ratio.masked_fill(~there, torch.inf).amin(-1)
+    seen = there.any(-1)
+    if sinks:
+        return bool(((most - least <= allowed) & (most <= 1 + allowed) & (least > 0))[seen].all())
+    return bool(((most <= 1 + allowed) & (least >= 1 - allowed))[seen].all())
 
 
 def require_softmax(
-    layer: int, scores: Float[Tensor, "head row key"], pattern: Float[Tensor, "head row key"], dtype: torch.dtype
+    geometry: LayerGeometry,
+    scores: Float[Tensor, "head row key"],
+    pattern: Float[Tensor, "head row key"],
+    dtype: torch.dtype,
 ) -> None:
     """Refuse a pattern that is not the softmax of the scores which were captured."""
-    if not is_softmax(scores, pattern, dtype):
+    if not is_softmax(scores, pattern, dtype, sinks=geometry.sinks):
         raise InputError(
-            f"layer {layer}: its pattern is not the softmax of the scores that were captured, so another hook edits "
-            "one of them; let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`, "
-            "which sees what the pass ends up with whatever the order"
+            f"layer {geometry.layer}: its pattern is not the softmax of the scores that were captured, so another hook "
+            "edits one of them; let the capture hooks stand last in the list, or use "
+            "`with tl_posgen.models.capturing(...)`, which sees what the pass ends up with whatever the order"
         )
 
 
@@ -143,7 +155,7 @@ def as_cached(
     if pattern is None:
         capture.proved = False
         return capture
-    if is_softmax(capture.scores(), pattern[list(capture.heads)], dtype):
+    if is_softmax(capture.scores(), pattern[list(capture.heads)], dtype, sinks=capture.geometry.sinks):
         return capture
     why = (
         f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -18,8 +18,9 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.proof import is_pattern, prove
 from tl_posgen.models.sites import Sites, dispatch, plain_scores
 
+SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
 PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
-HOOKS = ("q", "k", "attn_scores", "q_normed", "k_normed", "cos", "sin")
+HOOKS = ("q", "k", "attn_scores", "pattern", "q_normed", "k_normed", "cos", "sin")
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,15 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
         q, k = (sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0] for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
-        return Probed(prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype)), sites, handed_on)
+        geometry = prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype))
+        return Probed(replace(geometry, sinks=has_sinks(fired.get("pattern"))), sites, handed_on)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
+
+
+def has_sinks(pattern: Tensor | None) -> bool:
+    """Whether rows of the probe's pattern sum to less than one."""
+    return pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
 
 
 def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:

@@ -11,6 +11,12 @@ from tl_posgen.models.quiet import quiet
 from tl_posgen.models.wrapped import wrap
 
 
+def require_seed(seed: object) -> None:
+    """Refuse what torch's generators do not take."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
+
+
 def random_like(model: Model, seed: int) -> Model:
     """A model of the same architecture and shape with freshly initialised weights: the null of every measure.
 
@@ -28,8 +34,7 @@ def random_like(model: Model, seed: int) -> Model:
         >>> wrap(null).origin.initialisation
         'transformers, LlamaForCausalLM'
     """
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise InputError(f"seed = {seed!r}: give a whole number")
+    require_seed(seed)
     backend, origin = wrap(model).backend, wrap(model).origin
     directory, trust = origin.directory, origin.trust_remote_code
     with quiet(seed):

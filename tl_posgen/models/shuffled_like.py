@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tl_posgen.models.model import Model
 from tl_posgen.models.quiet import quiet
+from tl_posgen.models.random_like import require_seed
 from tl_posgen.models.wrapped import wrap
 
 RULE = "trained, entries of every weight matrix permuted"
@@ -37,6 +38,7 @@ def shuffled_like(model: Model, seed: int) -> Model:
         >>> torch.equal(one, other), torch.equal(one.sort().values, other.sort().values)
         (False, True)
     """
+    require_seed(seed)
     null = copy_of(model)
     generator = torch.Generator().manual_seed(seed)
     weights = dict(null.named_parameters())

@@ -68,6 +68,8 @@ def streaming(model: Model) -> Iterator[None]:
     if known.by is not None:
         yield
         return
+    if reason := unusual(model.cfg):
+        raise UnsupportedModelError(f"attention cannot be streamed: {reason}")
     stream = Stream(wrapped)
     if known.refusal is None:
         known.refusal = difference(wrapped, stream)
@@ -231,8 +233,6 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
     removed from both. Finds out, too, which hook points do not fire.
     """
     model = wrapped.backend.model
-    if reason := unusual(model.cfg):
-        return f"attention cannot be streamed: {reason}"
     n = min(N_TOKENS, wrapped.limit.tokens or N_TOKENS)
     n -= n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))
     tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=torch.Generator().manual_seed(0))

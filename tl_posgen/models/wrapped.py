@@ -120,6 +120,7 @@ class WrappedModel:
         dtype = next(self.model.parameters()).dtype
         if again or self._known.dtype != dtype:
             self.require_evaluation()
+            self._known.streamed.refusal = None
             with self.exclusive("probe"):
                 if reason := self.difference(again=again or self._known.dtype is not None):
                     self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tl_posgen.claim import Claim, Judgement, both, threshold
-from tl_posgen.measure import Summary
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
 from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
+from tl_posgen.summary import Summary
 
 DISTANCES = (0, 64, 256, 1000, 2048)
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}

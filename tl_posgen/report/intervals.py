@@ -6,9 +6,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from tl_posgen.measure import Summary, Variable
+from tl_posgen.collector import Variable
 from tl_posgen.report.sentences import said
 from tl_posgen.stats.bootstrap import bootstrap_interval
+from tl_posgen.summary import Summary
 
 ENDS = ("", "_low", "_high")
 OVER_PROMPTS = "of the 95% bootstrap interval over prompts"

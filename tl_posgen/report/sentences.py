@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.measure import NullSummary, Summary
+from tl_posgen.summary import NullSummary, Summary
 
 ENCODINGS = {
     "absolute": "Positions are added to the embeddings here",

@@ -5,9 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from tl_posgen.measure import jsonable, rows_of
+from tl_posgen.measure import rows_of
 from tl_posgen.report.sentences import means
 from tl_posgen.result import Result
+from tl_posgen.summary import jsonable
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row a layer
 

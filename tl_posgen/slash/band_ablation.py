@@ -12,13 +12,14 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import HeadRows, Measure, NullSummary, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capturing
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.probe import geometry_of
+from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
 from tl_posgen.report.sentences import at_most
 from tl_posgen.result import Result
@@ -28,6 +29,7 @@ from tl_posgen.slash.dominance import Dominance, check_all_reached, dominant_at
 from tl_posgen.slash.head_groups import averaged
 from tl_posgen.slash.layer_means import at_distance, statistics_of, strongest
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, conditions, in_words
+from tl_posgen.summary import NullSummary, Summary
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 N_HEADS = 12  # the strongest, drawn one by one

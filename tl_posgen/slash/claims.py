@@ -1,13 +1,13 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
 from tl_posgen.claim import Claim, Judgement, both, threshold
-from tl_posgen.measure import Summary
 from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
 from tl_posgen.slash.band_ablation import of_condition
 from tl_posgen.slash.cone_figures import BEST
 from tl_posgen.slash.head_groups import count, in_groups
 from tl_posgen.slash.slash_ablation import in_words
+from tl_posgen.summary import Summary
 
 CONDITIONS = ("unchanged", "drop high, thirds", "drop medium, thirds", "drop low, thirds", "no_rope")
 

@@ -12,7 +12,8 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.measure import HeadRows, Measure, NullSummary, Summary, Variable
+from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.report.sentences import beside, said
@@ -24,6 +25,7 @@ from tl_posgen.slash.dominance import Dominance, check_all_reached, is_dominant
 from tl_posgen.slash.head_groups import PER_HEAD, VariantCollector, group_means, group_table, in_groups
 from tl_posgen.slash.layer_means import SUFFIXES, at_distance, best_distance, statistics_from_qk
 from tl_posgen.stats.agreement import spearman
+from tl_posgen.summary import NullSummary, Summary
 
 INPUTS = ("measured", "axis_only", "off_axis")
 COSINES = np.linspace(-1, 1, 41)  # edges of the histogram

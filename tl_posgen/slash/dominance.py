@@ -8,7 +8,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Options
+from tl_posgen.options import Options
 from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 

@@ -10,11 +10,12 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.measure import Collector, HeadRows, Summary
+from tl_posgen.collector import Collector, HeadRows
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 from tl_posgen.report.sentences import said
 from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of
+from tl_posgen.summary import Summary
 
 TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}
 GROUPS = {"dominant": "slash-dominant", "other": "other"}

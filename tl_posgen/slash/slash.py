@@ -10,8 +10,9 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.analysis import Prompts, analyze
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Summary, TokenView, Variable
+from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models import open_model, to_prompts
 from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.report.circuits import CROP, attention_maps
@@ -34,6 +35,7 @@ from tl_posgen.slash.layer_means import (
     with_and_without,
 )
 from tl_posgen.slash.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
+from tl_posgen.summary import Summary
 
 N_EXAMPLES = 3
 

@@ -11,8 +11,10 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_posgen.measure import Collector, HeadRows, Measure, Options, Summary, Variable
+from tl_posgen.collector import Collector, HeadRows, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.report.sentences import at_head, head_reference
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
@@ -30,6 +32,7 @@ from tl_posgen.slash.layer_means import (
     with_and_without,
 )
 from tl_posgen.slash.slash_scores import SlashStatistics
+from tl_posgen.summary import Summary
 
 Scheme = Literal["thirds", "wavelength"]
 BAND_KINDS = ("drop", "freeze", "keep")

@@ -10,7 +10,8 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.measure import HeadRows, Measure, NullSummary, Summary, Variable
+from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.sentences import at_most, said
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
@@ -19,6 +20,7 @@ from tl_posgen.slash.dominance import Dominance, check_any_reached, is_dominant
 from tl_posgen.slash.head_groups import GROUPS, PER_HEAD, VariantCollector, count, group_means, group_table
 from tl_posgen.slash.plane_contributions import match_profiles, plane_contributions, rank_one_profile
 from tl_posgen.slash.slash_planes_figures import ALL_BANDS, FIGURES, SCHEMES, drawn
+from tl_posgen.summary import NullSummary, Summary
 
 NEAR = 8  # tokens: how far from the best distance the others of "edge" are
 PLACES = {"best": "lift", "edge": "edge"}

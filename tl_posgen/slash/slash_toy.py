@@ -11,7 +11,8 @@ import torch
 import xarray as xr
 from tqdm.auto import trange
 
-from tl_posgen.measure import Measure, Summary, Variable, jsonable
+from tl_posgen.collector import Variable
+from tl_posgen.measure import Measure
 from tl_posgen.report.figures import COLOURS, Panels, colour_axis, finish, heat, line
 from tl_posgen.result import Result
 from tl_posgen.slash.slash_scores import uniform_scores
@@ -23,6 +24,7 @@ from tl_posgen.slash.toy_model import (
     measure,
     pattern_of_one_prompt,
 )
+from tl_posgen.summary import Summary, jsonable
 
 FEATURES = ("trained", "unseen")
 EVALUATION_PROMPTS = 256

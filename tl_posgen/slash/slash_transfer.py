@@ -15,11 +15,12 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
-from tl_posgen.measure import HeadRows, Measure, NullSummary, Request, Summary, TokenView, Variable
+from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.measure import Measure, Request, TokenView
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import Panels, equality, model_label, sides
 from tl_posgen.report.sentences import at_head, beside, head_reference, said
@@ -39,6 +40,7 @@ from tl_posgen.slash.layer_means import (
     with_and_without,
 )
 from tl_posgen.stats.agreement import agreement
+from tl_posgen.summary import NullSummary, Summary
 
 SOURCES = ("natural", "random")
 TOKENS = {"all": "all keys", "without_first_token": "first token left out"}

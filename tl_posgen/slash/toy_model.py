@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Options
 from tl_posgen.null import MOST
+from tl_posgen.options import Options
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum

@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 
 from tl_posgen import registry
 from tl_posgen.analysis import Measures, analyze
-from tl_posgen.measure import Measure, NullSummary, Request, Summary, Variable, require
+from tl_posgen.collector import Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import BackendChoice, Dtype
 from tl_posgen.models.loss import prompts_of_one_length
@@ -23,10 +24,12 @@ from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.weights import release
 from tl_posgen.null import RandomInits, check_seeds
+from tl_posgen.options import require
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import null_of
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary, Summary
 from tl_posgen.sweep.curves import (
     PER_HEAD,
     Curve,

@@ -16,9 +16,9 @@ from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError
 from tl_posgen.files import require_writable, write_whole
-from tl_posgen.measure import require
 from tl_posgen.models.memory import memory_of
 from tl_posgen.netcdf import require_undamaged
+from tl_posgen.options import require
 from tl_posgen.sweep.job import Job, attempt, versions
 from tl_posgen.sweep.on_ray import on_ray
 from tl_posgen.sweep.processes import Outcome, local, processes

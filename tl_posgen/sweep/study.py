@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import require
 from tl_posgen.null import check_seed, check_seeds
+from tl_posgen.options import require
 from tl_posgen.sweep.job import Job, requests_of, versions
 from tl_posgen.sweep.texts import BUNDLED, Text
 from tl_posgen.sweep.weights import Weights

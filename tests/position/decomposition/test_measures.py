@@ -9,8 +9,8 @@ import xarray as xr
 from declared import assert_declared
 
 from tl_posgen.errors import InputError
-from tl_posgen.measure import jsonable
 from tl_posgen.position.decomposition import AcrossPrompts, AttentionExamples, MeanKey, Residual, ThreeAxis, Variance
+from tl_posgen.summary import jsonable
 
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 WITH_NULL = MEASURES[:-1]

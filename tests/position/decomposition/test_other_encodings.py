@@ -9,7 +9,8 @@ import torch
 from families import save_family
 
 import tl_posgen
-from tl_posgen.analysis import analyze, attach
+from tl_posgen.analysis import analyze
+from tl_posgen.attaching import attach
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import read_text

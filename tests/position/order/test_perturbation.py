@@ -9,11 +9,11 @@ from declared import assert_declared
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import jsonable
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position.order import Perturbation, permute_positions, perturbation, swap_tokens
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
+from tl_posgen.summary import jsonable
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
 QUIET = {**CUT, "null_seeds": (), "n_draws": 1}

@@ -8,8 +8,9 @@ from declared import assert_declared
 from scipy import stats
 
 from tl_posgen import load, registry
-from tl_posgen.analysis import analyze, one_pass
+from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.feed import one_pass
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.shuffled_like import shuffled_like
 from tl_posgen.models.tokens import to_prompts

@@ -10,13 +10,15 @@ from declared import assert_declared
 
 import tl_posgen
 from tl_posgen import registry
-from tl_posgen.analysis import Feed, analyze, as_result, one_pass
+from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.feed import Feed, one_pass
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.position.planes.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import CONDITIONS, EPS_GRID, SHOWN, WITH_AND_WITHOUT, Planes
+from tl_posgen.procedure import as_result
 
 OPTIONS = {"length": 48, "n_prompts": 2, "progress": False}
 TOKENS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))

@@ -10,7 +10,6 @@ from declared import assert_declared
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.measure import jsonable
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.random_like import random_like
 from tl_posgen.position.claims import two_axes
@@ -19,6 +18,7 @@ from tl_posgen.position.substitution import Substitution, by_free_split, by_spli
 from tl_posgen.position.substitution.optimise_split import FAMILIES, free_splits
 from tl_posgen.position.substitution.substituted_loss import recovered
 from tl_posgen.position.substitution.substitution import two_sets
+from tl_posgen.summary import jsonable
 
 QUIET = {"progress": False, "null_seeds": ()}
 CONDITIONS = (

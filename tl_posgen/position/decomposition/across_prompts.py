@@ -12,9 +12,11 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.position_shares import PositionParts, position_shares, row_centred
@@ -23,6 +25,7 @@ from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, withou
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
 from tl_posgen.report.sentences import at_head, extremes, means, null_of, said
+from tl_posgen.summary import Summary
 
 CROP = 256
 

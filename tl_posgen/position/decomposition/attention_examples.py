@@ -10,18 +10,21 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import Job, as_result
-from tl_posgen.measure import Measure, Options, Request, Summary, TokenView, Variable
+from tl_posgen.collector import Variable
+from tl_posgen.measure import Measure, Request, TokenView
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.procedure import Job, as_result
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 from tl_posgen.result import Result
+from tl_posgen.summary import Summary
 
 MAPS = {"pattern": "true", "additive_pattern": "additive", "residual": "true - add."}
 MAP = ("example", "query", "key")

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import moments_of
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.figures import head_map, layer_curves
 from tl_posgen.report.sentences import beside, means
+from tl_posgen.summary import Summary
 
 BY_DISTANCE = ("r", "r_within_rows", "r_without_first_token", "r_within_rows_without_first_token")
 

@@ -12,9 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, Summary, TokenView, Variable
+from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.position_shares import row_centred
@@ -28,6 +30,7 @@ from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
+from tl_posgen.summary import Summary
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out

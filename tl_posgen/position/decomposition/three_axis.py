@@ -8,15 +8,18 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis, pooled_r
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.figures import head_map, layer_curves
 from tl_posgen.report.sentences import at_head, beside, extremes, means
 from tl_posgen.stats.bootstrap import bootstrap_interval
+from tl_posgen.summary import Summary
 
 CURVES = {"a": "distance", "b": "query", "c": "key"}
 GAUGES = {

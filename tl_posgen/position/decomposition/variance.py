@@ -7,9 +7,11 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.collector import Collector, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.variance_shares import (
     COMPONENTS,
@@ -20,6 +22,7 @@ from tl_posgen.position.decomposition.variance_shares import (
 )
 from tl_posgen.report.figures import Panels, finish, head_map, head_names, model_label, sides
 from tl_posgen.report.sentences import at_head, beside, extremes, means
+from tl_posgen.summary import Summary
 
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}
 

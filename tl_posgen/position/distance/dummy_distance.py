@@ -15,21 +15,24 @@ from jaxtyping import Float, Real
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Collector, Measure, Options, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.distance.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.hooks import at_dummy_distance, require_distances
+from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, Panels, head_map, layer_curves, line, model_label, sides, thinned
 from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.result import Result
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
+from tl_posgen.summary import Summary
 
 DUMMY_DISTANCES = (0, 64, 256, 1000, 2048)
 LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)

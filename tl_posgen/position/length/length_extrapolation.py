@@ -13,23 +13,26 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList
-from tl_posgen.measure import HeadRows, Measure, NullSummary, Options, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capture_hooks
 from tl_posgen.models.loss import logits_of, losses_of, prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.length_figures import ATTENTION, FIGURES
 from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import mean_and_ends, with_ends
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary, Summary
 
 NAME = "length_extrapolation"
 CONDITIONS = {

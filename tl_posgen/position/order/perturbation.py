@@ -14,18 +14,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.order import perturbation_figures as figures
 from tl_posgen.position.order.cloze import encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
+from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
 from tl_posgen.report.sentences import beside, null_of, said
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary, Summary
 
 RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 TARGETS = ("all", "unmoved", "suffix")

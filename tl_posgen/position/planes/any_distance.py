@@ -13,21 +13,25 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen import registry
-from tl_posgen.analysis import Job, one_pass
+from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import Measure, Options, Request, Summary, Variable
+from tl_posgen.feed import one_pass
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.position.distance.distance_table import distance_table
 from tl_posgen.position.planes.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, Panels, finish, head_names, line, model_label, sides
 from tl_posgen.report.sentences import beside, said
 from tl_posgen.result import Result
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes
+from tl_posgen.summary import Summary
 
 INVERSE_DFT = "inverse DFT"
 RCONDS = (1e-12, 1e-2)  # the best fit, whatever its logits, and one whose planes hardly cancel

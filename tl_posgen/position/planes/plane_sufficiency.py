@@ -9,19 +9,23 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import Job, as_result, one_pass
-from tl_posgen.measure import Measure, Options, Request, Summary, Variable
+from tl_posgen.collector import Variable
+from tl_posgen.feed import one_pass
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.options import Options
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.position.planes.planes import EPS, Planes, require_rope
+from tl_posgen.procedure import Job, as_result
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_names, line
 from tl_posgen.report.figures import model_label as label_of
 from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
 from tl_posgen.stats.agreement import pearson, spearman
+from tl_posgen.summary import Summary
 
 WEIGHTS = ("trained", "random init", "shuffled")
 POOLED = "pooled"

@@ -11,12 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.measure import Collector, Measure, Options, Summary, Variable
+from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.position.planes.plane_patterns import (
@@ -31,6 +33,7 @@ from tl_posgen.position.planes.plane_patterns import (
 from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
 from tl_posgen.report.sentences import beside, head_reference, means
 from tl_posgen.rope.rotation import complex_frequencies
+from tl_posgen.summary import Summary
 
 EPS = 0.5
 EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_posgen.collector import HeadRows
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf
-from tl_posgen.measure import HeadRows
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import token_losses

@@ -12,12 +12,13 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.analysis import Job
+from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import ScoresOf
-from tl_posgen.measure import Measure, NullSummary, Options, Request, Summary, Variable
+from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole
 from tl_posgen.position.substitution.hooks import (
     by_constant,
@@ -32,9 +33,11 @@ from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, o
 from tl_posgen.position.substitution.splits import point_mass, triangle
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, WORTHLESS, costs, measure, search_dataset
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
+from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import with_ends
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary, Summary
 
 COST_PROMPTS = 4
 NO_SPLIT = (*NO_STAND_IN, "three_axis", *CONTROLS)

@@ -1,0 +1,71 @@
+"""What a measure that runs the model itself is told, and how what it found becomes a Result."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from tl_posgen import registry
+from tl_posgen.measure import Request
+from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.selection import select_heads
+from tl_posgen.null import RandomInits
+from tl_posgen.result import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """How a measure is to be taken: what every procedure is told beside its model, prompts and options.
+
+    Attributes:
+        layers, heads, length, n_prompts, seed, progress: as in `analyze`.
+        random_inits: the null models.
+        after: results of the same run, those that the measure names in `after`; without their random inits, which are
+            measured when everything has been measured of the model.
+        later: what `result` was given, by measure: taken of every random init when its turn comes.
+    """
+
+    layers: Sequence[int] | None = None
+    heads: Any = None
+    length: int | None = None
+    n_prompts: int | None = None
+    seed: int = 0
+    random_inits: RandomInits
+    progress: bool = True
+    after: Mapping[str, Result] = field(default_factory=dict)
+    later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
+
+    def result(
+        self,
+        request: Request,
+        model: Any,
+        tokens: Sequence[Int[Tensor, " _"]],
+        of_model: Callable[..., xr.Dataset],
+    ) -> Result:
+        """`of_model(model, label, after)` of the model as a Result; `analyze` adds that of every random init.
+
+        `after` is what `job.after` holds of that model: dataset by name.
+        """
+        dataset = of_model(model, model_label(model), {name: one.dataset for name, one in self.after.items()})
+        self.later[request.name] = of_model
+        chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
+        return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
+
+
+def as_result(request: Request, datasets: Sequence[xr.Dataset], provenance: Mapping[str, Any]) -> Result:
+    """A Result of a model's dataset and those of its random inits, every variable described."""
+    measure = request.measure
+    own, *nulls = (measure.describe(dataset) for dataset in datasets)
+    registered = registry.find(request.name) is measure
+    options = {"options": request.as_dict()} if request.options else {}
+    return Result(request.name, own, tuple(nulls), {**provenance, **options}, declared=None if registered else measure)
+
+
+def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
+    """What the provenance says of chosen heads: nothing of all, else their references such as "3.6"."""
+    if layers is None and heads is None:
+        return {}
+    return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}
