@@ -115,7 +115,7 @@ def test_a_text_longer_than_the_context_is_refused_with_the_remedy(family_model,
     model = family_model("gpt2", backend)
     with pytest.raises(InputError, match=r"this model takes 128, .*length="):
         to_prompts(model, TEXT)
-    with pytest.raises(InputError, match="length 129 is too long: this model takes 128"):
+    with pytest.raises(InputError, match="prompts of 129 tokens are too long: this model takes 128"):
         to_prompts(model, TEXT, length=129)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import why_no_hooked
 from families import VOCAB
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
@@ -112,8 +111,6 @@ def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, fam
 
 
 def test_edited_weights_are_not_exchanged_for_those_that_were_loaded(family_model):
-    if why := why_no_hooked():
-        pytest.skip(why)
     model = copy.deepcopy(family_model("llama", "hooked"))
     with torch.no_grad():
         model.blocks[0].attn.W_Q[0] *= 3

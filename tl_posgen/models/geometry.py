@@ -79,5 +79,6 @@ class ContextLimit(NamedTuple):
     @property
     def remedy(self) -> str:
         if self.lifted_as is None:
-            return "give shorter prompts"
-        return f'load it with backend="{self.lifted_as}", where rotary models have no such limit'
+            return "cut texts into shorter prompts with length= (and n_prompts=)"
+        lifted = f'load it with backend="{self.lifted_as}", where rotary models have no such limit'
+        return f"cut texts with length=, or {lifted}"

@@ -75,10 +75,8 @@ def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> No
         raise InputError(f"length {length}: a prompt needs two tokens at least")
     if n_prompts is not None and n_prompts < 1:
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
-    limit, why, _ = wrap(model).limit
-    if length is not None and limit is not None and length > limit:
-        raise InputError(f"length {length} is too long: this model takes {limit} tokens, {why}")
     if length is not None:
+        wrap(model).require_length(length)
         require_fits(model, length)
 
 
@@ -158,12 +156,7 @@ def check_ids(model: Model, ids: Sequence[int]) -> None:
                 f"token id {extreme} is outside the vocabulary of {model.cfg.d_vocab}; "
                 "was the text tokenised for another model?"
             )
-    limit, why, _ = wrap(model).limit
-    if limit is not None and len(ids) > limit:
-        raise InputError(
-            f"a prompt has {len(ids)} tokens and this model takes {limit}, {why}; "
-            "give length= (and n_prompts=) to cut it into prompts"
-        )
+    wrap(model).require_length(len(ids))
     require_fits(model, len(ids))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pandas as pd
@@ -80,12 +81,13 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     planes = Request(Planes.measure, request.options.planes())
     where: dict[str, Any] = {"layers": job.layers, "heads": job.heads, "progress": job.progress}
-    measured = {
-        kind: one_pass(other, tokens, [planes], seed=job.seed, label=label, **where)["planes"]
-        for kind, label, other in every_weights(model, job)
-    }
-    index = pd.Index(list(measured), name="weights")
-    whole: Any = [data[[*PER_HEAD, "additive_by_eps"]] for data in measured.values()]
+    measured = {}
+    for kind, label, other in every_weights(model, job):
+        measured[kind] = one_pass(other, tokens, [planes], seed=job.seed, label=label, **where)["planes"]
+        del other  # before the next is built
+    kinds = [kind for kind in WEIGHTS if kind in measured]
+    index = pd.Index(kinds, name="weights")
+    whole: Any = [measured[kind][[*PER_HEAD, "additive_by_eps"]] for kind in kinds]
     heads: xr.Dataset = xr.concat(whole, index, combine_attrs="override")
     heads = heads.assign(certified=heads["additive_by_eps"].mean(("layer", "head"))).drop_vars("additive_by_eps")
     dataset = heads.merge(correlations(heads)).assign_attrs(rows=list(ROW))
@@ -93,13 +95,13 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
 
 
 def every_weights(model: Model, job: Job) -> Iterator[tuple[str, str, Model]]:
-    """(kind, label, model), each built when its turn comes."""
+    """(kind, label, model), each built when its turn comes, in the place of the one before."""
     trained, random_init, shuffled = WEIGHTS
     yield trained, model_label(model), model
-    for label, other in job.random_inits.of(model).models():
-        yield random_init, label, other
-        break
+    random_inits = job.random_inits.of(model)
+    random_inits.let_go()
     yield shuffled, shuffled_label(job.seed), shuffled_like(model, job.seed)
+    yield from ((random_init, label, other) for label, other in islice(random_inits.models(), 1))
 
 
 def correlations(heads: xr.Dataset) -> xr.Dataset:
