@@ -8,7 +8,6 @@ import torch
 from tl_posgen.errors import InputError
 from tl_posgen.models.cache import captures_from_cache, needed_names
 from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
-from tl_posgen.models.load import load_model
 from tl_posgen.models.padding import PadToken, texts_of
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.streaming import streaming
@@ -20,14 +19,14 @@ LENGTHS = (2, 17, 40, 5)
 
 
 @pytest.fixture
-def padding_model(family_directory, backend):
-    """(name, pad, side) -> a model whose tokenizer pads with a token of its own, or with the end of text."""
+def padding_model(family_model, backend, monkeypatch):
+    """(name, pad, side) -> a model whose tokenizer pads, for this test, with a token of its own or the end of text."""
 
     def make(name: str, pad: int = PAD, side: str = "right"):
-        model = load_model(family_directory(name), backend)
+        model = family_model(name, backend)
         tokenizer = copy.deepcopy(model.tokenizer)
         tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(pad), side
-        model.tokenizer = tokenizer
+        monkeypatch.setattr(model, "tokenizer", tokenizer)
         return model
 
     return make
@@ -48,17 +47,19 @@ def padded(side: str, pad: int = PAD) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, mask
 
 
-def assert_as_alone(model, captures):
+def assert_as_alone(model, *routes):
     alone = []
     for number, prompt in enumerate(prompts()):
         run_capture(model, prompt[None], lambda c, n=number: alone.append((n, c)), EVERYTHING)
-    by_place = {(c.prompt, c.layer): c for c in captures}
-    assert len(by_place) == len(alone) == len(LENGTHS) * model.cfg.n_layers
-    for number, expected in alone:
-        found = by_place[number, expected.layer]
-        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
-            torch.testing.assert_close(getattr(found, part), getattr(expected, part), rtol=1e-4, atol=2e-5, msg=part)
-        assert found.tokens is None or torch.equal(found.tokens, prompts()[number])
+    for captures in routes:
+        by_place = {(c.prompt, c.layer): c for c in captures}
+        assert len(by_place) == len(alone) == len(LENGTHS) * model.cfg.n_layers
+        for number, expected in alone:
+            found = by_place[number, expected.layer]
+            for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+                own, of_it = getattr(found, part), getattr(expected, part)
+                torch.testing.assert_close(own, of_it, rtol=1e-4, atol=2e-5, msg=part)
+            assert found.tokens is None or torch.equal(found.tokens, prompts()[number])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -78,8 +79,7 @@ def test_masked_padding_is_left_out_on_every_route(padding_model, name, side):
     by_route["cache and mask"] = list(
         captures_from_cache(cache, model, tokens={"input_ids": tokens, "attention_mask": mask})
     )
-    for captures in by_route.values():
-        assert_as_alone(model, captures)
+    assert_as_alone(model, *by_route.values())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -89,8 +89,7 @@ def test_padding_behind_the_text_needs_no_mask_where_its_token_is_no_other(paddi
     with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
         model(tokens)
     run_capture(model, tokens, run.append, EVERYTHING)
-    assert_as_alone(model, captures)
-    assert_as_alone(model, run)
+    assert_as_alone(model, captures, run)
 
 
 def test_padding_before_the_text_that_the_model_does_not_mask_is_refused(padding_model):

@@ -32,13 +32,13 @@ def toy():
 
 
 @pytest.fixture(scope="session")
-def small(mini, alice):
-    """(null_seeds, heads, layers) -> every measure on one short prompt."""
+def small(family_model, alice):
+    """(null_seeds, heads, layers) -> every measure of a tiny model on one short prompt."""
 
     @cache
     def measured(null_seeds=(), heads=None, layers=None):
         return tl_posgen.analyze(
-            mini,
+            family_model("llama"),
             alice,
             measures=MEASURES,
             heads=heads,

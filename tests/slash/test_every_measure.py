@@ -20,9 +20,15 @@ MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone",
 PER_HEAD = MEASURES[:-1]
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
-PAIRS = ((1, 2), (3, 1))
-TOKENS = torch.arange(24)[None] + 300
+PAIRS = ((1, 2), (0, 1))
+TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
+
+
+@pytest.fixture
+def llama(family_model):
+    """A tiny model with rotary positions: 2 layers of 4 heads."""
+    return family_model("llama")
 
 
 @pytest.fixture(params=[*MEASURES, "slash_toy"])
@@ -118,18 +124,18 @@ def test_two_heads_are_told_as_two_heads(small):
 
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
-    some, whole = small(layers=(1, 3))[name].dataset, small()[name].dataset
-    assert some["layer"].values.tolist() == [1, 3]
+    some, whole = small(layers=(1,))[name].dataset, small()[name].dataset
+    assert some["layer"].values.tolist() == [1]
     for variable in set(per_head(some)) - {"chance_correlation", "chance_peak"}:
-        np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1, 3]), atol=1e-5)
+        np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1]), atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [2, 3, 12])
-def test_very_short_prompts_are_measured_told_and_drawn(mini, n):
+def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
     near = {"distances": (0,)}
     measures = [Slash(**near), SlashPlanes(**near), SlashAblation(**THIRDS), SlashTransfer(**near), Cone(**near)]
     report = tl_posgen.analyze(
-        mini, TOKENS[:, :n], measures=[*measures, BandAblation(**THIRDS, **near), "loss"], **QUIET
+        llama, TOKENS[:, :n], measures=[*measures, BandAblation(**THIRDS, **near), "loss"], **QUIET
     )
     assert report["slash"].dataset.sizes["distance"] == n
     assert report["loss"].dataset.sizes["position"] == n - 1
@@ -138,10 +144,10 @@ def test_very_short_prompts_are_measured_told_and_drawn(mini, n):
         assert all(result.plot(kind).data for kind in result.kinds)
 
 
-def test_prompts_of_several_lengths_count_each_prompt_once(mini):
+def test_prompts_of_several_lengths_count_each_prompt_once(llama):
     words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen."]
-    whole = tl_posgen.analyze(mini, words, measures=QUICK[:5], **QUIET)
-    parts = [tl_posgen.analyze(mini, one, measures=QUICK[:5], **QUIET) for one in words]
+    whole = tl_posgen.analyze(llama, words, measures=QUICK[:5], **QUIET)
+    parts = [tl_posgen.analyze(llama, one, measures=QUICK[:5], **QUIET) for one in words]
     for name in ("slash", "slash_planes", "slash_ablation", "cone"):
         of_all, first, second = (one[name].dataset["score"] for one in (whole, *parts))
         short = first.isel(distance=slice(first.sizes["distance"] - 1))  # without the first token, one less
@@ -180,17 +186,17 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
     assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3
 
 
-def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(mini):
+def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama):
     names = ["slash", "slash_planes", "slash_ablation", "cone"]
-    expected = tl_posgen.analyze(mini, TOKENS, measures=names, **QUIET)
+    expected = tl_posgen.analyze(llama, TOKENS, measures=names, **QUIET)
     feed = Feed(requested(names))
 
     def unnamed(layer):
         layer.tokens = None
         feed(layer)
 
-    run_capture(mini, TOKENS, unnamed, feed.needs)
-    for name, dataset in feed.datasets(mini, "mini").items():
+    run_capture(llama, TOKENS, unnamed, feed.needs)
+    for name, dataset in feed.datasets(llama, "llama").items():
         measure = expected[name].measure
         assert measure.findings(measure.summarise(dataset), None) == expected[name].findings()
         assert "pattern" not in dataset

@@ -43,9 +43,11 @@ def watch(passes):
         handle.remove()
 
 
-def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(mini, alice, monkeypatch, passes, watch):
-    built, random_like = [], null.random_like
-    geometry_of(mini)  # the proof's pass is not counted
+def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(
+    family_model, alice, monkeypatch, passes, watch
+):
+    llama, built, random_like = family_model("llama"), [], null.random_like
+    geometry_of(llama)  # the proof's pass is not counted
 
     def count(model, seed):
         made = random_like(model, seed)
@@ -55,13 +57,13 @@ def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(mini
         return made
 
     monkeypatch.setattr(null, "random_like", count)
-    watch(mini, "own")
+    watch(llama, "own")
     options = (Slash(), SlashPlanes(), Cone(), SlashTransfer(), BandAblation())
-    report = tl_posgen.analyze(mini, alice, measures=options, null_seeds=(5,), progress=False, **CUT)
+    report = tl_posgen.analyze(llama, alice, measures=options, null_seeds=(5,), progress=False, **CUT)
     assert set(report) >= {"slash", "slash_planes", "cone", "slash_transfer", "band_ablation"}
     assert built == [5]
-    text = to_prompts(mini, alice, **CUT)
-    drawn = random_prompts(text, mini.cfg.d_vocab, seed=0)
+    text = to_prompts(llama, alice, **CUT)
+    drawn = random_prompts(text, llama.cfg.d_vocab, seed=0)
     n_conditions = len(conditions(("thirds", "wavelength"), 8)) - 1
     expected = {}
     for model in ("own", 5):

@@ -1,6 +1,7 @@
 """The one mechanism: scores computed anew from a layer's q, k and geometry, put where the model's own stood."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,13 +81,10 @@ class _LayerEdit:
 
     def hooks(self) -> HookList:
         names = self.probed.sites.names
-        return [*((names[part], self.keep(part)) for part in ("q", "k")), (names["attn_scores"], self.edit)]
+        return [*((names[part], partial(self.keep, part)) for part in ("q", "k")), (names["attn_scores"], self.edit)]
 
-    def keep(self, part: str) -> Callable[..., None]:
-        def take(value: Tensor, hook: object) -> None:
-            self.parts[part] = self.probed.sites.read(part, value)
-
-        return take
+    def keep(self, part: str, value: Tensor, hook: object) -> None:
+        self.parts[part] = self.probed.sites.read(part, value)
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
         self.wrapped.require_shown(self.probed)

@@ -32,7 +32,7 @@ from tl_posgen.models.projections import attention_inputs, projection_weights, p
 from tl_posgen.models.proof import tolerance
 from tl_posgen.models.reading import cut, layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.sites import PARTS, checked_needs, hook_point, plain_scores
+from tl_posgen.models.sites import PARTS, checked_needs, hook_points, plain_scores
 from tl_posgen.models.streaming import require_fits, streaming, streaming_if_chosen
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.rotation import at_least_float32
@@ -77,16 +77,15 @@ def capture_hooks(
     takes = _Capture(model, consumer, needs, layers, heads, tokens, in_order=True).takes()
     # edits of queries, keys, scores and pattern show in one another; those of what follows in nothing that is captured
     unseen = tuple(name for part, name in (("resid", "hook_resid_pre"), ("v", "hook_v")) if part in needs)
-    return [(name, in_list(model, name, take, last=name.endswith(unseen))) for name, take in takes.items()]
+    return [(name, in_list(name, take, last=name.endswith(unseen))) for name, take in takes.items()]
 
 
-def in_list(model: Model, name: str, take: Callable[[Tensor], None], *, last: bool) -> Callable[..., None]:
+def in_list(name: str, take: Callable[[Tensor], None], *, last: bool) -> Callable[..., None]:
     """A hook that shows a value to `take`; refused behind it are, where it must be the last, hooks of others."""
 
     def see(value: Tensor, hook: Any) -> None:
         if last:
-            point = hook_point(model, name)
-            hooks = [getattr(one, "__name__", "") or repr(one) for one in point._forward_hooks.values()]
+            hooks = [getattr(one, "__name__", "") or repr(one) for one in hook._forward_hooks.values()]
             behind = hooks[hooks.index(repr(see)) + 1 :] if repr(see) in hooks else []
             if any(in_list.__name__ not in one and show.__name__ not in one for one in behind):
                 raise InputError(
@@ -225,6 +224,7 @@ class _Capture:
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
         self.names = frozenset(self.takes())
+        self.points = model.hook_dict  # which a bridge works out anew whenever it is asked
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
                 projection_weights(self.wrapped.attention(probed.geometry.layer), probed.geometry)
@@ -359,15 +359,15 @@ class _Capture:
     def pattern_rows(self, capture: LayerCapture) -> Tensor:
         """The rows of the pattern that are held against the scores: all where hooks may have edited some."""
         name = f"blocks.{capture.layer}.attn.hook_pattern"
-        point = self.wrapped.model.hook_dict.get(name)
+        point = self.points.get(name)
         alone = point is not None and len(point._forward_hooks) <= (name in self.names)
         return checked_rows(capture.length) if alone or self.in_order else torch.arange(capture.length)
 
     def others_hook(self, layer: int) -> bool:
         """Whether hooks other than these are at work in the attention of this layer."""
-        points = self.wrapped.model.hook_dict
         names = [f"blocks.{layer}.attn.hook_{name}" for name in EDITED]
-        return any(len(points[name]._forward_hooks) > (name in self.names) for name in names if name in points)
+        points = {name: self.points[name] for name in names if name in self.points}
+        return any(len(point._forward_hooks) > (name in self.names) for name, point in points.items())
 
     def take_pattern(self, probed: Probed) -> None:
         pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
@@ -387,9 +387,8 @@ def watching(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> Ite
     """While the block runs, each function is given what its hook point ends up with: after all other hooks, whenever
     those are added, and whatever `model.reset_hooks()` removes."""
     with ExitStack() as stack:
-        for name, take in takes.items():
-            point = hook_point(model, name)
-            handle = point.register_forward_hook(partial(show, take))
+        for name, point in hook_points(model, takes).items():
+            handle = point.register_forward_hook(partial(show, takes[name]))
             stack.callback(handle.remove)
             stack.callback(point.register_forward_pre_hook(partial(move_last, handle.id)).remove)
         yield

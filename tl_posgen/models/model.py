@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -15,13 +15,14 @@ class Model(Protocol):
     Which of the two it is, only `tl_posgen.models.wrapped.wrap` asks.
     """
 
-    cfg: Any
+    if TYPE_CHECKING:  # isinstance evaluates what is no method, and a bridge's hook_dict takes milliseconds
+        cfg: Any
 
-    @property
-    def tokenizer(self) -> Any: ...
+        @property
+        def tokenizer(self) -> Any: ...
 
-    @property
-    def hook_dict(self) -> Mapping[str, Any]: ...
+        @property
+        def hook_dict(self) -> Mapping[str, Any]: ...
 
     def __call__(self, *args: Any, **options: Any) -> Any: ...
 

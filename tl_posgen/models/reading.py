@@ -1,6 +1,7 @@
 """From what a layer's hooks carried to a LayerCapture."""
 
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 
 from jaxtyping import Int
 from torch import Tensor
@@ -27,13 +28,7 @@ def layer_capture(
         span: where the prompt's text stands; all that was run if left out.
     """
     geometry, parts = probed.geometry, {part: cut(part, value, span) for part, value in parts.items()}
-
-    def of_heads(x: Tensor) -> Tensor:
-        group = geometry.n_heads // len(x)  # 1 where keys are already one per query head
-        rows = [head // group for head in heads]
-        # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
-        return at_least_float32(x if rows == list(range(len(x))) else x[rows])
-
+    of_heads = partial(chosen_heads, heads, geometry.n_heads)
     capture = LayerCapture(
         geometry,
         heads,
@@ -51,6 +46,14 @@ def layer_capture(
         if geometry.alibi_slopes is not None:
             capture.attn_scores = without_row_offsets(capture.attn_scores, capture.q, capture.k, geometry.scale)
     return capture
+
+
+def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
+    """What belongs to some of `n_heads` query heads, in float32 at least."""
+    group = n_heads // len(x)  # 1 where keys are already one per query head
+    rows = [head // group for head in heads]
+    # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
+    return at_least_float32(x if rows == list(range(len(x))) else x[rows])
 
 
 def cut(part: str, value: Tensor, span: slice) -> Tensor:

@@ -58,7 +58,8 @@ def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> lis
     Raises:
         UnsupportedModelError: the model lacks one of the hooks.
     """
-    by_point = {id(hook_point(model, name)): take for name, take in takes.items()}
+    points = hook_points(model, takes)
+    by_point = {id(points[name]): take for name, take in takes.items()}
 
     def hook(value: Tensor, hook: Any) -> None:
         by_point[id(hook)](value)
@@ -66,11 +67,12 @@ def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> lis
     return [(takes.__contains__, hook)]
 
 
-def hook_point(model: Model, name: str) -> Any:
-    """A hook point by name; UnsupportedModelError where the model lacks it."""
-    if name not in model.hook_dict:
-        raise UnsupportedModelError(f"this model has no {name}, so its attention cannot be captured")
-    return model.hook_dict[name]
+def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
+    """Hook points by name; UnsupportedModelError where the model lacks one."""
+    points = model.hook_dict  # once: a bridge works out its thousands of names anew
+    if missing := [name for name in names if name not in points]:
+        raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
+    return {name: points[name] for name in names}
 
 
 def is_hooked(attn: Any) -> bool:

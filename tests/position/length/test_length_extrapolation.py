@@ -22,14 +22,14 @@ OPTIONS = {"length": 16, "inside": 16, "times": 3, "n_prompts": 2, "progress": F
 
 
 @pytest.fixture(scope="session")
-def result(mini_bridge, alice):
-    return length_extrapolation(mini_bridge, alice, null_seeds=(0, 1), **OPTIONS)
+def result(mini, alice):
+    return length_extrapolation(mini, alice, null_seeds=(0, 1), **OPTIONS)
 
 
 @pytest.fixture(scope="session")
-def of_one_head(mini_bridge, alice):
+def of_one_head(mini, alice):
     return length_extrapolation(
-        mini_bridge, alice, conditions=["lm_infinite"], layers=[1], heads=[2], null_seeds=(), **OPTIONS
+        mini, alice, conditions=["lm_infinite"], layers=[1], heads=[2], null_seeds=(), **OPTIONS
     )
 
 
@@ -59,10 +59,10 @@ def test_the_reference_does_not_drift_from_itself(result):
     assert (first.noise_level > 0).all()
 
 
-def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini_bridge, alice, result):
+def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, alice, result):
     kept = []
-    for tokens in to_prompts(mini_bridge, alice, length=48, n_prompts=2):
-        run_capture(mini_bridge, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
+    for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
+        run_capture(mini, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.of(o[:, 8:16]) for o in outputs)
     beyond = OutputMoments.of(outputs[0][:, 32:48]) + OutputMoments.of(outputs[1][:, 32:48])
@@ -126,8 +126,8 @@ def test_the_last_segment_is_the_end_of_the_prompt(result):
     assert result.summary["loss_last_retrieval"] == float(last)
 
 
-def test_one_training_length_has_nothing_beyond(mini_bridge, alice):
-    once = length_extrapolation(mini_bridge, alice, null_seeds=(), **{**OPTIONS, "times": 1})
+def test_one_training_length_has_nothing_beyond(mini, alice):
+    once = length_extrapolation(mini, alice, null_seeds=(), **{**OPTIONS, "times": 1})
     assert once.summary["within_noise_vanilla"] is None
     assert once.findings() == ["Nothing was run beyond the training length."]
     assert len(once.table()) == len(CONDITIONS)
@@ -199,22 +199,22 @@ def test_bad_options_are_refused(wrong, unchecked):
 
 
 @pytest.mark.parametrize("wrong", [{"n_prompts": 1}, {"times": 9999}], ids=str)
-def test_bad_prompts_are_refused(mini_bridge, alice, wrong):
+def test_bad_prompts_are_refused(mini, alice, wrong):
     with pytest.raises(InputError):
-        length_extrapolation(mini_bridge, alice, **{**OPTIONS, **wrong})
+        length_extrapolation(mini, alice, **{**OPTIONS, **wrong})
 
 
-def test_another_length_is_refused_and_the_same_is_not(mini_bridge, alice):
+def test_another_length_is_refused_and_the_same_is_not(mini, alice):
     with pytest.raises(InputError, match=r"times x inside = 3 x 16 .*LengthExtrapolation\(inside=40\)"):
-        length_extrapolation(mini_bridge, alice, **{**OPTIONS, "length": 40})
+        length_extrapolation(mini, alice, **{**OPTIONS, "length": 40})
     options = {**OPTIONS, "times": 1, "conditions": ()}
-    found = length_extrapolation(mini_bridge, alice, null_seeds=(), **options)
+    found = length_extrapolation(mini, alice, null_seeds=(), **options)
     assert found.provenance["length"] == 16
 
 
-def test_four_prompts_are_cut_where_no_number_is_given(mini_bridge, alice):
+def test_four_prompts_are_cut_where_no_number_is_given(mini, alice):
     options = {"inside": 8, "times": 1, "conditions": (), "null_seeds": (), "progress": False}
-    assert length_extrapolation(mini_bridge, alice, **options).provenance["prompts"] == 4
+    assert length_extrapolation(mini, alice, **options).provenance["prompts"] == 4
 
 
 def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_model):
@@ -226,10 +226,10 @@ def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_mo
     assert np.isfinite(found.dataset["frechet"]).all()
 
 
-def test_entropy_and_normaliser_are_those_of_the_scores(mini_bridge, alice):
+def test_entropy_and_normaliser_are_those_of_the_scores(mini, alice):
     captures = []
-    tokens = to_prompts(mini_bridge, alice, length=24, n_prompts=1)[0][None]
-    run_capture(mini_bridge, tokens, captures.append, frozenset({"attn_scores", "pattern"}), layers=[1])
+    tokens = to_prompts(mini, alice, length=24, n_prompts=1)[0][None]
+    run_capture(mini, tokens, captures.append, frozenset({"attn_scores", "pattern"}), layers=[1])
     scores = captures[0].attn_scores
     weights = scores.double().softmax(-1)
     references = -weights.xlogy(weights).sum(-1), scores.double().logsumexp(-1)

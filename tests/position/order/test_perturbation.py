@@ -29,13 +29,13 @@ REFERENCE = {  # rise of the loss in nats with 5, 20 and 50 % moved, over any di
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    options = {"ratios": (0, 0.5), "reaches": ("adjacent", "uniform"), "n_draws": 1, "n_cloze": 3}
+    options = {"ratios": (0, 0.5), "reaches": ("adjacent", "uniform"), "n_draws": 1, "n_cloze": 2}
     return perturbation(mini, alice, **options, **CUT)
 
 
 @pytest.fixture(scope="session")
 def two_nulls(mini, alice):
-    options = {"ratios": (0.05, 0.2), "conditions": ("words", "positions"), "reaches": ("uniform",), "n_cloze": 2}
+    options = {"ratios": (0.05, 0.2), "conditions": ("words", "positions"), "reaches": ("uniform",), "n_cloze": 1}
     return perturbation(mini, alice, **options, **CUT, null_seeds=(0, 1))
 
 
@@ -221,7 +221,7 @@ def test_sentences_say_the_summary(result):
         assert np.exp(own[f"{condition}_change_most"]) == pytest.approx(own[f"{condition}_perplexity_most"])
     assert f"position part alone {own['position_part_gap_many']:+.3f} [" in gaps
     assert f"accuracy {own['cloze_accuracy_least']:.0%} (random init {null['cloze_accuracy_least']:.0%})" in cloze
-    assert "cloze of 3 passages" in cloze
+    assert "cloze of 2 passages" in cloze
     assert "chance 25%" in cloze
     change = own["jitter_cloze_log_likelihood_change_most"]
     assert f"jitter {own['jitter_cloze_accuracy_most']:.0%} [" in cloze

@@ -25,27 +25,28 @@ CONDITIONS = (
     *("unchanged", "uniform_attention", "three_axis", "mean_key_0", "mean_key_64", "mean_key_1000", "triangle_8"),
     *("triangle_256", "own_profile", "query_profile", "position", "content"),
 )
-STORIES = (1.754, 4.193, 4.186, 1.962, 3.268, 4.442, 1.870, 4.203, 2.117, 1.793, 2.570)
+STORIES = {
+    **{"unchanged": 1.754, "uniform_attention": 4.193, "three_axis": 4.186, "mean_key_64": 3.268},
+    **{"triangle_8": 1.870, "own_profile": 2.117, "query_profile": 1.793, "position": 2.570},
+}
+FEW = {"widths": (4,), "dummy_distances": (0,)}
 MINI = (3.4464, 4.7218, 4.2407, 3.5687, 4.1845, 4.4452, 3.5230, 4.2772, 3.5773, 3.5660, 4.2145, 4.2576)
 
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    options = {"length": 24, "n_prompts": 4, "dummy_distances": (0,), "widths": (4,)}
-    return substitution(mini, alice, **options, search_steps=3, search_prompts=4, progress=False)
+    return substitution(mini, alice, length=24, n_prompts=2, **FEW, search_steps=3, search_prompts=4, progress=False)
 
 
 @pytest.fixture(scope="session")
 def unsearched(mini, alice):
-    return substitution(
-        mini, alice, length=16, n_prompts=2, widths=(4,), search=False, null_seeds=(0, 1), progress=False
-    )
+    return substitution(mini, alice, length=16, n_prompts=2, **FEW, search=False, null_seeds=(0, 1), progress=False)
 
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):
     tokens = torch.tensor(stories.tokenizer(tinystories[:8000]).input_ids[:1024]).view(4, 256)
-    found = substitution(stories, tokens, search=False, **QUIET).dataset
-    for condition, loss in zip(CONDITIONS, STORIES, strict=False):  # content is below
+    found = substitution(stories, tokens, widths=(8,), dummy_distances=(64,), search=False, **QUIET).dataset
+    for condition, loss in STORIES.items():
         assert float(found.loss_mean.sel(condition=condition)) == pytest.approx(loss, abs=0.01), condition
     assert float(found.loss_mean.sel(condition="content")) > 4.2
     assert float(found.recovered.sel(condition="triangle_8")) == pytest.approx(0.95, abs=0.005)
@@ -71,7 +72,7 @@ def test_shares_run_from_uniform_to_unchanged(result):
 
 def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
     untrained = random_like(mini, 0)
-    found = substitution(untrained, alice, length=16, n_prompts=2, widths=(4,), search=False, **QUIET)
+    found = substitution(untrained, alice, length=16, n_prompts=2, **FEW, search=False, **QUIET)
     assert found.summary["nothing_to_recover"]
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
@@ -127,7 +128,7 @@ def test_other_prompts_are_cut_from_the_rest_of_the_text(mini, alice):
 
 def test_a_short_text_is_searched_on_one_half(mini, alice):
     rows = prompts_of_one_length(mini, alice, 24, 4)
-    found = substitution(mini, rows, search_steps=0, head_costs=False, **QUIET)
+    found = substitution(mini, rows, **FEW, search_steps=0, head_costs=False, **QUIET)
     assert (found.dataset.attrs["held_out_prompts"], found.dataset.attrs["search_prompts"]) == (2, 2)
 
 
@@ -147,7 +148,7 @@ def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice)
     assert float(dose.sel(residual_share=0)) == float(loss.sel(condition="triangle_4"))
     assert float(dose.sel(residual_share=1)) == float(loss.sel(condition="unchanged"))
     half = substitute(mini, by_split(triangle(4)), residual=0.5)
-    tokens = prompts_of_one_length(mini, alice, 24, 4)
+    tokens = prompts_of_one_length(mini, alice, 24, 2)
     assert float(dose.sel(residual_share=0.5)) == pytest.approx(float(token_losses(mini, tokens, half).mean()))
 
 
@@ -165,12 +166,13 @@ def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp
     mini.tokenizer.save_pretrained(tmp_path)
     deep = tl_posgen.load_model(tmp_path)
     tokens = torch.arange(24).view(2, 12) + 1
-    options = {"gamma": 0.97, "from_layer": 4, "dummy_distances": (1000,), "search": False, "progress": False}
+    options = {"widths": (4,), "dummy_distances": (1000,), "search": False, "progress": False}
+    options |= {"gamma": 0.97, "from_layer": 4}
     found = substitution(deep, tokens, **options)
     r = found.dataset.r.sel(condition="mean_key_1000")
     assert r.isel(layer=slice(4)).isnull().all()
     assert r.isel(layer=slice(4, None)).notnull().all()
-    everything = substitution(deep, tokens, **(options | {"gamma": 1.0}))
+    everything = substitution(deep, tokens, **(options | {"gamma": 1.0}), null_seeds=())
     kl = [float(x.dataset.attention_kl.sel(condition="mean_key_1000").mean()) for x in (found, everything)]
     assert 0 < kl[0] < kl[1]
     assert found.null is not None
@@ -178,7 +180,7 @@ def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp
 
 def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
     chosen = [(1, 0), (1, 3), (2, 2)]
-    options = {"length": 16, "n_prompts": 2, "widths": (4,), "search_prompts": 2, "search_steps": 1, "head_costs": True}
+    options = {"length": 16, "n_prompts": 2, **FEW, "search_prompts": 2, "search_steps": 1, "head_costs": True}
     data = substitution(mini, alice, heads=chosen, from_layer=1, **options, **QUIET).dataset
     for values in (data.r.sel(condition="triangle_4"), data.uniform_cost, data.turn.isel(free_family=0, plane=0)):
         assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
@@ -302,7 +304,7 @@ def test_findings_stand_without_a_null_and_with_several(unsearched):
 
 
 def test_one_prompt_is_enough_without_a_search(mini):
-    found = substitution(mini, torch.arange(16)[None] + 300, widths=(4,), search=False, **QUIET)
+    found = substitution(mini, torch.arange(16)[None] + 300, **FEW, search=False, **QUIET)
     assert found.dataset.recovered_low.isnull().all()
     assert found.summary["recovered_triangle_4"] == found.dataset.recovered.sel(condition="triangle_4")
     assert len(found.findings()) == 2
