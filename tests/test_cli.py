@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import save_small
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.cli import main
@@ -87,12 +87,13 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def checkpoints(small, tmp_path_factory):
+def checkpoints(tmp_path_factory):
     """Two directories of models without a tokenizer of their own."""
     directory = tmp_path_factory.mktemp("checkpoints")
-    for name in ("step1", "step2"):
-        shutil.copytree(small, directory / name, ignore=shutil.ignore_patterns("tokenizer*"))
-    return [directory / "step1", directory / "step2"]
+    found = [save_small(directory / f"step{number}", seed=number) for number in (1, 2)]
+    for file in directory.glob("*/tokenizer*"):
+        file.unlink()
+    return found
 
 
 def cut(text, length, prompts):
