@@ -118,6 +118,20 @@ def family_model(family_directory: Callable[[str], Path]) -> Callable[..., Any]:
     return model
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model with random weights and the bundled model's tokenizer."""
+    from families import save_small
+
+    return save_small(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
+def small_model(small: Path) -> Any:
+    """That tiny model: 2 layers of 4 heads with 2 key heads, RoPE."""
+    return _load("small_model", small)
+
+
 @pytest.fixture(params=["hooked", "bridge"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Either backend, one after the other."""

@@ -179,3 +179,14 @@ def save_config(config: Any, directory: str | Path, seed: int = 0) -> Path:
     lively(config, seed).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return Path(directory)
+
+
+def save_small(directory: str | Path, seed: int = 0) -> Path:
+    """Write a lively Llama of 2 layers with the bundled model's tokenizer, for what needs words."""
+    from tl_posgen.models.source import MINI
+
+    config = with_sizes("LlamaConfig", GROUPED, head_dim=8, vocab_size=2048, max_position_embeddings=512)()
+    directory = save_config(config, directory, seed)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((MINI / name).read_bytes())
+    return directory

@@ -184,11 +184,11 @@ def test_heads_that_one_report_found_feed_the_next_analysis(mini):
     np.testing.assert_allclose(same["r"], same["r_whole"])
 
 
-def test_a_list_of_options_can_be_used_for_a_second_model(mini):
+def test_a_list_of_options_can_be_used_for_a_second_model(small_model):
     """Options hold no state: nothing of the first model is in the second one's numbers."""
     options = [Variance(), Slash(kappa=0.2), ThreeAxis(ridge=1.0)]
-    other = tl_posgen.random_like(mini, seed=3)
-    tl_posgen.analyze(mini, TOKENS, measures=options, **QUICK)
+    other = tl_posgen.random_like(small_model, seed=3)
+    tl_posgen.analyze(small_model, TOKENS, measures=options, **QUICK)
     second = tl_posgen.analyze(other, TOKENS, measures=options, **QUICK)
     fresh = tl_posgen.analyze(other, TOKENS, measures=[Variance(), Slash(kappa=0.2), ThreeAxis(ridge=1.0)], **QUICK)
     for name in fresh:
@@ -270,16 +270,16 @@ def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, ali
     assert slash.null_summary.spread("strongest") == pytest.approx(np.std(strongest, ddof=1))
 
 
-def test_the_same_analysis_gives_the_same_numbers(mini, alice):
-    options = {"length": 48, "n_prompts": 2, "progress": False}
-    first, second = (tl_posgen.analyze(mini, alice, **options).summary() for _ in range(2))
+def test_the_same_analysis_gives_the_same_numbers(small_model, alice):
+    options = {"length": 24, "n_prompts": 2, "progress": False}
+    first, second = (tl_posgen.analyze(small_model, alice, **options).summary() for _ in range(2))
     assert first == second
 
 
-def test_the_global_random_state_is_left_alone(mini):
+def test_the_global_random_state_is_left_alone(small_model):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    tl_posgen.analyze(mini, "Alice was beginning to get very tired.", progress=False)
+    tl_posgen.analyze(small_model, "Alice was beginning to get very tired.", progress=False)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from families import save_small
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.cli import main
@@ -16,13 +18,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
 from tl_posgen.report.terminal import short
 
-CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
+CHECKPOINT = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints" / "step00000"
 MEASURES = {
     "substitute": [],
-    "distance": [],
-    "perturb": ["--ratios", "0,0.5", "--n-cloze", "4"],
+    "distance": ["--distances", "0,8", "--limits", "4"],
+    "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
     "planes": [],
-    "slash": ["--distances", "0-2"],
+    "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],
 }
 FILES = ["index.html", "results.nc", "summary.json"]
@@ -84,21 +86,38 @@ def text(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two directories of models without a tokenizer of their own."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    found = [save_small(directory / f"step{number}", seed=number) for number in (1, 2)]
+    for file in directory.glob("*/tokenizer*"):
+        file.unlink()
+    return found
+
+
 def cut(text, length, prompts):
     return "--text", text, "--length", length, "--prompts", prompts
 
 
 def test_the_main_job_prints_a_table_and_writes_three_files(done, text):
-    printed, summary = done("analyze", *cut(text, 64, 2), "--layers", "0-1")
+    printed, summary = done("analyze", *cut(text, 32, 1), "--layers", "0-1")
     assert "random" in printed
     assert "Report:" in printed
     assert {head["layer"] for head in summary["heads"]} == {0, 1}
 
 
-def test_no_null_is_said_to_be_missing(done, text):
-    printed, summary = done("analyze", *cut(text, 32, 1), "--no-null")
-    assert "no null measured" in printed
+def test_no_null_is_said_to_be_missing(monkeypatch, done, small, text):
+    """Options are never accepted and ignored: without a null no random init is built."""
+    from tl_posgen import null
+
+    monkeypatch.setattr(null, "random_like", lambda *_: pytest.fail("a random init was built"))
+    words = ["--model", small, "--measures", "three_axis,slash"]
+    printed, summary = done("analyze", *words, *cut(text, 32, 1), "--no-null")
+    assert "no null measured" in " ".join(printed.split())
+    assert "(seed 0)" not in printed
     assert summary["null"] is None
+    assert all(not nulls["null"] for nulls in summary["measures"].values())
 
 
 def test_check_prints_every_layer(run):
@@ -110,7 +129,8 @@ def test_check_prints_every_layer(run):
 def test_the_dtype_is_obeyed_and_kept_in_the_results(done, text, tmp_path):
     import tl_posgen
 
-    done("analyze", "--measures", "slash", "--dtype", "bfloat16", "--device", "cpu", "--no-null", *cut(text, 32, 1))
+    place = ["--dtype", "bfloat16", "--device", "cpu"]
+    done("analyze", "--measures", "mean_key", *place, "--no-null", *cut(text, 32, 1))
     assert tl_posgen.load(tmp_path / "report").provenance["dtype"] == "bfloat16"
 
 
@@ -126,28 +146,38 @@ def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, messag
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_command_prints_its_table_and_writes_its_report(done, text, name):
-    printed, summary = done(name, *cut(text, 48, 2), *MEASURES[name])
+def test_a_command_prints_its_table_and_writes_its_report(done, small, text, name):
+    printed, summary = done(name, "--model", small, *cut(text, 24, 2), *MEASURES[name])
     assert "null, random init (seed 0)" in printed
     for measure in summary["measures"]:
-        assert f"{measure.replace('_', ' ')}: mini" in " ".join(printed.split())
+        assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
 
 
-@pytest.mark.parametrize("name", MEASURES)
-def test_no_null_is_obeyed_by_every_command(monkeypatch, done, text, name):
-    """Options are never accepted and ignored: without a null no random init is built, and it is said to be missing."""
-    from tl_posgen import null
-
-    monkeypatch.setattr(null, "random_like", lambda *_: pytest.fail("a random init was built"))
-    printed, summary = done(name, *cut(text, 48, 2), "--no-null", *MEASURES[name])
-    assert "no null measured" in " ".join(printed.split())
-    assert "(seed 0)" not in printed
-    assert all(not nulls["null"] for nulls in summary["measures"].values())
+RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.analysis.analyze") | {
+    "coupling-scores": "tl_posgen.coupling.coupling_scores",
+    "emerge": "tl_posgen.sweep.emergence.emergence",
+    "claims": "tl_posgen.claims.judge_claims",
+}
 
 
-def test_several_null_seeds_are_all_measured(done, text):
-    printed, summary = done("analyze", "--measures", "slash", *cut(text, 32, 1), "--null-seeds", "0-2")
-    assert len(summary["measures"]["slash"]["null"]) == 3
+@pytest.mark.parametrize("name", RUNS)
+def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name):
+    """To the function that measures; `test_no_null_is_said_to_be_missing` follows one of them to its end."""
+
+    def told(*_, null_seeds, **__):
+        raise InputError(f"the null has seeds {null_seeds}")
+
+    module, _, function = RUNS[name].rpartition(".")
+    monkeypatch.setattr(import_module(module), function, told)
+    models = ["one"] if name in ("emerge", "coupling-scores") else []
+    assert "the null has seeds [0]" in refused(name, *models, "--text", text)
+    assert "the null has seeds []" in refused(name, *models, "--text", text, "--no-null")
+
+
+def test_several_null_seeds_are_all_measured(done, small, text):
+    words = ["--model", small, "--measures", "mean_key", *cut(text, 24, 1), "--null-seeds", "0-2"]
+    printed, summary = done("analyze", *words)
+    assert len(summary["measures"]["mean_key"]["null"]) == 3
     assert "±" in printed
 
 
@@ -159,31 +189,29 @@ def test_measures_lists_every_name_that_analyze_takes(run):
     assert "slash_toy" not in printed
 
 
-def test_length_runs_beyond_the_training_length_without_being_told_how(done, text):
-    words = ["--text", text, "--inside", 32, "--times", 3, "--prompts", 2, "--no-null"]
+def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text):
+    words = ["--model", small, "--text", text, "--inside", 16, "--times", 3, "--prompts", 2, "--no-null"]
     summary = done("length", *words)[1]["measures"]["length_extrapolation"]
-    assert (summary["summary"]["inside"], summary["summary"]["times"], summary["null"]) == (32, 3, [])
+    assert (summary["summary"]["inside"], summary["summary"]["times"], summary["null"]) == (16, 3, [])
 
 
-def test_emergence_takes_checkpoints_in_order(done, text):
-    steps = [CHECKPOINTS / name for name in ("step00000", "step08000")]
-    printed, _ = done("emerge", *steps, "--tokenizer", "mini", "--coupling", *cut(text, 32, 2))
-    assert printed.index("step00000") < printed.index("step08000")
+def test_emergence_takes_checkpoints_in_order(done, checkpoints, text):
+    printed, _ = done("emerge", *checkpoints, "--tokenizer", "mini", "--coupling", *cut(text, 24, 2))
+    assert printed.index("step1") < printed.index("step2")
 
 
 def test_the_toy_trains(done):
     done("toy", "--steps", 4, "--seeds", 1)
 
 
-def test_coupling_scores_reads_a_table_of_models(done, tmp_path, text):
-    rows = [f"{CHECKPOINTS / name},{score}" for name, score in (("step00000", 1), ("step08000", 2))]
+def test_coupling_scores_reads_a_table_of_models(done, checkpoints, tmp_path, text):
     table = tmp_path / "models.csv"
-    table.write_text("\n".join(["model,score", *rows]))
-    assert "2 models" in done("coupling-scores", table, "--tokenizer", "mini", *cut(text, 32, 2))[0]
+    table.write_text("\n".join(["model,score", *(f"{path},{score}" for score, path in enumerate(checkpoints))]))
+    assert "2 models" in done("coupling-scores", table, "--tokenizer", "mini", *cut(text, 24, 2))[0]
 
 
-def test_claims_go_on_from_finished_parts(done, tmp_path, text):
-    words = ["claims", "--papers", "coupling", *cut(text, 32, 2)]
+def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
+    words = ["claims", "--papers", "coupling", "--model", small, *cut(text, 24, 2)]
     printed, summary = done(*words)
     verdicts = summary["measures"]["claims"]["summary"]
     assert set(verdicts) == {"coupling 1", "coupling 2", "coupling 3"}
@@ -231,7 +259,7 @@ def test_bad_words_get_one_line_that_names_them(refused, text, case):
 
 
 KEYWORDS = {
-    "a checkpoint without a tokenizer": (["emerge", CHECKPOINTS / "step00000"], "tokenizer= (--tokenizer)"),
+    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "tokenizer= (--tokenizer)"),
     "couplings between one token": (["coupling", "--token-wise"], "token_wise (--token-wise)"),
 }
 

@@ -266,8 +266,15 @@ def uniform(model):
     return hooks, lambda hf: hf.model.layers[0].self_attn.q_proj.weight
 
 
-@pytest.mark.parametrize("intervention", [silenced, uniform])
-@pytest.mark.parametrize(("name", "backend"), BOTH)
+@pytest.mark.parametrize(
+    ("name", "backend", "intervention"),
+    [
+        ("mini", "hooked", uniform),
+        ("mini", "bridge", silenced),
+        ("stories260K", "hooked", silenced),
+        ("stories260K", "bridge", uniform),
+    ],
+)
 def test_hooks_are_at_work_in_every_pass_and_gone_after_it(ask, load, directory, name, backend, intervention):
     from transformers import AutoModelForCausalLM
 
@@ -278,15 +285,15 @@ def test_hooks_are_at_work_in_every_pass_and_gone_after_it(ask, load, directory,
     lm = LensLM(model, hooks, batch_size=4, progress=False)
     changed = AutoModelForCausalLM.from_pretrained(directory(name), dtype=torch.float32).eval()
     weights_of(changed).data.zero_()
-    answers = lm.loglikelihood(ask("loglikelihood", *PAIRS))
-    assert_alike(answers, [expected((changed, lm.tokenizer), *pair) for pair in PAIRS])
+    answers = lm.loglikelihood(ask("loglikelihood", *PAIRS[:8]))
+    assert_alike(answers, [expected((changed, lm.tokenizer), *pair) for pair in PAIRS[:8]])
     ids = [lm.tokenizer.bos_token_id, *lm.tokenizer(TEXT).input_ids]  # the harness puts a BOS before that of the text
     assert lm.loglikelihood_rolling(ask("loglikelihood_rolling", (TEXT,))) == pytest.approx(
         [scored(changed, ids, 1)[0]]
     )
-    texts = lm.generate_until(ask("generate_until", *((context, STOP) for context, _ in PAIRS[:5])))
-    assert texts == [greedy_text((changed, lm.tokenizer), context, STOP) for context, _ in PAIRS[:5]]
-    without = LensLM(model, progress=False).loglikelihood(ask("loglikelihood", *PAIRS))
+    texts = lm.generate_until(ask("generate_until", *((context, STOP) for context, _ in PAIRS[:3])))
+    assert texts == [greedy_text((changed, lm.tokenizer), context, STOP) for context, _ in PAIRS[:3]]
+    without = LensLM(model, progress=False).loglikelihood(ask("loglikelihood", *PAIRS[:8]))
     assert max(abs(one - other) for (one, _), (other, _) in zip(answers, without, strict=True)) > 0.1
     assert torch.equal(model(tokens), before)
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
@@ -328,9 +335,9 @@ def test_hooks_may_depend_on_the_tokens(ask, load):
 def test_greedy_texts_are_those_of_hugging_face_up_to_their_stops(ask, load, plain, name):
     contexts = ["Once upon a time", "He was one of", "She looked at him, and", "The sun", ""]
     kwargs = [
-        {"max_gen_toks": 30},
+        {"max_gen_toks": 16},
         STOP,
-        {"until": " the", "max_gen_toks": 30},
+        {"until": " the", "max_gen_toks": 16},
         {"until": [], "max_new_tokens": 5},
         STOP,
     ]

@@ -2,14 +2,20 @@
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xarray as xr
+from forked import child, exit_code
 
+from tl_posgen.cli import main
 from tl_posgen.errors import OutputError
 from tl_posgen.files import require_writable, write_together, write_whole
+from tl_posgen.result import Report, Result
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
@@ -149,20 +155,14 @@ def test_asking_whether_a_directory_can_be_written_leaves_nothing(tmp_path):
 def test_a_file_that_grows_too_large_leaves_nothing(tmp_path):
     """A limit on the size of files, which any user has, in a process of its own."""
     write_together(tmp_path / "x", OLD)
-    code = f"""
-import resource
-from tl_posgen.errors import OutputError
-from tl_posgen.files import write_together
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-for directory in ({str(tmp_path / "x")!r}, {str(tmp_path / "y" / "z")!r}):
-    try:
-        write_together(directory, dict(a=b"new", b=bytes(20_000)))
-    except OutputError as error:
-        assert "File too large" in str(error), error
-    else:
-        raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+    def write():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        for directory in (tmp_path / "x", tmp_path / "y" / "z"):
+            with pytest.raises(OutputError, match="File too large"):
+                write_together(directory, {"a": b"new", "b": bytes(20_000)})
+
+    assert exit_code(child(write)) == 0
     assert content(tmp_path / "x") == OLD
     assert not (tmp_path / "y").exists()
 
@@ -197,41 +197,33 @@ def test_a_full_disk_is_one_error_and_what_was_there_stays(disk):
     assert [path.name for path in place.iterdir()] == ["x"]
 
 
-SAVING = """
-import sys
-import numpy as np, xarray as xr
-from tl_posgen.errors import OutputError
-from tl_posgen.result import Report, Result
-data = xr.Dataset({"r": (("layer", "head"), np.random.rand(40, 200))}, {"layer": range(40), "head": range(200)})
-result = Result("someones_measure", data, (data,), {"model": "m", "null_seeds": [0]})
-try:
-    save = lambda place: result.save(place + "/r.nc")
-    write = lambda place: Report({result.name: result}, {}).write(place)
-    dict(save=save, write=write)[sys.argv[2]](sys.argv[1])
-except OutputError as error:
-    print(error)
-    sys.exit(2)
-"""
-
-
 @pytest.mark.parametrize("how", ["save", "write"])
 @pytest.mark.parametrize("size", [4, 32, 64])
 def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
     """HDF5 that writes to the disk itself ends such a process with a segmentation fault."""
     place = disk(size)
-    done = subprocess.run([sys.executable, "-c", SAVING, place, how], capture_output=True, text=True)
-    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
+    heads = {"layer": range(40), "head": range(200)}
+    data = xr.Dataset({"r": (("layer", "head"), np.random.default_rng(0).random((40, 200)))}, heads)
+    result = Result("someones_measure", data, (data,), {"model": "m", "null_seeds": [0]})
+
+    def fill():
+        with pytest.raises(OutputError, match="No space left on device"):
+            result.save(place / "r.nc") if how == "save" else Report({result.name: result}, {}).write(place)
+
+    assert exit_code(child(fill)) == 0
     assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["analyze", "claims"])
-def test_a_command_on_a_full_disk_ends_in_one_error(disk, command):
-    place = disk(32)
+def test_a_command_on_a_full_disk_ends_in_one_error(disk, monkeypatch, capsys, small, command):
+    place = disk(16)
     words = ["--papers", "coupling"] if command == "claims" else ["--measures", "three_axis"]
-    cut = ["--length", "128", "--prompts", "2", "--out", str(place / "report")]
-    command = [sys.executable, "-m", "tl_posgen.cli", command, *words, *cut]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "No space left on device" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    cut = ["--length", "32", "--prompts", "1", "--no-null", "--out", str(place / "report")]
+    monkeypatch.setattr(sys, "argv", ["tl-posgen", command, "--model", str(small), *words, *cut])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert "No space left on device" in error.splitlines()[-1]
+    assert "Traceback" not in error
     assert list(place.iterdir()) == []

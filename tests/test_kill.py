@@ -8,17 +8,16 @@ import json
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from forked import child, exit_code, start
 
 import tl_posgen
 from tl_posgen import files
-from tl_posgen.cli import main
 from tl_posgen.cli.commands import app
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.result import Report
@@ -66,39 +65,6 @@ def words_of(command: str, directory: Path) -> list[str]:
     out = [] if command in WITHOUT_FILES else ["--out", str(directory / "report")]
     here = [str(directory / word) if word in ("study.toml", "scores.csv") else word for word in COMMANDS[command]]
     return [command, *here, *out]
-
-
-def child(function: Callable[[], None]) -> int:
-    """The id of a copy of this process that runs a function and ends with its exit code."""
-    if pid := os.fork():
-        return pid
-    code = 1
-    try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
-        function()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:  # before the command has begun
-        code = 128 + signal.SIGINT
-    finally:
-        os._exit(code)
-
-
-def start(words: Sequence[str], prepare: Callable[[], None] = lambda: None) -> int:
-    def run() -> None:
-        sys.argv = ["tl-posgen", *words]
-        prepare()
-        main()
-
-    return child(run)
-
-
-def exit_code(pid: int) -> int:
-    """As subprocess has it: minus the signal's number, where one ended the process."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def at_step(place: object, step: str, when: int) -> Callable[[], None]:

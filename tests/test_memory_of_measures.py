@@ -46,6 +46,9 @@ def peak_of(model, request, n, streaming):
 
 
 SLOW = {
+    "across_prompts",
+    "cone",
+    "slash_ablation",
     "residual",
     "dummy_distance",
     "perturbation",

@@ -247,14 +247,15 @@ class Report(Mapping[str, Result]):
 
         return render_page(self.results, self.provenance)
 
+    def page_files(self) -> dict[str, bytes]:
+        """index.html and summary.json, all that `write` puts beside the results."""
+        summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
+        return {"index.html": self.html().encode(), "summary.json": summary.encode()}
+
     def write(self, directory: str | os.PathLike) -> Path:
         """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html."""
-        summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
-        page = as_path(directory) / "index.html"
-        data = results_bytes(self.results, self.provenance)
-        files = {page.name: self.html().encode(), "summary.json": summary.encode(), "results.nc": data}
-        write_together(directory, files)
-        return page
+        write_together(as_path(directory), self.page_files() | {"results.nc": results_bytes(self, self.provenance)})
+        return as_path(directory) / "index.html"
 
 
 def listed(layers: Any) -> str:

@@ -22,7 +22,7 @@ FLAGS = [
 def page_path(tmp_path_factory):
     text = "<b>bold</b> </script><script>alert(1)</script> " + bundled_text()
     measures = ["three_axis", "variance", "mean_key", AttentionExamples(examples=1)]
-    report = tl_posgen.analyze("mini", text, measures=measures, length=40, n_prompts=2, progress=False)
+    report = tl_posgen.analyze("mini", text, measures=measures, length=32, n_prompts=1, progress=False)
     return report.write(tmp_path_factory.mktemp("report"))
 
 

@@ -119,13 +119,16 @@ class Setup:
 
     def page(self, report: Any) -> Path:
         """The page of a report whose results are saved."""
+        from tl_posgen.files import write_together
+
         try:
-            return report.write(self.out)
+            write_together(self.out, report.page_files())
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise OutputError(
                 f"no page could be made ({reason}); {Path(self.out, 'results.nc')} is measured"
             ) from error
+        return Path(self.out) / "index.html"
 
 
 def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
