@@ -2,20 +2,15 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import torch
-
-from tl_posgen.errors import InputError
-from tl_posgen.models.checkpoints import require_weights
+from tl_posgen.errors import InputError, PosgenError
 from tl_posgen.models.hub import Shape, shape_of
-from tl_posgen.models.load import BackendChoice, Pretrained, load_model, load_source
-from tl_posgen.models.source import MINI, Source
-
-WHOLE = 2**26  # bytes up to which a file's digest is of all of it
-BLOCKS, BLOCK = 64, 2**20  # of a larger one
+from tl_posgen.models.load import Pretrained, as_dtype, computed_in
+from tl_posgen.models.model import Model
+from tl_posgen.models.source import DOWNLOADED, local_directory, tokenizer_directory
 
 
 @dataclass(frozen=True)
@@ -38,18 +33,23 @@ class Weights:
     revision: str | None = None
     label: str = ""
     backend: str = "auto"
-    dtype: str | None = None
+    dtype: str = "auto"
     device: str | None = None
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in get_args(BackendChoice):
-            raise InputError(
-                f"model {self.source}: backend {self.backend!r}; choose {', '.join(get_args(BackendChoice))}"
-            )
-        dtype = None if self.dtype is None else getattr(torch, self.dtype, None)
-        if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise InputError(f"model {self.source}: dtype {self.dtype!r}; give one such as float32 or bfloat16")
+        try:
+            _ = self.pretrained
+        except PosgenError as error:
+            raise InputError(f"model {self.source}: {error}") from error
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """What is loaded; a revision of a directory is the directory of that name in it."""
+        how = (self.backend, self.dtype, self.device)
+        if self.revision is not None and self.source != "mini" and (here := local_directory(self.source)):
+            return Pretrained(here / self.revision, *how, tokenizer=self.tokenizer)
+        return Pretrained(self.source, *how, self.revision, self.tokenizer)
 
     @property
     def name(self) -> str:
@@ -58,19 +58,7 @@ class Weights:
     @property
     def directory(self) -> Path | None:
         """Where the weights lie, of a model that is here and not on the Hub."""
-        if self.source == "mini":
-            return MINI
-        path = Path(self.source).expanduser()
-        if not path.is_dir():
-            return None
-        return path / self.revision if self.revision else path
-
-    @property
-    def words(self) -> Path | None:
-        """The directory of another tokenizer than the weights' own."""
-        if self.tokenizer is None:
-            return None
-        return MINI if self.tokenizer == "mini" else Path(self.tokenizer).expanduser()
+        return local_directory(self.pretrained.name_or_directory)
 
     @cached_property
     def shape(self) -> Shape:
@@ -79,49 +67,43 @@ class Weights:
         Raises:
             ModelError: there is no such model, or the Hub cannot be reached.
         """
-        if self.directory is not None:
-            require_weights(self.directory)
-        if self.words is not None and not any(self.words.glob("tokenizer*")):
-            raise InputError(f"{self.words}: no tokenizer there; give tokenizer = a directory that holds one")
-        return shape_of(self.directory or self.source, None if self.directory else self.revision)
+        if self.tokenizer is not None:
+            tokenizer_directory(self.tokenizer)
+        return shape_of(self.directory or str(self.pretrained.name_or_directory), self.pretrained.revision)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What jobs are named by: of a directory what lies there, of the Hub the name and revision."""
-        made = {"backend": self.backend, "dtype": self.dtype, "device": self.device}
-        made["tokenizer"] = None if self.words is None else digest_of(self.words)
+        made: dict[str, Any] = {"backend": self.backend, "dtype": self.dtype, "device": self.device}
+        made["tokenizer"] = None if self.tokenizer is None else digest_of(tokenizer_directory(self.tokenizer))
         where = [self.source, self.revision] if self.directory is None else digest_of(self.directory)
         return {"model": self.name, "weights": where, **made}
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one weight."""
-        return 4 if self.dtype is None else getattr(torch, self.dtype).itemsize
+    def itemsize(self, *, precise: bool) -> int:
+        """Bytes of one weight, as `load` loads it."""
+        asked, on_gpu = as_dtype(self.dtype), str(self.device).startswith("cuda")
+        held = self.shape.dtype if asked == "auto" else asked
+        return computed_in(held, asked, "cuda" if on_gpu else "cpu", precise).itemsize
 
-    def load(self) -> Any:
-        """The model of TransformerLens."""
-        options: dict[str, Any] = {"backend": self.backend, "dtype": self.dtype or "auto", "device": self.device}
-        if self.directory is None:
-            return load_model(self.source, revision=self.revision, **options)
-        if self.words is None:
-            return load_model("mini" if self.source == "mini" else self.directory, **options)
-        source = Source(self.directory.name, self.directory)
-        return load_source(source, self.words, Pretrained(self.directory, **options))
+    def load(self, *, precise: bool = False) -> Model:
+        """The model of TransformerLens; `precise` as in `Pretrained.load`."""
+        return self.pretrained.load(precise=precise)
 
 
 def digest_of(directory: Path) -> str:
-    """Of the files that make a model or tokenizer: other weights under the same path are other parts.
-
-    Of a file larger than 64 MB its size and 64 evenly spaced megabytes.
-    """
+    """Of the files that make a model or tokenizer: other weights under the same path are other parts."""
     digest = hashlib.sha256()
-    for path in sorted(file for pattern in ("*.safetensors", "*.json", "*.model") for file in directory.glob(pattern)):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for number in range(BLOCKS):
-                file.seek(0 if size <= WHOLE else number * (size - BLOCK) // (BLOCKS - 1))
-                digest.update(file.read(WHOLE if size <= WHOLE else BLOCK))
-                if size <= WHOLE:
-                    break
+    for path in sorted(file for pattern in DOWNLOADED for file in directory.glob(pattern)):
+        found = path.stat()
+        digest.update(f"{path.name} {file_digest(path, found.st_size, found.st_mtime_ns)}".encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def file_digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Of a whole file, which is read once as long as its size and time stay."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
