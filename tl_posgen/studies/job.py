@@ -20,9 +20,9 @@ from tl_posgen.models.hub import drop_from_cache
 from tl_posgen.models.streaming import LONG
 from tl_posgen.null import RandomInits
 from tl_posgen.result import Report, load, load_provenance, results_bytes
-from tl_posgen.sweep.processes import Outcome
-from tl_posgen.sweep.texts import Text
-from tl_posgen.sweep.weights import Weights
+from tl_posgen.studies.processes import Outcome
+from tl_posgen.studies.texts import Text
+from tl_posgen.studies.weights import Weights
 
 MAIN = "main"  # the revision of a model that a study names none of
 PART = f"*-{16 * '[0-9a-f]'}.nc"

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, get_type_hints
 from tl_posgen.errors import InputError
 from tl_posgen.measure import require
 from tl_posgen.null import check_seed, check_seeds
-from tl_posgen.sweep.job import Job, requests_of
-from tl_posgen.sweep.texts import BUNDLED, Text
-from tl_posgen.sweep.weights import Weights
+from tl_posgen.studies.job import Job, requests_of
+from tl_posgen.studies.texts import BUNDLED, Text
+from tl_posgen.studies.weights import Weights
 
 if sys.version_info >= (3, 11):
     import tomllib

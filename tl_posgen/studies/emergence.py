@@ -27,7 +27,7 @@ from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, m
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import null_of
 from tl_posgen.result import Result
-from tl_posgen.sweep.curves import (
+from tl_posgen.studies.curves import (
     PER_HEAD,
     Curve,
     curve_of,

@@ -21,10 +21,10 @@ from tl_posgen.files import PARTIAL, require_writable
 from tl_posgen.measure import require
 from tl_posgen.models.load import usable
 from tl_posgen.models.memory import memory_of
-from tl_posgen.sweep.job import Job, attempt, jobs_in, versions
-from tl_posgen.sweep.on_ray import on_ray
-from tl_posgen.sweep.processes import Outcome, local, processes
-from tl_posgen.sweep.study import Study
+from tl_posgen.studies.job import Job, attempt, jobs_in, versions
+from tl_posgen.studies.on_ray import on_ray
+from tl_posgen.studies.processes import Outcome, local, processes
+from tl_posgen.studies.study import Study
 
 Executor = Literal["local", "processes", "ray"]
 STALE = 3600  # seconds after which nobody goes on writing a file
@@ -86,10 +86,11 @@ def sweep(
 
     Example:
         >>> import tempfile
+        >>> import tl_posgen
         >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     print(sweep(study, out=out, progress=False), "-", sweep(study, out=out, progress=False))
-        1 finished - 1 finished
+        ...     print(tl_posgen.sweep(study, out=out, progress=False))
+        1 finished
     """
     study = Study.of(study)
     require("workers", workers, int)

@@ -12,8 +12,8 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.sweep import open_study, report_study, sweep
-from tl_posgen.sweep.run import states
+from tl_posgen.studies.collect import open_study, report_study
+from tl_posgen.studies.run import states, sweep
 
 CUT = {"length": 12, "n_prompts": 1, "progress": False}
 

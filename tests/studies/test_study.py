@@ -13,11 +13,12 @@ from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.source import MINI
 from tl_posgen.result import Report
-from tl_posgen.sweep import Study, open_study, sweep
-from tl_posgen.sweep.job import Job, finish, jobs_in, key_of, part_path
-from tl_posgen.sweep.run import error_of, finished_in, require_memory, shard_of
-from tl_posgen.sweep.texts import Text
-from tl_posgen.sweep.weights import Weights, digest_of
+from tl_posgen.studies.collect import open_study
+from tl_posgen.studies.job import Job, finish, jobs_in, key_of, part_path
+from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
+from tl_posgen.studies.study import Study
+from tl_posgen.studies.texts import Text
+from tl_posgen.studies.weights import Weights, digest_of
 
 STUDIES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
 LEAST = {"name": "small", "models": ["mini"]}
@@ -164,7 +165,7 @@ def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
     for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
         with pytest.raises(InputError, match=rf"holds a study with {said}, and this one has .*; give another --out"):
             finished_in(tmp_path, other.jobs())
-    monkeypatch.setattr("tl_posgen.sweep.job.versions", lambda: {"tl-posgen": "9"})
+    monkeypatch.setattr("tl_posgen.studies.job.versions", lambda: {"tl-posgen": "9"})
     with pytest.raises(InputError, match=r"holds a study with versions .*, and this one has"):
         finished_in(tmp_path, study.jobs())
 
@@ -305,7 +306,7 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
 def test_jobs_that_no_memory_holds_are_refused_with_the_estimate(monkeypatch):
     jobs = Study.of(LEAST | {"length": 1024}).jobs()
     require_memory([jobs], 2)
-    monkeypatch.setattr("tl_posgen.sweep.run.memory_of", lambda device: 1.2e9)
+    monkeypatch.setattr("tl_posgen.studies.run.memory_of", lambda device: 1.2e9)
     require_memory([jobs], 2)
     with pytest.raises(InputError, match=r"mini/bundled: 2 such jobs need about 1\.7 GB, and cpu has 1\.2 GB"):
         require_memory([jobs, jobs], 2)

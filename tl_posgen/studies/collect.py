@@ -13,9 +13,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import fits
 from tl_posgen.models.checkpoints import steps_of
 from tl_posgen.result import Report, Result
-from tl_posgen.sweep.curves import PER_HEAD, numbers_in
-from tl_posgen.sweep.job import MAIN, Place, jobs_in, read_part
-from tl_posgen.sweep.overview import MEASURE, PER_JOB
+from tl_posgen.studies.curves import PER_HEAD, numbers_in
+from tl_posgen.studies.job import MAIN, Place, jobs_in, read_part
+from tl_posgen.studies.overview import MEASURE, PER_JOB
 
 
 def open_study(out: str | os.PathLike, *, null: int | None = None) -> xr.Dataset:
@@ -35,11 +35,11 @@ def open_study(out: str | os.PathLike, *, null: int | None = None) -> xr.Dataset
 
     Example:
         >>> import tempfile
-        >>> from tl_posgen.sweep import sweep
+        >>> import tl_posgen
         >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     _ = sweep(study, out=out, progress=False)
-        ...     data = open_study(out)
+        ...     _ = tl_posgen.sweep(study, out=out, progress=False)
+        ...     data = tl_posgen.open_study(out)
         >>> data["three_axis_r"].dims
         ('model', 'revision', 'text', 'layer', 'head')
     """
