@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tl_posgen.errors import OutputError
 from tl_posgen.files import write_whole
-from tl_posgen.sweep.processes import Outcome, processes
+from tl_posgen.studies.processes import Outcome, processes
 
 
 @dataclass(frozen=True)

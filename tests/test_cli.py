@@ -155,7 +155,7 @@ def test_a_command_prints_its_table_and_writes_its_report(done, small, text, nam
 
 RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.analysis.analyze") | {
     "coupling-scores": "tl_posgen.coupling.coupling_scores",
-    "emerge": "tl_posgen.sweep.emergence.emergence",
+    "emerge": "tl_posgen.studies.emergence.emergence",
     "claims": "tl_posgen.claims.judge_claims",
 }
 

@@ -227,3 +227,18 @@ def test_a_command_on_a_full_disk_ends_in_one_error(disk, monkeypatch, capsys, s
     assert "No space left on device" in error.splitlines()[-1]
     assert "Traceback" not in error
     assert list(place.iterdir()) == []
+
+
+def test_a_directory_that_another_process_removes_is_made_again(tmp_path, monkeypatch):
+    """As `require_writable` of the other does with an empty one, between its making here and the first file in it."""
+    mkdir, removed = Path.mkdir, []
+
+    def made_and_gone(path, *args, **options):
+        mkdir(path, *args, **options)
+        if path == tmp_path / "x" and not removed:
+            removed.append(path.rmdir())
+
+    monkeypatch.setattr(Path, "mkdir", made_and_gone)
+    write_together(tmp_path / "x", NEW)
+    assert removed
+    assert content(tmp_path / "x") == NEW

@@ -17,7 +17,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tl_posgen"
 MATHS = ("rope", "stats")
-BASE = (*MATHS, "models", "hooks", "report", "sweep", "cli")  # every other folder of the package is a subject
+BASE = (*MATHS, "models", "hooks", "report", "studies", "cli")  # every other folder of the package is a subject
 ALLOWED = {"torch", "einops", "jaxtyping", *sys.stdlib_module_names}
 PARTS_OF_A_MEASURE = {"Measure", "Variable", "Collector", "Options", "TokenView", "Request"}
 NOT_OF_NUMBERS = {"Model", "Summary", "LayerCapture", "Dataset", "DataArray", "DataFrame", "Result", "Report"}

@@ -12,7 +12,7 @@ from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
 from tl_posgen.eval import LensLM
 from tl_posgen.models.source import MINI
-from tl_posgen.sweep import emergence
+from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "Down, down, down. Would the fall never come to an end? I wonder how many miles I have fallen by this time."

@@ -1,7 +1,6 @@
 from . import coupling as coupling
 from . import position as position
 from . import slash as slash
-from . import sweep as sweep
 from .analysis import analyze as analyze
 from .attaching import analyze_cache as analyze_cache
 from .attaching import attach as attach
@@ -19,4 +18,7 @@ from .result import Report as Report
 from .result import Result as Result
 from .result import load as load
 from .slash.slash import find_slash_heads as find_slash_heads
-from .sweep.collect import open_study as open_study
+from .studies.collect import open_study as open_study
+from .studies.collect import report_study as report_study
+from .studies.emergence import emergence as emergence
+from .studies.run import sweep as sweep

@@ -27,9 +27,9 @@ from tl_posgen.options import fits, require
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
-from tl_posgen.sweep.emergence import emergence
-from tl_posgen.sweep.job import kept
-from tl_posgen.sweep.weights import digest_of
+from tl_posgen.studies.emergence import emergence
+from tl_posgen.studies.job import kept
+from tl_posgen.studies.weights import digest_of
 
 PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
 WITH_CHECKPOINTS = "emergence"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tl_posgen.errors import InputError, OutputError
 
+PARTIAL = ".partial-"  # directories of what is not yet whole
+
 
 def write_whole(path: str | os.PathLike, data: bytes) -> Path:
     """Write a file into a directory that is there.
@@ -31,7 +33,7 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
     links: one of them may be missing, and lies in the directory `.partial-*` that is left).
     """
     directory = as_path(directory)
-    with refused(directory), made(directory), partial(directory) as beside:
+    with refused(directory), made(directory) as beside:
         new, old = beside / "new", beside / "old"
         new.mkdir()
         old.mkdir()
@@ -75,7 +77,7 @@ def final(path: Path) -> Path:
 @contextmanager
 def partial(directory: Path) -> Iterator[Path]:
     """A directory for what is not yet whole, on the same disk."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".partial-") as beside:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as beside:
         yield Path(beside)
 
 
@@ -95,22 +97,32 @@ def write_through(path: Path, data: bytes) -> None:
 def require_writable(directory: str | os.PathLike) -> Path:
     """The directory, once it is known that it can be made and written; called before long work, it leaves nothing."""
     directory = as_path(directory)
-    with refused(directory), made(directory), tempfile.TemporaryFile(dir=directory):
+    with refused(directory), made(directory):
         pass
     return directory
 
 
 @contextmanager
-def made(directory: Path) -> Iterator[None]:
-    """The directory and its parents are there inside the block; after it those that were made and are empty are not."""
+def made(directory: Path) -> Iterator[Path]:
+    """`partial` of a directory that is made if need be, with its parents; those that are empty afterwards go again."""
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield
+        with begun(directory) as beside:
+            yield Path(beside)
     finally:
         for one in missing:
             with suppress(OSError):  # not empty, or not made
                 one.rmdir()
+
+
+def begun(directory: Path, tries: int = 20) -> tempfile.TemporaryDirectory:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL)
+    except FileNotFoundError:  # another process made it too, and removed it again as it was empty
+        if not tries:
+            raise
+        return begun(directory, tries - 1)
 
 
 @contextmanager

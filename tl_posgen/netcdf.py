@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5netcdf
 import xarray as xr
@@ -42,6 +43,13 @@ def read_netcdf(path: Path) -> xr.DataTree:
     require_undamaged(path)
     with xr.open_datatree(path, engine="h5netcdf") as tree:
         return tree.load()
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """The attributes of a whole file of `netcdf_bytes`, and none of its arrays; refused as in `read_netcdf`."""
+    require_undamaged(path)
+    with h5netcdf.File(path, "r") as file:
+        return dict(file.attrs)
 
 
 @contextmanager

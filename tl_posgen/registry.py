@@ -35,8 +35,8 @@ BUILT_IN = {
     "slash_toy": "tl_posgen.slash.slash_toy",
     "coupling": "tl_posgen.coupling.coupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores",
-    "emergence": "tl_posgen.sweep.emergence",
-    "study": "tl_posgen.sweep.overview",
+    "emergence": "tl_posgen.studies.emergence",
+    "study": "tl_posgen.studies.overview",
     "claims": "tl_posgen.claim",
 }
 

@@ -17,8 +17,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.files import as_path, write_together, write_whole
 from tl_posgen.measure import Measure, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.netcdf import netcdf_bytes, read_netcdf, readable
-from tl_posgen.options import require_name
+from tl_posgen.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
 from tl_posgen.summary import NullSummary, Summary
@@ -308,6 +307,12 @@ def load(path: str | os.PathLike) -> Report:
             provenance = json.loads(dataset.attrs.pop("provenance"))
             results[name] = Result(name, dataset, tuple(nulls_of(tree, name)), provenance)
         return Report(results, json.loads(tree.attrs["provenance"]))
+
+
+def load_provenance(path: Path) -> dict[str, Any]:
+    """Of a file that `load` reads, its report's provenance alone."""
+    with readable(path):
+        return json.loads(read_attributes(path)["provenance"])
 
 
 def nulls_of(tree: Any, name: str) -> Sequence[xr.Dataset]:

@@ -19,9 +19,8 @@ import tl_posgen
 from tl_posgen.coupling import coupling
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
+from tl_posgen.studies.emergence import MEASURES, emergence
 from tl_posgen.summary import jsonable
-from tl_posgen.sweep import emergence
-from tl_posgen.sweep.emergence import MEASURES
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"

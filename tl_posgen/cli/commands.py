@@ -189,7 +189,7 @@ def emerge(
 ) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?"""
     cut, words = setup.cut, setup.words()
-    from tl_posgen.sweep.emergence import MEASURES, emergence
+    from tl_posgen.studies.emergence import MEASURES, emergence
 
     measures = (*MEASURES, "coupling") if coupling else MEASURES
     where = {"model": model, "tokenizer": tokenizer, **setup.place}
@@ -212,9 +212,9 @@ def sweep(
     Exit code 1 where jobs failed or their worker was lost: --retry tries failed ones again.
     """
     from tl_posgen.report.terminal import print_measures
-    from tl_posgen.sweep import report_study
-    from tl_posgen.sweep import sweep as run
-    from tl_posgen.sweep.run import states
+    from tl_posgen.studies.collect import report_study
+    from tl_posgen.studies.run import states
+    from tl_posgen.studies.run import sweep as run
 
     if plan:
         print(*(f"{state:10} {job}" for job, state in states(study, out).items()), sep="\n")

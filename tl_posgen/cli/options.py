@@ -69,7 +69,7 @@ class Setup:
 
     def words(self) -> str:
         """The text, once it is known that the output can be written."""
-        from tl_posgen.sweep.texts import BUNDLED, Text
+        from tl_posgen.studies.texts import BUNDLED, Text
 
         name, _, config = (self.dataset or "").partition(":")
         text = Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)

@@ -20,7 +20,6 @@ from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.models.checkpoints import load_checkpoint
 from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
@@ -99,8 +98,7 @@ def coupling_scores(
     provenance: dict[str, Any] = {}
     cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
     for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
-        asked = Pretrained(name, backend, dtype, device)
-        model = asked if tokenizer is None else load_checkpoint(asked, tokenizer, precise=True)
+        model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
         found = COUPLING(model, prompts, k=k, progress=False, **cut)
         nulls = found.null_summary.seeds if found.null_summary else []
         for side, summary in zip(rows, [found.summary, *nulls], strict=True):

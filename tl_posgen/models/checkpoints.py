@@ -3,15 +3,13 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.load import BackendChoice, Dtype, Pretrained, load_source
+from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.model import Model
-from tl_posgen.models.source import MINI, Source
 
 
 class Checkpoints:
@@ -22,7 +20,7 @@ class Checkpoints:
             Hub repository ("step1000" of Pythia).
         model: name on huggingface.co.
         tokenizer: a directory with the tokenizer of all checkpoints, or "mini" for the bundled one; where left out, the
-            last checkpoint's.
+            last checkpoint's, of revisions the repository's.
         backend, dtype, device: as in `load_model`.
 
     Attributes:
@@ -55,30 +53,21 @@ class Checkpoints:
         self.steps = steps_of(self.names)
         directory = Path(checkpoints[-1]).resolve().parent
         self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
-        self._checkpoints, self._model = list(checkpoints), model
-        self._asked = Pretrained(model or checkpoints[-1], backend, dtype, device)
-        self._tokenizer = tokenizer if tokenizer is not None else checkpoints[-1]
+        if model is None and tokenizer is None:
+            tokenizer = checkpoints[-1]
+        how = (backend, dtype, device)
+        self._asked = [
+            Pretrained(one, *how, tokenizer=tokenizer)
+            if model is None
+            else Pretrained(model, *how, str(one), tokenizer)
+            for one in checkpoints
+        ]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def load(self, place: int, *, precise: bool = False) -> Model:
-        checkpoint = self._checkpoints[place]
-        if self._model is not None:
-            return replace(self._asked, revision=str(checkpoint)).load(precise=precise)
-        return load_checkpoint(replace(self._asked, name_or_directory=checkpoint), self._tokenizer, precise=precise)
-
-
-def load_checkpoint(asked: Pretrained, tokenizer: str | os.PathLike, *, precise: bool = False) -> Model:
-    """A checkpoint that may lack a tokenizer of its own."""
-    path = Path(asked.name_or_directory).expanduser()
-    words = MINI if str(tokenizer) == "mini" else Path(tokenizer).expanduser()
-    require_weights(path)
-    if not any(words.glob("tokenizer*")):
-        raise InputError(f"{words}: no tokenizer there; give tokenizer=, the directory of the checkpoints' tokenizer")
-    if path.resolve() == words.resolve():
-        return replace(asked, name_or_directory=path).load(precise=precise)
-    return load_source(Source(path.name, path), words, asked, precise=precise)
+        return self._asked[place].load(precise=precise)
 
 
 def require_weights(directory: Path) -> None:

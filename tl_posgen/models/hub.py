@@ -1,16 +1,21 @@
 """What can be known of a model before it is loaded, and its files in the Hub's cache."""
 
-import json
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tl_posgen.errors import ModelError
 from tl_posgen.models.config import read_config
-from tl_posgen.models.source import first_line
+from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
+from tl_posgen.models.source import WEIGHTS, first_line
+from tl_posgen.models.weights import stored_weights
 
-LEAST = 2**30  # bytes that Python, torch and TransformerLens take themselves
-MATRICES = 3  # of scores that one layer of eager attention holds at once
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -18,21 +23,31 @@ class Shape:
     """How large a model is.
 
     Attributes:
-        parameters: numbers in its weights. heads: of one layer.
+        parameters: numbers in its weights. dtype: of most of them.
+        heads: of one layer. width: d_vocab + d_model.
     """
 
     parameters: int
+    dtype: torch.dtype
     heads: int
+    width: int
 
-    def bytes_needed(self, length: int, n_nulls: int, itemsize: int = 4) -> int:
-        """(2 + nulls) copies of the weights, as there is one beside the other while it is loaded, and the scores of one
-        layer: 3 n_heads length^2 numbers.
+    def bytes_needed(
+        self, length: int, itemsize: int, *, copies: int = 1, is_streamed: bool = False, matrices: int = 0
+    ) -> int:
+        """1.12 times the copies of the weights that are held beside each other, and the largest need of a pass.
+
+        Args:
+            itemsize: bytes of a number, as loaded.
+            is_streamed, matrices: as in `need_of_pass`.
 
         Example:
-            >>> Shape(parameters=10**9, heads=32).bytes_needed(1024, n_nulls=1) / 1e9 > 12
-            True
+            >>> shape = Shape(parameters=10**9, dtype=torch.bfloat16, heads=32, width=60_000)
+            >>> [round(shape.bytes_needed(2**n, 2, is_streamed=n > 10) / 1e9, 1) for n in (6, 10, 15)]
+            [3.0, 3.2, 7.0]
         """
-        return LEAST + itemsize * ((2 + n_nulls) * self.parameters + MATRICES * self.heads * length**2)
+        _, each, power = need_of_pass(self.heads, self.width, itemsize, is_streamed=is_streamed, matrices=matrices)
+        return int(IMPORTS + PEAK * copies * itemsize * self.parameters + each * length**power)
 
 
 def shape_of(name: str | Path, revision: str | None = None) -> Shape:
@@ -44,7 +59,7 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
     Example:
         >>> from tl_posgen.models.source import MINI
         >>> shape_of(MINI)
-        Shape(parameters=1000576, heads=4)
+        Shape(parameters=1000576, dtype=torch.float16, heads=4, width=2176)
     """
     from huggingface_hub import errors, get_safetensors_metadata, hf_hub_download, snapshot_download
 
@@ -53,10 +68,10 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
     try:
         return shape_of_directory(Path(snapshot_download(name, revision=revision, local_files_only=True)))
     except (OSError, ValueError, ModelError):
-        pass  # not in the cache, or only a part of it
+        pass  # not in the cache, or not all of its files
     try:
         config = Path(hf_hub_download(name, "config.json", revision=revision)).parent
-        return Shape(sum(get_safetensors_metadata(name, revision=revision).parameter_count.values()), heads_of(config))
+        return shape_from(config, get_safetensors_metadata(name, revision=revision).parameter_count)
     except errors.GatedRepoError as error:
         raise ModelError(f"{name} asks for a licence: accept it on huggingface.co and set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
@@ -73,22 +88,21 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
 
 def shape_of_directory(directory: Path) -> Shape:
     """Read off the headers of its safetensors."""
-    parameters = 0
-    for path in directory.glob("*.safetensors"):
-        with path.open("rb") as file:
-            try:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            except (ValueError, MemoryError, OverflowError) as error:
-                raise ModelError(f"{path}: not a readable safetensors file; download it again") from error
-        parameters += sum(math.prod(one["shape"]) for tensor, one in header.items() if tensor != "__metadata__")
-    if not parameters:
+    if not any((directory / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{directory}: no weights; save the model with save_pretrained")
-    return Shape(parameters, heads_of(directory))
+    counts: Counter[str] = Counter()
+    for stored in stored_weights(directory).tensors.values():
+        header = stored.file.get_slice(stored.name)
+        counts[header.get_dtype()] += math.prod(header.get_shape())
+    return shape_from(directory, counts)
 
 
-def heads_of(directory: Path) -> int:
-    """Heads of one layer, as config.json says."""
-    return int(read_config(directory, trust_remote_code=False).get_text_config().num_attention_heads)
+def shape_from(directory: Path, counts: Mapping[Any, int]) -> Shape:
+    """The shape of a model by its config.json, and how many parameters there are of each dtype of safetensors."""
+    config = read_config(directory, trust_remote_code=False).get_text_config()
+    heads, *width = (int(getattr(config, name, 0)) for name in ("num_attention_heads", "vocab_size", "hidden_size"))
+    most = max(counts, key=lambda name: counts[name], default="")
+    return Shape(sum(counts.values()), DTYPES.get(most, torch.float32), heads, sum(width))
 
 
 def drop_from_cache(name: str, revision: str | None = None, cache: Path | None = None) -> int:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,7 +17,7 @@ from tl_posgen.models.hugging_face import load_hf_model, load_tokenizer, plan
 from tl_posgen.models.model import Model
 from tl_posgen.models.plain_proof import centred
 from tl_posgen.models.quiet import quiet
-from tl_posgen.models.source import MINI, Source, find_source, first_line
+from tl_posgen.models.source import MINI, Source, find_source, first_line, local_directory
 from tl_posgen.models.weights import require_layers, stored_weights
 from tl_posgen.models.wrapped import wrap
 
@@ -34,6 +33,7 @@ def load_model(
     device: str | None = None,
     *,
     revision: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
@@ -49,6 +49,7 @@ def load_model(
             least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in float32.
         device: "cuda", "cuda:1", "mps", "cpu"; "cuda" where there is one, else "cpu", if left out or "auto".
         revision: branch, tag or commit on huggingface.co; a checkpoint, for instance.
+        tokenizer: a directory, or "mini", with another tokenizer than the model's own, or for one that has none.
         device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
             TransformerBridge; leave `device` out then.
         trust_remote_code: run the repository's own Python code. Only for repositories you trust.
@@ -61,15 +62,16 @@ def load_model(
         ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights,
             a config.json that no model can be made of or that belongs to other weights, more than memory holds.
         UnsupportedModelError: the architecture cannot be had with that backend.
-        InputError: an unknown backend, a device or dtype that nothing can be computed in.
+        InputError: an unknown backend, a device or dtype that nothing can be computed in, a revision of what is here,
+            no tokenizer where one was said to be.
 
     Example:
         >>> model = load_model("mini")
         >>> model.cfg.n_layers > 0
         True
     """
-    chosen = {"revision": revision, "device_map": device_map, "trust_remote_code": trust_remote_code}
-    return Pretrained(name_or_directory, backend, dtype, device, **chosen).load()
+    where = {"revision": revision, "tokenizer": tokenizer, "device_map": device_map}
+    return Pretrained(name_or_directory, backend, dtype, device, **where, trust_remote_code=trust_remote_code).load()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Pretrained:
     dtype: Dtype = "auto"
     device: str | None = None
     revision: str | None = None
+    tokenizer: str | os.PathLike | None = None
     device_map: str | Mapping[str, Any] | None = None
     trust_remote_code: bool = False
 
@@ -101,6 +104,10 @@ class Pretrained:
         if self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
         require_dtype(self.dtype)
+        if not isinstance(self.tokenizer, str | os.PathLike | None):
+            raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
+        if self.revision is not None and local_directory(self.name_or_directory):
+            raise InputError(f"revision {self.revision!r}: {self.name_or_directory} is here and has none; leave it out")
         if self.device_map is not None:
             require_device_map(self.device_map, self.device, self.backend)
 
@@ -112,19 +119,18 @@ class Pretrained:
         """
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
-        source = find_source(self.name_or_directory, self.revision)
-        return load_source(source, source.directory, self, precise=precise)
+        return load_source(find_source(self.name_or_directory, self.revision, self.tokenizer), self, precise=precise)
 
 
-def load_source(source: Source, tokenizer: Path, asked: Pretrained, *, precise: bool = False) -> Model:
-    """The model of a directory with the tokenizer of this or another one, its origin remembered."""
+def load_source(source: Source, asked: Pretrained, *, precise: bool = False) -> Model:
+    """The model of a directory, its origin remembered."""
     trust, spread = asked.trust_remote_code, asked.device_map
     device, bundled = usable(asked.device), source.directory == MINI
     with quiet():
         config = read_config(source.directory, trust)
         weights = stored_weights(source.directory)
         require_layers(source.directory, config, weights)
-        words = load_tokenizer(tokenizer, trust)
+        words = load_tokenizer(source.tokenizer, trust)
         planned = plan(source.directory, config, as_dtype(asked.dtype), trust)
         dtype = computed_in(planned.dtype, asked.dtype, device, precise or bundled)
         more = {} if spread is None else {"device_map": spread}

@@ -8,6 +8,8 @@ import torch
 from tl_posgen.errors import InputError
 
 MATRICES = 3  # scores, scores under the mask, pattern: what one layer of eager attention holds at once
+IMPORTS = 0.8e9  # bytes that Python, torch and TransformerLens take themselves
+PEAK = 1.12  # bytes a byte of weights; docs/benchmarks.md, models of a size
 
 
 def memory_of(device: torch.device) -> int | None:
@@ -20,27 +22,38 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
-    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit.
-
-    Its largest need: the scores of one layer, 3 n_heads n^2 numbers of the model's dtype or `matrices` n_heads n^2
-    in float32; where attention is streamed and no matrix is formed, (d_vocab + d_model) n, the logits and the residual
-    stream that they are made of.
-
-    Args:
-        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.measure.Measure.matrices`.
+    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`.
 
     Raises:
         InputError: with the estimate, and how many tokens would fit.
     """
     cfg, weight = model.cfg, next(model.parameters())
-    held, size = memory_of(weight.device), weight.element_size()
-    per_pair = max(matrices * max(size, 4), 0 if is_streamed else MATRICES * size)
-    if per_pair:
-        what, power, each = f"attention of one layer ({cfg.n_heads} heads) needs", 2, per_pair * cfg.n_heads
-    else:
-        what, power, each = "the logits need", 1, size * (cfg.d_vocab + cfg.d_model)
+    held, how = memory_of(weight.device), {"is_streamed": is_streamed, "matrices": matrices}
+    what, each, power = need_of_pass(cfg.n_heads, cfg.d_vocab + cfg.d_model, weight.element_size(), **how)
     if held is not None and each * n**power > held:
         raise InputError(
             f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
             f"memory; give at most {int((held / each) ** (1 / power))} tokens"
         )
+
+
+def need_of_pass(
+    n_heads: int, width: int, itemsize: int, *, is_streamed: bool, matrices: int = 0
+) -> tuple[str, int, int]:
+    """What a forward pass over n tokens holds at most: in words, and (a, b) of a n^b bytes.
+
+    The scores of one layer, 3 n_heads n^2 numbers of the model's dtype or `matrices` n_heads n^2 in float32; where
+    attention is streamed and no matrix is formed, width n: the logits and the residual stream that they are made of.
+
+    Args:
+        width: d_vocab + d_model.
+        itemsize: bytes of a number of the model.
+        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.measure.Measure.matrices`.
+
+    Example:
+        >>> need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)
+        ('attention of one layer (2 heads) needs', 24, 2)
+    """
+    if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else MATRICES * itemsize):
+        return f"attention of one layer ({n_heads} heads) needs", per_pair * n_heads, 2
+    return "the logits need", itemsize * width, 1

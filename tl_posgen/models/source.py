@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tl_posgen.errors import ModelError
+from tl_posgen.errors import InputError, ModelError
 
-MINI = Path(__file__).parent / "mini"
+MINI = Path(__file__).resolve().parent / "mini"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # buffers that older versions of transformers saved and newer ones compute
@@ -17,38 +17,59 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """A directory with config.json, *.safetensors and a tokenizer; `name` and `revision` as in `Origin`."""
+    """A directory with config.json and *.safetensors, and that of the tokenizer; `name`, `revision` as in `Origin`."""
 
     name: str
     directory: Path
+    tokenizer: Path
     revision: str | None = None
 
 
-def find_source(name: str | os.PathLike, revision: str | None = None) -> Source:
+def local_directory(name: str | os.PathLike) -> Path | None:
+    """Where "mini", or a directory here, lies; None of anything else, ModelError of what can be no name."""
+    words = os.fspath(name)
+    path = MINI if words == "mini" else Path(words).expanduser()
+    if not words.strip() or "\0" in words or max(map(len, path.parts), default=0) > 255:
+        raise ModelError(f"{words!r}: neither a directory nor a name of a model")
+    return path.resolve() if path.is_dir() else None
+
+
+def find_source(
+    name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
+) -> Source:
     """The local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`.
 
+    Args:
+        tokenizer: a directory, or "mini", with another tokenizer than the one there.
+
     Raises:
+        InputError: no tokenizer where one was said to be.
         ModelError: no such directory or repository, no network, or files are missing there.
     """
-    words = os.fspath(name)
-    local = Path(words).expanduser()
-    if not words.strip() or "\0" in words or max(map(len, local.parts), default=0) > 255:
-        raise ModelError(f"{words!r}: neither a directory nor a name of a model")
-    if words == "mini":
-        source = Source(words, MINI)
-    elif local.is_dir():
-        source = Source(words, local.resolve())
-    elif local.exists():
-        raise ModelError(f"{words} is a file; give the directory that holds config.json and the weights")
-    elif local.is_absolute() or words.startswith((".", "~")) or words.count("/") > 1 or "\\" in words:
-        raise ModelError(f"{words}: no such directory")
-    else:
-        source = download(words, revision)
-    require_files(source)
-    return source
+    other = None if tokenizer is None else tokenizer_directory(tokenizer)
+    words, commit = os.fspath(name), None
+    directory = local_directory(words)
+    if directory is None:
+        local = Path(words).expanduser()
+        if local.exists():
+            raise ModelError(f"{words} is a file; give the directory that holds config.json and the weights")
+        if local.is_absolute() or words.startswith((".", "~")) or words.count("/") > 1 or "\\" in words:
+            raise ModelError(f"{words}: no such directory")
+        directory = download(words, revision)
+        commit = directory.name
+    require_files(directory, with_tokenizer=other is None)
+    return Source(words, directory, other or directory, commit)
 
 
-def download(name: str, revision: str | None) -> Source:
+def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
+    """The directory of a tokenizer; InputError where there is none."""
+    here = local_directory(tokenizer)
+    if here is None or not any((here / name).is_file() for name in TOKENIZERS):
+        raise InputError(f"{os.fspath(tokenizer)}: no tokenizer there; give tokenizer=, a directory that holds one")
+    return here
+
+
+def download(name: str, revision: str | None) -> Path:
     """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
     from huggingface_hub import errors, snapshot_download
     from transformer_lens.supported_models import MODEL_ALIASES
@@ -69,12 +90,11 @@ def download(name: str, revision: str | None) -> Source:
             f"{name}: no such directory here, and huggingface.co cannot be reached; "
             "give a directory that save_pretrained wrote, or connect once to download the model"
         ) from error
-    return Source(name, Path(directory), Path(directory).name)
+    return Path(directory)
 
 
-def require_files(source: Source) -> None:
+def require_files(here: Path, *, with_tokenizer: bool) -> None:
     """Refuse a directory without config, safetensors or tokenizer. Pickled weights are not read: they can run code."""
-    here = source.directory
     if not (here / "config.json").is_file():
         raise ModelError(f"{here}: no config.json; give a directory that save_pretrained wrote")
     if not any((here / name).is_file() for name in WEIGHTS):
@@ -82,7 +102,7 @@ def require_files(source: Source) -> None:
         if pickled := [*here.glob("*.bin"), *here.glob("*.pt"), *here.glob("*.pth")]:
             found = f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
         raise ModelError(f"{here}: {found}; save the model with save_pretrained, which writes model.safetensors")
-    if not any((here / name).is_file() for name in TOKENIZERS):
+    if with_tokenizer and not any((here / name).is_file() for name in TOKENIZERS):
         raise ModelError(f"{here}: no tokenizer; save one there with tokenizer.save_pretrained")
 
 

@@ -1,7 +1,8 @@
 """The files of a study as one labelled dataset, and as a page."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,11 @@ import xarray as xr
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.checkpoints import steps_of
+from tl_posgen.options import fits
 from tl_posgen.result import Report, Result
-from tl_posgen.sweep.curves import PER_HEAD, numbers_in
-from tl_posgen.sweep.job import read_part
-from tl_posgen.sweep.overview import MEASURE, PER_JOB
-from tl_posgen.sweep.run import INDEX, read_index
-
-MAIN = "main"  # the revision of a model that a study names none of
+from tl_posgen.studies.curves import PER_HEAD, numbers_in
+from tl_posgen.studies.job import MAIN, Place, jobs_in, read_part
+from tl_posgen.studies.overview import MEASURE, PER_JOB
 
 
 def open_study(out: str | os.PathLike, *, null: int | None = None) -> xr.Dataset:
@@ -36,48 +35,61 @@ def open_study(out: str | os.PathLike, *, null: int | None = None) -> xr.Dataset
 
     Example:
         >>> import tempfile
-        >>> from tl_posgen.sweep import sweep
+        >>> import tl_posgen
         >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     _ = sweep(study, out=out, progress=False)
-        ...     data = open_study(out)
+        ...     _ = tl_posgen.sweep(study, out=out, progress=False)
+        ...     data = tl_posgen.open_study(out)
         >>> data["three_axis_r"].dims
         ('model', 'revision', 'text', 'layer', 'head')
     """
-    index, reports = read_study(Path(out))
-    return laid_out(index, reports, null)
+    return laid_out(read_study(Path(out)), null)
 
 
 def report_study(out: str | os.PathLike) -> Report:
     """The same as a Report: models side by side, over revisions, against size; `.write(directory)` makes the page."""
-    index, reports = read_study(Path(out))
-    settings, first = index["settings"], next(iter(reports.values())).provenance
-    nulls = tuple(laid_out(index, reports, place) for place in range(len(settings["null_seeds"])))
-    own = laid_out(index, reports)
+    reports = read_study(Path(out))
+    first = next(iter(reports.values())).provenance
+    settings = first["study"]
+    nulls = tuple(laid_out(reports, place) for place in range(len(settings["null_seeds"])))
+    own = laid_out(reports)
     kept = {key: settings[key] for key in ("length", "seed", "null_seeds", "versions", "measures")}
-    told = {"model": own.attrs["model"], "jobs": len(index["jobs"]), "finished": len(reports)}
+    told = {"model": own.attrs["model"], "jobs": own["finished"].size, "finished": len(reports)}
     provenance = told | {"prompts": settings["n_prompts"], "mask": first.get("mask")} | kept
     return Report({"study": Result("study", own, nulls, provenance)}, provenance)
 
 
-def read_study(out: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], Report]]:
-    """study.json, and the report of every finished job by (model, revision, text)."""
-    index = read_index(out)
-    if index is None:
-        raise InputError(f"{out}: no {INDEX} there; give a directory that tl_posgen.sweep wrote into")
-    files = {tuple(job[dim] or MAIN for dim in PER_JOB): out / job["file"] for job in index["jobs"]}
-    reports = {place: read_part(path) for place, path in files.items() if path.is_file()}
+def read_study(out: Path) -> dict[Place, Report]:
+    """The report of every finished job by (model, revision, text)."""
+    reports = {place: read_part(path) for place, path in jobs_in(out).items()}
     if not reports:
-        raise InputError(f"{out}: none of {len(files)} jobs is finished; run the sweep first")
-    return index, reports
+        raise InputError(f"{out}: no finished job there; give a directory that tl_posgen.sweep wrote into")
+    return reports
 
 
-def laid_out(
-    index: Mapping[str, Any], reports: Mapping[tuple[str, ...], Report], null: int | None = None
-) -> xr.Dataset:
-    """Finished jobs put into their places of arrays over all jobs."""
-    settings = index["settings"]
-    coords = {dim: list(dict.fromkeys(job[dim] or MAIN for job in index["jobs"])) for dim in PER_JOB}
+def in_order(places: Iterable[Place], sizes: Mapping[str, float]) -> dict[str, list[str]]:
+    """Models by size, revisions and texts by the numbers in their names, "main" last.
+
+    Example:
+        >>> in_order([("a", "main", "book"), ("a", "step80", "book"), ("a", "step500", "book")], {"a": 1e9})["revision"]
+        ['step80', 'step500', 'main']
+    """
+
+    def key(name: str) -> tuple[Any, ...]:
+        numbers = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+        return sizes.get(name, 0), name == MAIN, numbers
+
+    return {dim: sorted(set(names), key=key) for dim, names in zip(PER_JOB, zip(*places, strict=True), strict=True)}
+
+
+def laid_out(reports: Mapping[Place, Report], null: int | None = None) -> xr.Dataset:
+    """Finished jobs put into their places of arrays over all models, revisions and texts."""
+    settings = next(iter(reports.values())).provenance["study"]
+    sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
+    coords = in_order(reports, sizes)
+    seeds = settings["null_seeds"]
+    if null is not None and not (fits(null, int) and 0 <= null < len(seeds)):
+        raise InputError(f"null = {null!r}: the study has {len(seeds)} random inits, counted from 0")
     found = {place: xr.Dataset(numbers_in(one.values(), null)) for place, one in reports.items()}
     shape = tuple(map(len, coords.values()))
     heads = tuple(max((one.sizes.get(dim, 0) for one in found.values()), default=0) for dim in PER_HEAD)
@@ -94,24 +106,20 @@ def laid_out(
             arrays[str(name)].values[(*where, *map(slice, array.shape))] = array.values
     dataset = xr.Dataset(arrays, {**coords, **{dim: range(n) for dim, n in zip(PER_HEAD, heads, strict=True)}})
     dataset["finished"] = finished
-    sizes = [
-        next((one.provenance["parameters"] for key, one in reports.items() if key[0] == name), np.nan)
-        for name in coords["model"]
-    ]
-    dataset["parameters"] = ("model", np.array(sizes, float))
+    dataset["parameters"] = ("model", np.array([sizes[name] for name in coords["model"]]))
     dataset["step"] = (
         ("model", "revision"),
-        np.array([steps(index, name, coords["revision"]) for name in coords["model"]]),
+        np.array([steps(reports, name, coords["revision"]) for name in coords["model"]]),
     )
     n = len(coords["model"])
     label = f"{settings['study']}, {n} model{'s' * (n > 1)}"
-    label += "" if null is None else f", random init (seed {settings['null_seeds'][null]})"
+    label += "" if null is None else f", random init (seed {seeds[null]})"
     names = list(settings["measures"])
     return MEASURE.describe(dataset.assign_attrs(rows=list(PER_JOB), model=label, measures=names))
 
 
-def steps(index: Mapping[str, Any], model: str, revisions: list[str]) -> list[float]:
+def steps(reports: Mapping[Place, Report], model: str, revisions: list[str]) -> list[float]:
     """The step of each revision that a model has; NaN for the others."""
-    own = list(dict.fromkeys(job["revision"] or MAIN for job in index["jobs"] if job["model"] == model))
+    own = [revision for revision in revisions if any(place[:2] == (model, revision) for place in reports)]
     known = dict(zip(own, steps_of(own), strict=True))
     return [float(known.get(revision, np.nan)) for revision in revisions]

@@ -15,9 +15,8 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.result import Result, load
+from tl_posgen.studies.emergence import emergence, findings, summarise, table
 from tl_posgen.summary import jsonable
-from tl_posgen.sweep import emergence
-from tl_posgen.sweep.emergence import findings, summarise, table
 
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 OPTIONS = {"tokenizer": "mini", **CUT}

@@ -10,10 +10,9 @@ from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.errors import InputError
 from tl_posgen.null import check_seed, check_seeds
-from tl_posgen.options import require
-from tl_posgen.sweep.job import Job, requests_of, versions
-from tl_posgen.sweep.texts import BUNDLED, Text
-from tl_posgen.sweep.weights import Weights
+from tl_posgen.studies.job import Job, requests_of
+from tl_posgen.studies.texts import BUNDLED, Text
+from tl_posgen.studies.weights import Weights
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,7 +38,7 @@ class Entry:
     revisions: Sequence[str] = ()
     label: str = ""
     backend: str = "auto"
-    dtype: str | None = None
+    dtype: str = "auto"
     device: str | None = None
     tokenizer: str | None = None
 
@@ -94,26 +93,18 @@ class Study:
         path = Path(study)
         try:
             return parsed(tomllib.loads(path.read_text(encoding="utf-8")), path.resolve().parent)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give a study's file"
-            ) from error
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path}: not TOML ({error})") from error
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"{path}: not TOML ({error})") from error
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the path
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{path}: cannot be read ({reason}); give a study's file") from error
 
     def jobs(self) -> list[Job]:
         """Every job, those of one model at one revision one after the other."""
         cut = (self.length, self.n_prompts, self.seed, self.null_seeds, self.drop_cache)
-        return [Job(one, text, self.measures, *cut) for one in self.weights for text in self.texts]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What all results of one directory have in common; models and texts may be added."""
-        measures = {request.name: request.as_dict() for request in requests_of(self.measures)}
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": [*self.null_seeds]}
-        return {"study": self.name, "measures": measures, **cut, "versions": versions()}
+        return [Job(self.name, one, text, self.measures, *cut) for one in self.weights for text in self.texts]
 
 
 def parsed(told: Mapping[str, Any], folder: Path) -> Study:
@@ -144,9 +135,11 @@ def parsed(told: Mapping[str, Any], folder: Path) -> Study:
         tuple(check_seeds(told.get("null_seeds", (0,)))),
         told.get("drop_cache", False),
     )
-    names = [f"{one.name}/{text.name}" for one in study.weights for text in study.texts]
-    if twice := [one for place, one in enumerate(names) if one in names[:place]]:
-        raise InputError(f"study: two jobs are called {twice[0]}; give a model a label, or a text a name")
+    known_as: set[Any] = set()
+    for job in study.jobs():
+        if known_as & {job.name, job.place}:
+            raise InputError(f"study: two jobs are called {job.name}; give a model a label, or a text a name")
+        known_as |= {job.name, job.place}
     return study
 
 
@@ -185,5 +178,7 @@ def located(name: str, folder: Path) -> str:
     """A path relative to the study's file, as an absolute one; a name of something else as it is."""
     if name in ("mini", BUNDLED):
         return name
+    if "\0" in name:
+        raise InputError(f"study: {name!r} holds a zero byte; give the path without it")
     path = folder / Path(name).expanduser()
     return str(path.resolve()) if path.exists() or name.startswith((".", "~", "/")) else name

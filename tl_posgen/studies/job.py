@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tl_posgen import registry
 from tl_posgen.analysis import analyze
@@ -17,12 +17,15 @@ from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import write_together
 from tl_posgen.measure import Request
 from tl_posgen.models.hub import drop_from_cache
+from tl_posgen.models.streaming import LONG
 from tl_posgen.null import RandomInits
-from tl_posgen.result import Report, load, results_bytes
-from tl_posgen.sweep.processes import Outcome
-from tl_posgen.sweep.texts import Text
-from tl_posgen.sweep.weights import Weights
+from tl_posgen.result import Report, load, load_provenance, results_bytes
+from tl_posgen.studies.processes import Outcome
+from tl_posgen.studies.texts import Text
+from tl_posgen.studies.weights import Weights
 
+MAIN = "main"  # the revision of a model that a study names none of
+PART = f"*-{16 * '[0-9a-f]'}.nc"
 PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
 
 
@@ -67,13 +70,46 @@ def finish(path: Path, make: Callable[[], Report]) -> None:
         write_together(path.parent, {path.name: results_bytes(report, report.provenance)})
 
 
-def read_part(path: Path) -> Report:
+def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
+    """A finished part's Report, or what else is read of it."""
     try:
-        return load(path)
+        return read(path)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
             f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
         ) from error
+
+
+Place: TypeAlias = tuple[str, ...]  # model, revision, text
+
+
+def jobs_in(out: Path, settings: Mapping[str, Any] | None = None) -> dict[Place, Path]:
+    """(model, revision, text) -> the file of every finished job of a directory.
+
+    Args:
+        settings: of the study that they have to be of; of the first one, if left out.
+
+    Raises:
+        InputError: jobs of another study, other settings or versions; two files of one job; a file that is damaged, or
+            no job's.
+    """
+    found: dict[Place, Path] = {}
+    for path in sorted(out.glob(PART)):
+        provenance = read_part(path, load_provenance)
+        if "study" not in provenance:
+            raise InputError(f"{path}: no job of a study; give another --out")
+        of_it: Mapping[str, Any] = provenance["study"]
+        settings = of_it if settings is None else settings
+        for key, now in settings.items():
+            if (then := of_it.get(key)) != now:
+                raise InputError(
+                    f"out: {out} holds a study with {key} {then}, and this one has {now}; give another --out"
+                )
+        place = tuple(provenance["job"])
+        if place in found:
+            raise InputError(f"{path}: the same job as {found[place].name}; delete the one that is out of date")
+        found[place] = path
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,10 +117,12 @@ class Job:
     """One model at one revision on one text with all measures of a study; its file holds one Report.
 
     Attributes:
+        study: its name.
         measures: (name, options) of each.
         length, n_prompts, seed, null_seeds: as in `analyze`.
     """
 
+    study: str
     weights: Weights
     text: Text
     measures: tuple[tuple[str, Mapping[str, Any]], ...]
@@ -98,12 +136,43 @@ class Job:
     def name(self) -> str:
         return f"{self.weights.name}/{self.text.name}"
 
+    @property
+    def place(self) -> Place:
+        """Where its numbers stand among those of the study."""
+        return (self.weights.label, self.weights.revision or MAIN, self.text.name)
+
+    @property
+    def requests(self) -> list[Request]:
+        return requests_of(self.measures)
+
+    @property
+    def precise(self) -> bool:
+        return any(request.measure.precise for request in self.requests)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all jobs of a study have in common, JSON-ready; models and texts may be added."""
+        measures = {request.name: request.as_dict() for request in self.requests}
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": [*self.null_seeds]}
+        return {"study": self.study, "measures": measures, **cut, "versions": versions()}
+
     @cached_property
     def configuration(self) -> dict[str, Any]:
         """Everything that its result depends on, JSON-ready; paths are told by what lies there."""
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": self.null_seeds}
-        measures = {request.name: request.as_dict() for request in requests_of(self.measures)}
-        return {"weights": self.weights.identity, "text": self.text.identity, "measures": measures, **cut}
+        shared = {key: value for key, value in self.settings.items() if key != "study"}
+        return {"weights": self.weights.identity, "text": self.text.identity, **shared}
+
+    @cached_property
+    def bytes_needed(self) -> int:
+        """Memory that it takes, estimated before its model is loaded: of the weights, of a random init beside them, and
+        of a pass, streamed where prompts are long.
+
+        Raises:
+            InputError, ModelError: the model or its tokenizer is not there.
+        """
+        matrices = max(request.measure.matrices for request in self.requests)
+        how = {"copies": 1 + bool(self.null_seeds), "is_streamed": self.length > LONG, "matrices": matrices}
+        return self.weights.shape.bytes_needed(self.length, self.weights.itemsize(precise=self.precise), **how)
 
     @cached_property
     def file(self) -> str:
@@ -114,10 +183,11 @@ class Job:
         """What `analyze` finds; measures that this model cannot be asked for are left out."""
         cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "progress": False}
         several = len(self.measures) > 1
-        asked = {"measures": requests_of(self.measures), "skip_unsupported": several, "null_seeds": random_inits}
+        asked = {"measures": self.requests, "skip_unsupported": several, "null_seeds": random_inits}
         report = analyze(model, self.text.words, **asked, **cut)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        return Report(report, report.provenance | {"job": self.name, "parameters": parameters})
+        told = {"job": list(self.place), "study": self.settings, "parameters": parameters}
+        return Report(report, report.provenance | told)
 
 
 def requests_of(measures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Request]:
@@ -147,7 +217,7 @@ def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iter
                 if expected != versions():
                     raise InputError(f"this worker has {versions()}, and the study was begun with {dict(expected)}")
                 if loaded is None:
-                    model = job.weights.load()
+                    model = job.weights.load(precise=job.precise)
                     loaded = model, RandomInits(model, job.null_seeds)
                 finish(path, partial(job.measure, *loaded))
             path.with_suffix(".json").unlink(missing_ok=True)

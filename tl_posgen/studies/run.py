@@ -4,10 +4,12 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,17 +17,17 @@ import torch
 from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError
-from tl_posgen.files import require_writable, write_whole
+from tl_posgen.files import PARTIAL, require_writable
+from tl_posgen.models.load import usable
 from tl_posgen.models.memory import memory_of
-from tl_posgen.netcdf import require_undamaged
 from tl_posgen.options import require
-from tl_posgen.sweep.job import Job, attempt, versions
-from tl_posgen.sweep.on_ray import on_ray
-from tl_posgen.sweep.processes import Outcome, local, processes
-from tl_posgen.sweep.study import Study
+from tl_posgen.studies.job import Job, attempt, jobs_in, versions
+from tl_posgen.studies.on_ray import on_ray
+from tl_posgen.studies.processes import Outcome, local, processes
+from tl_posgen.studies.study import Study
 
 Executor = Literal["local", "processes", "ray"]
-INDEX = "study.json"  # the settings of a directory, and which file is which job
+STALE = 3600  # seconds after which nobody goes on writing a file
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ def sweep(
 
     Example:
         >>> import tempfile
+        >>> import tl_posgen
         >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     print(sweep(study, out=out, progress=False), "-", sweep(study, out=out, progress=False))
-        1 finished - 1 finished
+        ...     print(tl_posgen.sweep(study, out=out, progress=False))
+        1 finished
     """
     study = Study.of(study)
     require("workers", workers, int)
@@ -95,22 +98,19 @@ def sweep(
         raise InputError(f"executor {executor!r}, workers {workers}: choose {', '.join(get_args(Executor))}, 1 or more")
     chosen, out = shard_of(shard), Path(out).absolute()
     jobs = study.jobs()
-    require_same_study(out, study)
+    done = finished_in(out, jobs)
     require_writable(out)
-    needs = {job.name: bytes_needed(job) for job in jobs}
-    for text in study.texts:
-        _ = text.words  # read now, by this process alone
     every = [list(group) for _, group in groupby(jobs, key=lambda job: job.weights)][chosen]
     mine = [job for group in every for job in group]
-    done = {job.name for job in mine if is_finished(out / job.file)}
     failed = {} if retry else {job.name: why for job in mine if (why := error_of(out / job.file))}
     groups = [[job for job in group if job.name not in done and job.name not in failed] for group in every]
     groups = [group for group in groups if group]
-    write_index(out, study, jobs)
+    for job in (job for group in groups for job in group):
+        _ = job.text.words, job.bytes_needed  # looked at now, by this process alone
     work = partial(attempt, out=out, expected=versions())
     outcomes: Iterator[Outcome] = iter(())
     if groups and executor == "ray":
-        outcomes = on_ray(groups, work, bytes_needed=lambda job: needs[job.name], address=address)
+        outcomes = on_ray(groups, work, bytes_needed=attrgetter("bytes_needed"), address=address)
     elif groups:
         require_memory(groups, workers if executor == "processes" else 1)
         outcomes = local(groups, work) if executor == "local" else processes(groups, work, workers=workers)
@@ -122,8 +122,8 @@ def sweep(
                 (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
                 bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
     finished = {job.name for job in jobs if (out / job.file).is_file()}
-    if len(finished) == len(jobs):  # nobody writes any more: what killed runs left half-written can go
-        for left in out.glob(".partial-*"):
+    for left in out.glob(f"{PARTIAL}*"):  # what killed runs left half-written; a younger one may be another shard's
+        if left.stat().st_mtime < time.time() - STALE:
             shutil.rmtree(left, ignore_errors=True)
     lost = {job: why for job, why in unfinished.items() if job not in finished}
     whole = bool(finished) and all(job.name in finished or error_of(out / job.file) for job in jobs)
@@ -152,65 +152,39 @@ def shard_of(shard: str) -> slice:
     return slice(int(found[1]) - 1, None, int(found[2]))
 
 
-def read_index(out: Path) -> dict[str, Any] | None:
-    """What a directory says of its study; None where nothing was swept into it."""
-    path = out / INDEX
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: damaged ({error}); delete it, and sweep the same study again") from error
+def finished_in(out: Path, jobs: Sequence[Job]) -> set[str]:
+    """Names of the jobs whose file is there.
 
-
-def write_index(out: Path, study: Study, jobs: Sequence[Job]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    listed = [
-        {"file": job.file, "model": job.weights.label, "revision": job.weights.revision, "text": job.text.name}
-        for job in jobs
-    ]
-    write_whole(out / INDEX, json.dumps({"settings": study.settings, "jobs": listed}, indent=1).encode())
-
-
-def require_same_study(out: Path, study: Study) -> None:
-    """Refuse a directory whose results stand beside others of other settings or versions."""
-    index = read_index(out)
-    if index is None:
-        return
-    for key, now in study.settings.items():
-        if (then := index["settings"].get(key)) != now:
-            raise InputError(f"out: {out} holds a study with {key} {then}, and this one has {now}; give another --out")
-
-
-def is_finished(path: Path) -> bool:
-    """Whether a job's file is there; InputError where it is not as it was written."""
-    if not path.is_file():
-        return False
-    try:
-        require_undamaged(path)
-    except InputError as error:
-        raise InputError(f"{error}; delete the file, and it is measured again") from error
-    return True
+    Raises:
+        InputError: results of other settings or versions, or of the same job with other weights; a damaged file.
+    """
+    there = jobs_in(out, jobs[0].settings)
+    for job in jobs:
+        path = there.get(job.place)
+        if path is not None and path.name != job.file:
+            changed = "with other weights, text, tokenizer, dtype, device or backend than it has now"
+            raise InputError(f"{path}: {job.name} {changed}; delete the file, or give another --out")
+    return {job.name for job in jobs if job.place in there}
 
 
 def error_of(path: Path) -> str | None:
     """The error that a job of this file ended with; None where it did not."""
     path = path.with_suffix(".json")
-    return json.loads(path.read_text(encoding="utf-8"))["error"] if path.is_file() else None
-
-
-def bytes_needed(job: Job) -> int:
-    """Memory that a job takes, estimated before its model is loaded."""
-    return job.weights.shape.bytes_needed(job.length, len(job.null_seeds), job.weights.itemsize)
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({error!r}); delete the file, and the job is tried again") from error
 
 
 def require_memory(groups: Sequence[Sequence[Job]], workers: int) -> None:
-    """Refuse models whose weights alone are more than this machine's memory, so many at a time."""
-    held = memory_of(torch.device("cpu"))
-    largest = max((group[0].weights for group in groups), key=lambda weights: weights.shape.parameters)
-    needed = largest.shape.parameters * largest.itemsize * min(workers, len(groups))
-    if held is not None and needed > held:
-        raise InputError(
-            f"{largest.name}: the weights of {min(workers, len(groups))} such models need {needed / 1e9:.0f} GB, and "
-            f"there are {held / 1e9:.0f} GB of memory; give fewer workers or a smaller dtype"
-        )
+    """Refuse jobs that take more than the memory of their device, so many at a time."""
+    workers = min(workers, len(groups))
+    for job in (max(group, key=attrgetter("bytes_needed")) for group in groups):
+        device = torch.device(usable(job.weights.device))
+        held, needed = memory_of(device), job.bytes_needed * workers
+        if held is not None and needed > held:
+            so_many = f"{workers} such jobs need" if workers > 1 else "needs"
+            raise InputError(
+                f"{job.name}: {so_many} about {needed / 1e9:.1f} GB, and {device} has {held / 1e9:.1f} GB; give fewer "
+                "workers, a shorter length, a smaller dtype or no null_seeds"
+            )

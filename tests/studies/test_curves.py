@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from tl_posgen import registry
-from tl_posgen.sweep.curves import CURVES, curve_of, followed, half_way, interval_of, values_of
+from tl_posgen.studies.curves import CURVES, curve_of, followed, half_way, interval_of, values_of
 
 
 def over_training(**values):

@@ -14,8 +14,8 @@ from tl_posgen.measure import Measure
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, sides
 from tl_posgen.report.sentences import null_of, said
 from tl_posgen.stats.partial_correlation import correlation
+from tl_posgen.studies.curves import PER_HEAD, Curve, curve_of, followed
 from tl_posgen.summary import NullSummary, Summary
-from tl_posgen.sweep.curves import PER_HEAD, Curve, curve_of, followed
 
 PER_JOB = ("model", "revision", "text")
 FEWEST = 4  # models for a correlation with size

@@ -29,8 +29,7 @@ from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, m
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.report.sentences import null_of
 from tl_posgen.result import Result
-from tl_posgen.summary import NullSummary, Summary
-from tl_posgen.sweep.curves import (
+from tl_posgen.studies.curves import (
     PER_HEAD,
     Curve,
     curve_of,
@@ -40,6 +39,7 @@ from tl_posgen.sweep.curves import (
     numbers_in,
     values_of,
 )
+from tl_posgen.summary import NullSummary, Summary
 
 MEASURES = ("three_axis", "variance", "mean_key")
 LOSS = Curve("loss", "loss")

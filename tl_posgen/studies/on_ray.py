@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.sweep.processes import Outcome, Work
+from tl_posgen.studies.processes import Outcome, Work
 
 RETRIES = 3  # of a task whose worker or node is lost; what it had finished is passed over
 

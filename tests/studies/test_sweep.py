@@ -1,7 +1,9 @@
 """A sweep of two models of unlike size: files, failures, what a second run does, one dataset, the page, the command."""
 
 import json
+import os
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.sweep import open_study, report_study, sweep
-from tl_posgen.sweep.run import states
+from tl_posgen.studies.collect import open_study, report_study
+from tl_posgen.studies.run import states, sweep
 
 CUT = {"length": 12, "n_prompts": 1, "progress": False}
 
@@ -94,15 +96,17 @@ def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
             sweep(**options, out=tmp_path / "runs", progress=False)
         assert "\n" not in str(refusal.value)
         assert not (tmp_path / "runs").exists()
-    with pytest.raises(InputError, match=r"no study\.json there"):
+    with pytest.raises(InputError, match="no finished job there"):
         open_study(tmp_path)
 
 
 def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
     study = {"name": "one", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
-    (tmp_path / ".partial-killed").mkdir()
+    for name, age in (("killed", 7200), ("of_another_shard", 60)):
+        (tmp_path / f".partial-{name}").mkdir()
+        os.utime(tmp_path / f".partial-{name}", times=(time.time() - age,) * 2)
     sweep(study, out=tmp_path, progress=False)
-    assert not (tmp_path / ".partial-killed").exists()
+    assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-of_another_shard"]
     [path] = tmp_path.glob("*.nc")
     path.write_bytes(path.read_bytes()[:-100])
     for run in (lambda: sweep(study, out=tmp_path, progress=False), lambda: open_study(tmp_path)):

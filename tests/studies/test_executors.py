@@ -14,8 +14,8 @@ import pytest
 from sweep_jobs import GROUPS, Quick, work
 
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.sweep.on_ray import connected
-from tl_posgen.sweep.processes import local, processes
+from tl_posgen.studies.on_ray import connected
+from tl_posgen.studies.processes import local, processes
 
 DRIVER = Path(__file__).parents[1] / "sweep_jobs.py"
 NAMES = sorted(job.name for group in GROUPS for job in group)
@@ -101,7 +101,7 @@ def test_killed_twice_and_started_again_nothing_is_lost_or_done_twice(tmp_path):
 
 def test_ray_that_is_not_installed_or_not_there_is_one_line(monkeypatch):
     if importlib.util.find_spec("ray"):
-        code = "from tl_posgen.sweep.on_ray import connected\nwith connected('127.0.0.1:1'): pass"
+        code = "from tl_posgen.studies.on_ray import connected\nwith connected('127.0.0.1:1'): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "InputError: executor ray: no Ray at 127.0.0.1:1" in done.stderr.splitlines()[-1]
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -114,7 +114,7 @@ import sys
 from functools import partial
 from sweep_jobs import Quick, work
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.sweep.on_ray import connected, on_ray
+from tl_posgen.studies.on_ray import connected, on_ray
 out = partial(work, out=sys.argv[1])
 groups = [[Quick("a"), Quick("b", kind="killed"), Quick("c")], [Quick("d"), Quick("e")]]
 with connected(None):

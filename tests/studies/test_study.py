@@ -1,0 +1,312 @@
+"""Studies: what is refused before work starts, how jobs are called, and the examples."""
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tl_posgen.errors import InputError, ModelError
+from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
+from tl_posgen.models.source import MINI
+from tl_posgen.result import Report
+from tl_posgen.studies.collect import open_study
+from tl_posgen.studies.job import Job, finish, jobs_in, key_of, part_path
+from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
+from tl_posgen.studies.study import Study
+from tl_posgen.studies.texts import Text
+from tl_posgen.studies.weights import Weights, digest_of
+
+STUDIES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
+LEAST = {"name": "small", "models": ["mini"]}
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the network was asked"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_example_lists_its_jobs_without_the_network(path, no_network):
+    study = Study.of(path)
+    jobs = study.jobs()
+    assert study.name == path.stem
+    assert len({job.file for job in jobs}) == len(jobs) == len(study.weights) * len(study.texts)
+    assert len(jobs) >= 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": ["mini", "mini"]}, "two jobs are called mini/bundled; give a model a label"),
+        ({"models": []}, "models = []; give a list"),
+        ({"models": "mini"}, "models = 'mini'; give a list"),
+        ({"models": [{"revisions": ["a"]}]}, "lacks 'name'"),
+        ({"models": [{"name": "mini", "size": 1}]}, "models: no entry 'size'; there are name, revisions"),
+        ({"models": [{"name": "mini", "revisions": "a"}]}, "models: revisions = 'a': give a list, each a word"),
+        ({"models": [{"name": "mini", "dtype": "int8"}]}, "dtype='int8': give a floating-point one: auto"),
+        ({"models": [{"name": "mini", "dtype": "half"}]}, "dtype='half': give a floating-point one: auto"),
+        ({"models": [{"name": "mini", "dtype": "float8_e4m3fn"}]}, "dtype='float8_e4m3fn': give"),
+        ({"models": [{"name": "mini", "revisions": ["step0", "step1"]}]}, "revision 'step0': mini is here"),
+        ({"models": ["mini", {"name": "mini", "revisions": ["main"]}]}, "revision 'main': mini is here and has none"),
+        ({"models": ["a/b", {"name": "a/b", "revisions": ["main"]}]}, "two jobs are called a/b@main/bundled"),
+        ({"models": ["./a\0b"]}, "a zero byte"),
+        ({"models": [{"name": "mini", "backend": "jax"}]}, "backend 'jax': choose auto, hooked or bridge"),
+        ({"measures": ["three_axes"]}, "no measure 'three_axes'; known: "),
+        ({"measures": ["slash", "slash"]}, "slash stands there twice"),
+        ({"measures": [{"name": "slash", "kapa": 1}]}, "slash has no option 'kapa'; it has "),
+        ({"measures": [{"name": "slash", "kappa": 2.0}]}, "kappa"),
+        ({"measures": ["claims"]}, "claims takes no single model and prompts"),
+        ({"texts": [{"path": "a", "dataset": "b"}]}, "give either a path or a dataset"),
+        ({"texts": [{"path": "bundled", "characters": 0}]}, "characters = 0; give 1 or more"),
+        ({"length": "long"}, "length = 'long': give a whole number"),
+        ({"length": 1}, "length = 1, n_prompts = 4; give 2 and 1 at least"),
+        ({"null_seeds": [0, 0]}, "each seed may stand only once"),
+        ({"seed": -1}, "seed = -1"),
+        ({"name": "a/b"}, "name = 'a/b'; give letters"),
+        ({"lenght": 8}, "no entry 'lenght'; there are "),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(change, said):
+    with pytest.raises(InputError) as refusal:
+        Study.of(LEAST | change)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_study_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.toml: cannot be read \(No such file"):
+        Study.of(tmp_path / "none.toml")
+    (tmp_path / "a.toml").write_text("name = ")
+    with pytest.raises(InputError, match=r"a\.toml: not TOML"):
+        Study.of(tmp_path / "a.toml")
+    (tmp_path / "a.toml").write_text(f"name = {20_000 * '['}")
+    with pytest.raises(InputError, match=r"a\.toml: not TOML"):
+        Study.of(tmp_path / "a.toml")
+    with pytest.raises(InputError, match=r"zero\0byte: cannot be read"):
+        Study.of("zero\0byte")
+    (tmp_path / "a.toml").write_text('name = "a"')
+    with pytest.raises(InputError, match=r"a\.toml: study: models = None; give a list"):
+        Study.of(tmp_path / "a.toml")
+
+
+def test_a_job_is_named_by_everything_that_its_result_depends_on(tmp_path):
+    study = Study.of(LEAST)
+    jobs = [Study.of(LEAST | change).jobs()[0] for change in (
+        {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"measures": ["slash"]},
+        {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
+        {"texts": [{"path": "bundled", "characters": 1000}]},
+    )]  # fmt: skip
+    assert len({job.file for job in jobs}) == len(jobs)
+    assert study.jobs()[0].file == jobs[0].file
+    told = Study.of(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
+    assert told.jobs()[0].file == jobs[0].file  # options left out are those that are used
+    assert part_path(tmp_path, "a/b c", {}).name == f"a-b-c-{key_of({})}.nc"
+
+
+def test_other_weights_under_the_same_path_are_another_job(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"some weights")
+    before = digest_of(tmp_path)
+    assert digest_of(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    assert digest_of(tmp_path) != before
+
+
+def test_the_digest_sees_every_byte_and_every_kind_of_file(tmp_path):
+    digests = [digest_of(tmp_path)]
+    for change in (None, (2**20 + 1000, b"x"), (2**20 + 1000, b"y")):
+        with (tmp_path / "model.safetensors").open("ab" if change is None else "r+b") as file:
+            if change is None:
+                file.truncate(70 * 2**20)
+            else:
+                file.seek(change[0])
+                file.write(change[1])
+        digests.append(digest_of(tmp_path))
+    (tmp_path / "merges.txt").write_text("a b")
+    digests.append(digest_of(tmp_path))
+    assert len(set(digests)) == len(digests)
+
+
+def test_texts_are_files_directories_and_datasets(tmp_path, no_network):
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / ".hidden").write_text("never")
+    assert Text(str(tmp_path)).words == "first\n\nsecond"
+    assert Text(str(tmp_path / "a.txt"), characters=3).words == "fir"
+    with pytest.raises(InputError, match="no such file"):
+        _ = Text(str(tmp_path / "c.txt")).words
+
+
+def test_a_text_that_datasets_reads(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"words": ["one", "two", "three"]})
+    rows.to_json(tmp_path / "train.jsonl")
+    text = Text(dataset=str(tmp_path), column="words", characters=10)
+    assert text.words == "one\n\ntwo"
+    with pytest.raises(InputError, match="has no column 'text'"):
+        _ = Text(dataset=str(tmp_path)).words
+
+
+def leave(job, out, **other):
+    """What a finished job leaves, without its results; `other`: in its provenance."""
+    told = {"job": list(job.place), "study": job.settings, "parameters": 1} | other
+    finish(out / job.file, lambda: Report({}, told))
+
+
+def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
+    study = Study.of(LEAST)
+    leave(study.jobs()[0], tmp_path)
+    assert finished_in(tmp_path, study.jobs()) == {"mini/bundled"}
+    more = replace(study, weights=(*study.weights, Weights("mini", label="again")))
+    assert finished_in(tmp_path, more.jobs()) == {"mini/bundled"}
+    for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
+        with pytest.raises(InputError, match=rf"holds a study with {said}, and this one has .*; give another --out"):
+            finished_in(tmp_path, other.jobs())
+    monkeypatch.setattr("tl_posgen.studies.job.versions", lambda: {"tl-posgen": "9"})
+    with pytest.raises(InputError, match=r"holds a study with versions .*, and this one has"):
+        finished_in(tmp_path, study.jobs())
+
+
+def test_shards_are_all_of_it_and_disjoint():
+    items = list(range(11))
+    parts = [items[shard_of(f"{i}/4")] for i in range(1, 5)]
+    assert sorted(item for part in parts for item in part) == items
+    for wrong in ("0/4", "5/4", "1", "1/0", "a/b"):
+        with pytest.raises(InputError, match="such as 1/4"):
+            shard_of(wrong)
+
+
+def test_the_shape_of_a_directory_is_that_of_its_model(mini, tmp_path):
+    shape = shape_of(MINI)
+    assert (shape.heads, shape.width) == (mini.cfg.n_heads, mini.cfg.d_vocab + mini.cfg.d_model)
+    for header in (b"no weights", b"[]", b'{"a": 1}'):
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ModelError, match="not a readable safetensors file"):
+            shape_of(tmp_path)
+
+
+def test_one_revision_is_dropped_from_the_cache_and_the_others_stay(tmp_path):
+    repo = tmp_path / "models--someone--model"
+    for number, ref in enumerate(("step1", "step2")):
+        commit = str(number) * 40
+        (repo / "snapshots" / commit).mkdir(parents=True)
+        (repo / "blobs").mkdir(exist_ok=True)
+        (repo / "blobs" / ref).write_bytes(bytes(100))
+        (repo / "snapshots" / commit / "model.safetensors").symlink_to(repo / "blobs" / ref)
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / ref).write_text(commit)
+    assert drop_from_cache("someone/model", "step1", tmp_path) == 100
+    assert [path.name for path in (repo / "blobs").iterdir()] == ["step2"]
+    assert drop_from_cache("someone/other", None, tmp_path) == 0
+    assert drop_from_cache("someone/model", None, tmp_path / "nowhere") == 0
+
+
+def in_bfloat16(source, place):
+    """A copy of a model's directory with weights in bfloat16, which its config.json says, too."""
+    for file in source.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    weights = {name: weight.bfloat16() for name, weight in load_file(source / "model.safetensors").items()}
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    return place
+
+
+def test_memory_is_estimated_from_what_is_loaded(family_directory, tmp_path):
+    """1 B parameters of 32 heads at 32,768 tokens: 213 GB where every long prompt was taken to form its scores."""
+    shape = Shape(10**9, torch.bfloat16, heads=32, width=60_000)
+    assert shape.bytes_needed(32_768, 2, copies=2, is_streamed=True) < 10e9
+    assert shape.bytes_needed(2048, 2, matrices=2) - shape.bytes_needed(0, 2) == 2 * 4 * 32 * 2048**2
+    found = Weights(str(in_bfloat16(family_directory("llama"), tmp_path)))
+    assert found.shape.dtype == torch.bfloat16
+    assert (found.itemsize(precise=False), found.itemsize(precise=True)) == (2, 4)
+    assert Weights(str(tmp_path), dtype="float64").itemsize(precise=True) == 8
+
+
+def test_a_sharded_checkpoint_is_counted_whole(tmp_path, family_directory):
+    tensors = load_file(family_directory("llama") / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((family_directory("llama") / "config.json").read_bytes())
+    names = sorted(tensors)
+    for file, part in (("1.safetensors", names[:3]), ("2.safetensors", names[3:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    places = {name: f"{1 + (name in names[3:])}.safetensors" for name in names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert shape_of(tmp_path).parameters == sum(tensor.numel() for tensor in tensors.values())
+    (tmp_path / "2.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"2\.safetensors"):
+        shape_of(tmp_path)
+
+
+def test_models_that_were_swept_in_several_runs_are_all_there(tmp_path):
+    for models in (["mini"], [{"name": "mini", "label": "again"}]):
+        leave(Study.of(LEAST | {"models": models}).jobs()[0], tmp_path)
+    (tmp_path / "notes.nc").write_text("somebody's own")
+    (tmp_path / "study.json").write_text("{}")
+    assert sorted(jobs_in(tmp_path)) == [("again", "main", "bundled"), ("mini", "main", "bundled")]
+
+
+def test_files_that_contradict_each_other_are_refused(tmp_path):
+    job = Study.of(LEAST).jobs()[0]
+    before = replace(job, text=Text("bundled", characters=1000))  # as if the text had been edited since
+    leave(before, tmp_path)
+    with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
+        finished_in(tmp_path, [job])
+    leave(job, tmp_path)
+    with pytest.raises(InputError, match=r"the same job as .*; delete the one that is out of date"):
+        jobs_in(tmp_path)
+
+
+def test_a_part_of_something_else_is_refused(tmp_path):
+    finish(part_path(tmp_path, "one-pass", {}), lambda: Report({}, {}))
+    with pytest.raises(InputError, match="no job of a study; give another --out"):
+        jobs_in(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '"a"'])
+def test_a_damaged_error_is_one_line(tmp_path, content):
+    (tmp_path / "job.json").write_text(content)
+    with pytest.raises(InputError, match=r"job\.json: damaged .*; delete the file, and the job is tried again"):
+        error_of(tmp_path / "job.nc")
+
+
+@pytest.mark.parametrize("null", [1, -1, 5, True])
+def test_a_random_init_that_was_not_measured_is_refused(tmp_path, null):
+    leave(Study.of(LEAST).jobs()[0], tmp_path)
+    with pytest.raises(InputError, match="the study has 1 random inits, counted from 0"):
+        open_study(tmp_path, null=null)
+
+
+def test_revisions_stand_in_order_of_training(tmp_path):
+    models = [{"name": "a/b", "revisions": ["step1000", "step80", "main", "step0"]}]
+    for job in Study.of(LEAST | {"models": models}).jobs():
+        leave(job, tmp_path)
+    data = open_study(tmp_path)
+    assert data["revision"].values.tolist() == ["step0", "step80", "step1000", "main"]
+    assert bool(data["finished"].all())
+
+
+def test_what_is_finished_asks_nothing_of_the_network(tmp_path, no_network):
+    study = Study.of(LEAST | {"models": ["someone/model"]})
+    leave(study.jobs()[0], tmp_path)
+    assert sweep(study, out=tmp_path, progress=False).finished == ("someone/model/bundled",)
+
+
+def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_directory, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    model, dtypes = str(in_bfloat16(family_directory("llama"), tmp_path / "model")), []
+    monkeypatch.setattr(Job, "measure", lambda job, model, nulls: dtypes.append(model.cfg.dtype) or Report({}, {}))
+    for measure in ("coupling", "three_axis"):
+        sweep(LEAST | {"models": [model], "measures": [measure]}, out=tmp_path / measure, progress=False)
+    assert dtypes == [torch.float32, torch.bfloat16]
+
+
+def test_jobs_that_no_memory_holds_are_refused_with_the_estimate(monkeypatch):
+    jobs = Study.of(LEAST | {"length": 1024}).jobs()
+    require_memory([jobs], 2)
+    monkeypatch.setattr("tl_posgen.studies.run.memory_of", lambda device: 1.2e9)
+    require_memory([jobs], 2)
+    with pytest.raises(InputError, match=r"mini/bundled: 2 such jobs need about 1\.7 GB, and cpu has 1\.2 GB"):
+        require_memory([jobs, jobs], 2)
