@@ -18,6 +18,7 @@ from tl_posgen.files import as_path, write_together, write_whole
 from tl_posgen.measure import Measure, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
+from tl_posgen.options import require_name
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
 from tl_posgen.summary import NullSummary, Summary

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from tl_posgen.errors import InputError
 from tl_posgen.null import check_seed, check_seeds
+from tl_posgen.options import require
 from tl_posgen.studies.job import Job, requests_of
 from tl_posgen.studies.texts import BUNDLED, Text
 from tl_posgen.studies.weights import Weights
