@@ -26,6 +26,7 @@ def padding_model(family_model, backend, monkeypatch):
         model = family_model(name, backend)
         tokenizer = copy.deepcopy(model.tokenizer)
         tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(pad), side
+        monkeypatch.setattr(model.cfg, "d_vocab", model.cfg.d_vocab)  # which a bridge takes from its tokenizer
         monkeypatch.setattr(model, "tokenizer", tokenizer)
         return model
 
