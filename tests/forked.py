@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+import torch
+
 from tl_posgen.cli import main
 
 
@@ -24,6 +26,7 @@ def child(function: Callable[[], None]) -> int:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
+        torch.set_num_threads(1)  # makes the pool anew that the fork broke: two threads at once would find none
         function()
         code = 0
     except SystemExit as ended:
