@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tl_posgen.rope import bilinear_sums
-from tl_posgen.rope.bilinear_sums import _fft_length, sums_over_band
+from tl_posgen.rope.bilinear_sums import _fft_length, products_over_band, sums_over_band
 
 
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
@@ -32,3 +32,22 @@ def test_sums_from_chunk_to_chunk_lose_no_digit(width, short, monkeypatch):
 def test_lengths_of_the_fft_are_the_least_of_those_it_is_fast_at():
     fast = sorted(odd * 2**power for odd in (1, 3, 5) for power in range(1, 12))
     assert [_fft_length(n) for n in range(1, 2000)] == [min(x for x in fast if x >= n) for n in range(1, 2000)]
+
+
+@pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
+@pytest.mark.parametrize("width", [150, 130, 41, 1])
+@pytest.mark.parametrize("leading", [(17,), (2, 3)], ids=str)
+def test_products_over_a_band_are_those_of_all_pairs(width, leading, short, monkeypatch):
+    monkeypatch.setattr(bilinear_sums, "SHORT", short)
+    monkeypatch.setattr(bilinear_sums, "SLAB", 2)
+    n, generator = 130, torch.Generator().manual_seed(4)
+    q, k, other_q, other_k = (torch.randn(*leading, n, 3, generator=generator).double() for _ in range(4))
+    away = torch.arange(n)[:, None] - torch.arange(n)
+    band = (away >= 0) & (away < width)
+    for pair in ((other_q, other_k), (q, k), (q, other_k), (other_q, k), (other_q[:1], other_k[:1])):
+        expected = ((q @ k.mT) * (pair[0] @ pair[1].mT) * band).sum((-2, -1))
+        torch.testing.assert_close(products_over_band(q, k, *pair, width), expected, atol=1e-9, rtol=1e-10)
+    if width >= n:
+        single = products_over_band(q.float(), k.float(), other_q.float(), other_k.float(), width)
+        expected = ((q @ k.mT) * (other_q @ other_k.mT) * band).sum((-2, -1))
+        torch.testing.assert_close(single, expected, atol=1e-2, rtol=1e-4)  # of float32, summed in float64
