@@ -76,6 +76,12 @@ def test_both_backends_measure_the_same(family_model):
             torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-3, equal_nan=True)
 
 
+def test_check_says_so(family_model, capsys):
+    table = tl_posgen.check(family_model("opt", "bridge"))
+    assert table["streamed"].tolist() == [True, True]
+    assert "streamed" in capsys.readouterr().out
+
+
 def test_passes_that_show_no_scores_are_refused(family_model):
     model = family_model("opt", "bridge")
     for hooks in (

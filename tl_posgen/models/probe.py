@@ -42,7 +42,8 @@ def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
 
     Returns:
         One row per layer: layer, supported, encoding, planes, shortest and longest wavelength (tokens per turn),
-        rotary_dim, pairing, scale, soft_cap, window, heads, key_value_heads, qk_norm, proof_error, refusal.
+        rotary_dim, pairing, scale, soft_cap, window, heads, key_value_heads, qk_norm, sinks, streamed (whether its
+        scores show only while attention is streamed), proof_error, refusal.
 
     Example:
         >>> from tl_posgen import load_model
@@ -77,6 +78,8 @@ def row_of(found: Found) -> dict[str, Any]:
         "key_value_heads": geometry.n_key_value_heads,
         "d_head": geometry.d_head,
         "qk_norm": geometry.qk_norm,
+        "sinks": geometry.sinks,
+        "streamed": found.handed_on,
         "proof_error": geometry.error,
         "refusal": None,
     }
@@ -118,5 +121,7 @@ def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
         "window": number("window"),
         "heads": f"{row['heads']:.0f}, {row['key_value_heads']:.0f} keys",
         "qk norm": "yes" if row["qk_norm"] else "",
+        "sinks": "yes" if row["sinks"] else "",
+        "scores": "streamed" if row["streamed"] else "",
         "proof": number("proof_error", ".0e"),
     }
