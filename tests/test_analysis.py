@@ -335,3 +335,16 @@ def test_patterns_that_a_hook_scaled_are_named(mini, factor):
 def test_seeds_are_looked_at_before_a_model_is_loaded():
     with pytest.raises(InputError, match="null_seeds"):
         tl_posgen.analyze("no-such/model", "text", null_seeds=(-1,))
+
+
+def test_a_prompt_of_one_token_is_refused_wherever_it_comes_from(mini):
+    with tl_posgen.attach(mini, ["slash"]) as run, torch.no_grad():
+        _, cache = mini.run_with_cache(torch.tensor([[5]]))
+    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, measures=["slash"])):
+        with pytest.raises(InputError, match="prompt 0 has only 1 token"):
+            ask()
+
+
+def test_what_needs_logits_cannot_be_attached(mini):
+    with pytest.raises(InputError, match="attach: loss needs the logits"), tl_posgen.attach(mini, ["loss"]):
+        pass

@@ -401,6 +401,12 @@ def test_softmax_is_told_from_its_edits():
         for factor in (0.0, 1.1):  # the commonest edit there is, and one that no sink makes
             assert not is_softmax(scores, factor * pattern, torch.float32, sinks=sinks)
     assert not is_softmax(scores, 0.5 * pattern, torch.float32)
+    scores[0, 0, :3] = torch.tensor([-30.0, -torch.inf, 1.0])
+    for key in (0, 1):  # next to nothing there, and hidden
+        added = scores.softmax(-1)
+        added[0, 0, key] += 0.05
+        for sinks in (False, True):
+            assert not is_softmax(scores, added, torch.float32, sinks=sinks)
 
 
 @pytest.mark.parametrize("run", ["capture", "attach"])
@@ -578,3 +584,25 @@ def test_generated_tokens_count_alike_on_both_backends(family_model, backend):
     report = run.report()
     assert (report.provenance["prompts"], report.provenance["length"]) == (3, [9, 10, 11])
     assert report["three_axis"].dataset.sizes["prompt"] == 3
+
+
+def test_a_list_of_hooks_compares_every_row_of_a_pattern_that_others_edit(llama):
+    def edit(pattern, hook):
+        pattern = pattern.clone()
+        pattern[:, :, 51] = 0
+        pattern[:, :, 51, 0] = 1
+        return pattern
+
+    tokens = torch.randint(2, 60, (1, 100), generator=torch.Generator().manual_seed(0))
+    hooks = capture_hooks(llama, lambda _: None, {"pattern"}, layers=[1])
+    with pytest.raises(InputError, match="layer 1: its pattern is not the softmax"), torch.no_grad():
+        llama.run_with_hooks(tokens, fwd_hooks=[("blocks.1.attn.hook_pattern", edit), *hooks])
+
+
+def test_a_cache_of_edited_patterns_is_named(llama):
+    tokens = torch.randint(2, 60, (1, 40), generator=torch.Generator().manual_seed(0))
+    for edit, expected in ((lambda pattern, hook: 0 * pattern, True), (lambda pattern, hook: pattern, False)):
+        with torch.no_grad(), llama.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", edit)]):
+            _, cache = llama.run_with_cache(tokens)
+        captures = list(captures_from_cache(cache, llama, tokens=tokens, needs={"pattern"}))
+        assert [capture.edited_pattern for capture in captures] == [False, expected]

@@ -40,6 +40,12 @@ class Mask:
         """Itself: bridges move what they take for a tensor."""
         return self
 
+    def __getitem__(self, index: Any) -> "Mask":
+        """Itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
+        if any(one not in (slice(None), slice(0, None)) for one in index):
+            raise IndexError("a part of a mask is not streamed")
+        return self
+
     @classmethod
     def of_window(
         cls,

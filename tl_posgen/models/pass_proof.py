@@ -100,8 +100,8 @@ def as_streamed(
     raise UnsupportedModelError(
         f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
-        f"their hooks, or a rotation that changes at some length below {n} tokens; without streaming the scores "
-        "of the pass are measured"
+        f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
+        "the scores of the pass are measured"
     )
 
 
@@ -116,16 +116,19 @@ def is_softmax(
     *,
     sinks: bool = False,
 ) -> bool:
-    """Whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row."""
-    expected = scores.softmax(-1)
-    there = expected > 1e-3 * expected.amax(-1, keepdim=True)
-    ratio, allowed = pattern.float() / expected, max(1e-3, 8 * torch.finfo(dtype).eps)
-    most = ratio.masked_fill(~there, -torch.inf).amax(-1)
-    least = ratio.masked_fill(~there, torch.inf).amin(-1)
-    seen = there.any(-1)
-    if sinks:
-        return bool(((most - least <= allowed) & (most <= 1 + allowed) & (least > 0))[seen].all())
-    return bool(((most <= 1 + allowed) & (least >= 1 - allowed))[seen].all())
+    """Whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
+
+    |pattern - expected| <= allowed * max(expected, its row's largest / 1000), with allowed = 1/1000, or 8 units of
+    rounding in the model's dtype. Rows that see nothing are left out.
+    """
+    expected, pattern = scores.softmax(-1), pattern.float()
+    most, at = expected.max(-1, keepdim=True)
+    allowed = max(1e-3, 8 * torch.finfo(dtype).eps)
+    share = pattern.gather(-1, at) / most if sinks else torch.ones_like(most)
+    near = (pattern - share * expected).abs() <= allowed * share * torch.maximum(expected, 1e-3 * most)
+    possible = (share > 0) & (share <= 1 + allowed)
+    seen = (scores != -torch.inf).any(-1)
+    return bool((near & possible)[seen].all())
 
 
 def require_softmax(
@@ -138,8 +141,8 @@ def require_softmax(
     if not is_softmax(scores, pattern, dtype, sinks=geometry.sinks):
         raise InputError(
             f"layer {geometry.layer}: its pattern is not the softmax of the scores that were captured, so another hook "
-            "edits one of them; let the capture hooks stand last in the list, or use "
-            "`with tl_posgen.models.capturing(...)`, which sees what the pass ends up with whatever the order"
+            "edits one of them; leave it out, or use `with tl_posgen.models.capturing(...)`, which takes what the pass "
+            "ends up with and says so"
         )
 
 
@@ -151,7 +154,12 @@ def as_cached(
 ) -> LayerCapture:
     """`as_used` by what a cache holds: its scores, else its pattern, else nothing to compare with."""
     if attn_scores is not None:
-        return as_used(capture, attn_scores, dtype, every_row=True)
+        used = as_used(capture, attn_scores, dtype, every_row=True)
+        if pattern is not None:
+            heads = list(capture.heads)
+            own = plain_scores(attn_scores[heads], dtype)
+            used.edited_pattern = not is_softmax(own, pattern[heads], dtype, sinks=capture.geometry.sinks)
+        return used
     if pattern is None:
         capture.proved = False
         return capture

@@ -222,7 +222,8 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
                 f"and values give: off by {float(off[head, row]):.2g}, the largest being "
                 f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
                 f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
-                "tl_posgen.check(model) probes it again, and without streaming the pass's own scores are measured"
+                "tl_posgen.check(model) probes it again, and where streaming=False is possible, the pass's own scores "
+                "are measured"
             )
 
 

@@ -47,15 +47,13 @@ def to_prompts(
         (3, torch.Size([32]))
     """
     check_numbers(model, length, n_prompts)
-    prompts, mask = ids_and_mask(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(model)
         wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
         sources = [text_ids(model.tokenizer, text, wanted) for text in texts]
     else:
-        pad = PadToken.of(model.tokenizer)
-        bos, sources = [], [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
+        bos, sources = [], given_prompts(model, prompts)
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -106,6 +104,13 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         if wanted is not None and len(ids) >= wanted + MARGIN:
             return ids[:wanted]
         characters *= 4
+
+
+def given_prompts(model: Model, prompts: Any) -> list[list[int]]:
+    """The token ids of every prompt that the user gave, without padding."""
+    prompts, mask = ids_and_mask(prompts)
+    pad = PadToken.of(model.tokenizer)
+    return [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
 
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:

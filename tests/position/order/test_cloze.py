@@ -50,6 +50,10 @@ def test_token_ids_are_read_back_as_text(mini, alice):
     ids = to_prompts(mini, alice, length=256, n_prompts=4)
     from_ids = encoded_items(mini, torch.stack(ids), 2)
     assert len(from_ids) == 2
+    masked = {"input_ids": torch.stack(ids), "attention_mask": torch.ones(4, 256)}
+    assert [item.gold for one in (masked, ids) for item in encoded_items(mini, one, 2)] == 2 * [
+        item.gold for item in from_ids
+    ]
     text = "\n".join(mini.tokenizer.decode(row, skip_special_tokens=True) for row in ids)
     assert torch.equal(from_ids[0].context, encoded_items(mini, text, 1)[0].context)
 

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
-from tl_posgen.models.tokens import bos_of
+from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.disturbance import disturb, draw
 from tl_posgen.report.intervals import mean_and_ends
 
@@ -95,7 +95,7 @@ def text_of(model: Model, prompts: Any) -> str:
         return "\n".join(prompts)
     if model.tokenizer is None:
         return ""
-    return "\n".join(model.tokenizer.batch_decode(torch.atleast_2d(torch.as_tensor(prompts)), skip_special_tokens=True))
+    return "\n".join(model.tokenizer.batch_decode(given_prompts(model, prompts), skip_special_tokens=True))
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
