@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, SIZES, save_config, with_sizes
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -80,6 +80,22 @@ def test_check_says_so(family_model, capsys):
     table = tl_posgen.check(family_model("opt", "bridge"))
     assert table["streamed"].tolist() == [True, True]
     assert "streamed" in capsys.readouterr().out
+
+
+def test_layers_with_keys_of_their_own_are_measured_beside_others(tmp_path, capsys):
+    """Gemma 4, whose last layers take the keys of earlier ones."""
+    sizes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 2}
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+    embeddings = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
+    config = with_sizes("Gemma4TextConfig", SIZES, **sizes, **windows, **embeddings)()
+    model, captures = tl_posgen.load_model(save_config(config, tmp_path), "bridge"), []
+    assert tl_posgen.check(model)["supported"].tolist() == [True, True, False, False]
+    assert "its hook_k does not fire" in capsys.readouterr().out
+    run_capture(model, TOKENS, captures.append, needs={"pattern"}, layers=[0, 1])
+    with torch.no_grad(), wrap(model).backend.plain() as plain:
+        attentions = plain(TOKENS, output_attentions=True).attentions
+    for capture in captures:
+        torch.testing.assert_close(capture.pattern, attentions[capture.layer][capture.prompt], atol=1e-5, rtol=1e-4)
 
 
 def test_passes_that_show_no_scores_are_refused(family_model):

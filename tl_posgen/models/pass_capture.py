@@ -151,7 +151,8 @@ class PassCapture:
 
     def take_scores(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Everything but the pattern is there: cut to the text, and compared with the scores that the pass used."""
-        parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
+        with torch.no_grad():  # norms of queries and keys have weights
+            parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
         batch, _, length, _ = parts["q"].shape
         layer, dtype, scores = probed.geometry.layer, parts["q"].dtype, parts.get("attn_scores")

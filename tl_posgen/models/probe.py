@@ -91,7 +91,7 @@ def print_table(table: pd.DataFrame, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = pd.DataFrame([cells(row) for row in table.to_dict("records")])
+    rows = pd.DataFrame([cells(row) for row in table.to_dict("records")]).fillna("")
     rows = rows.loc[:, (rows != "").any()]
     grid = Table(*rows.columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for row in rows.itertuples(index=False):

@@ -51,6 +51,7 @@ def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     return tuple(probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
 
 
+@torch.no_grad()
 def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
     try:
         for part in ("q", "k", "attn_scores"):
