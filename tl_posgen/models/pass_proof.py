@@ -141,8 +141,8 @@ def require_softmax(
     if not is_softmax(scores, pattern, dtype, sinks=geometry.sinks):
         raise InputError(
             f"layer {geometry.layer}: its pattern is not the softmax of the scores that were captured, so another hook "
-            "edits one of them; edited scores are taken where the capture hooks stand last in the list, edited patterns "
-            "inside `with tl_posgen.models.capturing(...)`"
+            "edits one of them; edited scores are taken where the capture hooks stand last in the list, edited "
+            "patterns inside `with tl_posgen.models.capturing(...)`"
         )
 
 
