@@ -44,7 +44,9 @@ class NullSummary(Mapping[str, Any]):
         self.seeds = list(summaries)
 
     def __getitem__(self, key: str) -> Any:
-        values: list[Any] = [summary.get(key) for summary in self.seeds]
+        values = [summary[key] for summary in self.seeds if key in summary]
+        if not values:
+            raise KeyError(key)
         if all(value == values[0] for value in values):
             return values[0]
         if all(fits(value, Sequence[float]) for value in values) and len(set(map(len, values))) == 1:
@@ -54,13 +56,13 @@ class NullSummary(Mapping[str, Any]):
 
     def _numbers(self, key: str) -> list[int | float]:
         """Of the seeds that have one."""
-        return [summary[key] for summary in self.seeds if fits(summary.get(key), float)]
+        return [summary[key] for summary in self.seeds if key in summary and fits(summary[key], float)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.seeds[0])
+        return iter(dict.fromkeys(key for summary in self.seeds for key in summary))
 
     def __len__(self) -> int:
-        return len(self.seeds[0])
+        return len(list(iter(self)))
 
     def spread(self, key: str) -> float | None:
         """Standard deviation over the seeds that have a number; None of fewer than two."""

@@ -35,6 +35,9 @@ def test_what_is_no_zero_keeps_its_sign():
 
 
 def test_numbers_that_not_every_random_init_has_are_those_of_the_others():
-    null = NullSummary([{"r": 1.0, "head": 2.0}, {"r": 2.0}])
-    assert dict(null) == {"r": 1.5, "head": 2.0}
-    assert null.spread("head") is None
+    for seeds in ([{"r": 1.0, "head": 2.0}, {"r": 2.0}], [{"r": 2.0}, {"r": 1.0, "head": 2.0}]):
+        null = NullSummary(seeds)
+        assert dict(null) == {"r": 1.5, "head": 2.0}
+        assert len(null) == 2
+        assert null.spread("head") is None
+        assert "other" not in null
