@@ -33,7 +33,7 @@ help: ## this list
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report
 
-# shapes are checked at every call on 4.3.0; here, where it takes a quarter of the time, in what that suite leaves out
+# shapes are checked at every call on 4.3.0; here, to save time, in what that suite leaves out
 test: $(VENV)/installed-dev lint ## lint, then the whole suite on TransformerLens 3.9.0
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=tl_posgen.rope,tl_posgen.stats,beartype.beartype
 
@@ -64,7 +64,7 @@ mutants: $(VENV)/installed-mutants ## which changes of one expression no test no
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests
 
-soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; ends with how many examples each tried
+soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; 2,000 drawn models
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-show-statistics tests
 
 lint: $(VENV)/installed-dev ## ruff, import contracts, pyright

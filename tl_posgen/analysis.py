@@ -196,7 +196,9 @@ def supported(requests: Sequence[Request], model: Any, skip: bool) -> list[Reque
 
 
 def require_prompts(requests: Sequence[Request], tokens: Sequence[Int[Tensor, " _"]]) -> None:
-    """Refuse prompts that a measure cannot be had of, before anything runs."""
+    """Refuse prompts that a measure cannot be had of."""
+    if short := [n for n, prompt in enumerate(tokens) if len(prompt) < 2]:
+        raise InputError(f"prompt {short[0]} has only {len(tokens[short[0]])} token; two are needed at least")
     for request in requests:
         if len(tokens) < (least := request.measure.min_prompts):
             raise InputError(

@@ -4,9 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jaxtyping import Int
-from torch import Tensor
-
 from tl_posgen import registry
 from tl_posgen.analysis import Measures, require_prompts, supported
 from tl_posgen.errors import InputError
@@ -72,13 +69,6 @@ def collecting(measures: Measures, where: str, model: Any) -> list[Request]:
     return supported(requests, model, skip=False)
 
 
-def require_long_enough(requests: Sequence[Request], prompts: Sequence[Int[Tensor, " _"]]) -> None:
-    """Refuse prompts that `analyze` refuses."""
-    if short := [n for n, prompt in enumerate(prompts) if len(prompt) < 2]:
-        raise InputError(f"prompt {short[0]} has only {len(prompts[short[0]])} token; two are needed at least")
-    require_prompts(requests, prompts)
-
-
 class Run:
     """The measures attached to a model, and what they have been fed so far."""
 
@@ -91,7 +81,7 @@ class Run:
         """What was found. With null_seeds the same tokens also go, unhooked, through randomly initialised models."""
         n_layers = len(select_heads(self.model, **self.where))
         sides = [self.feed.datasets(self.model, model_label(self.model), n_layers)]
-        require_long_enough(self.requests, self.feed.captured_prompts())
+        require_prompts(self.requests, self.feed.captured_prompts())
         tokens, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
         if null_seeds and len(tokens) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
@@ -130,6 +120,6 @@ def analyze_cache(
     for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
         feed(capture)
     datasets = feed.datasets(model, model_label(model))
-    require_long_enough(requests, feed.captured_prompts())
+    require_prompts(requests, feed.captured_prompts())
     provenance = provenance_of(model, feed.known_prompts(), (), seed) | feed.counted()
     return Report({one.name: as_result(one, [datasets[one.name]], provenance) for one in requests}, provenance)

@@ -110,7 +110,8 @@ class Bridge(Backend):
             return x
         norm = own_norm(self.hf_attention(geometry.layer), part)
         assert norm is not None
-        per_head = getattr(norm, "weight", x[0, 0, 0]).numel() == x.shape[-1]
+        weight = getattr(norm, "weight", None)
+        per_head = weight is None or weight.numel() == x.shape[-1]
         return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
 
     @contextmanager
