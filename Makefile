@@ -24,8 +24,8 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo test test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages notebooks \
-	benchmark pre-commit clean
+.PHONY: help demo test test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
+	notebooks benchmark pre-commit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -33,18 +33,24 @@ help: ## this list
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report
 
-# shapes are checked at every call on 4.3.0; here, to save time, in what that suite leaves out
-test: $(VENV)/installed-dev lint ## lint, then the whole suite on TransformerLens 3.9.0
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=tl_posgen.rope,tl_posgen.stats,beartype.beartype
+# shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in what that suite leaves out
+CHECKED = tl_posgen.rope,tl_posgen.stats,beartype.beartype
+EVERY = -m 'not screenshot and not soak'
+
+test: $(VENV)/installed-dev lint ## lint, then every test of under two seconds on TransformerLens 3.9.0
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=$(CHECKED)
+
+test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m slow --jaxtyping-packages=$(CHECKED)
 
 test-bridge: $(BRIDGE_VENV)/installed-dev ## what depends on the backend, on 4.3.0, where only TransformerBridge exists
-	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) -rfE $(ON_BRIDGE)
+	OMP_NUM_THREADS=1 $(BRIDGE_VENV)/bin/python $(ALL_TESTS) $(EVERY) -rfE $(ON_BRIDGE)
 
 oldest: $(OLDEST_VENV)/installed-dev ## the suite on the oldest versions that pyproject.toml allows; PYTHON=python3.10
-	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python $(ALL_TESTS) -W ignore::DeprecationWarning -W ignore::FutureWarning
+	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python $(ALL_TESTS) $(EVERY) -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 coverage: $(VENV)/installed-dev ## the whole suite, and which lines it does not run
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(EVERY) --cov --cov-report=term
 
 # every mutant of what all results rest on, and 300 of the other files of numbers, each file with the test of its name
 POSITION = position/decomposition

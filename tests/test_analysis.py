@@ -71,6 +71,7 @@ def test_results_come_back_from_disk_as_they_were(report, tmp_path):
     assert loaded.provenance == report.provenance
 
 
+@pytest.mark.slow
 def test_a_loaded_report_writes_the_page_and_the_summary_of_the_first(report, tmp_path):
     def without_random_ids(page: str) -> str:
         return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{20,}|circuits-vis-[0-9a-f-]+", "", page)

@@ -11,6 +11,8 @@ from tl_posgen.claims import CUT as OF_A_RUN
 from tl_posgen.claims import PAPERS, judge_claims, request_of
 from tl_posgen.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 QUICK = {

@@ -145,6 +145,7 @@ def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, messag
     assert message in refused("analyze", *cut(text, 32, 1), *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, small, text, name):
     printed, summary = done(name, "--model", small, *cut(text, 24, 2), *MEASURES[name])
@@ -195,6 +196,7 @@ def test_length_runs_beyond_the_training_length_without_being_told_how(done, sma
     assert (summary["summary"]["inside"], summary["summary"]["times"], summary["null"]) == (16, 3, [])
 
 
+@pytest.mark.slow
 def test_emergence_takes_checkpoints_in_order(done, checkpoints, text):
     printed, _ = done("emerge", *checkpoints, "--tokenizer", "mini", "--coupling", *cut(text, 24, 2))
     assert printed.index("step1") < printed.index("step2")
@@ -204,12 +206,14 @@ def test_the_toy_trains(done):
     done("toy", "--steps", 4, "--seeds", 1)
 
 
+@pytest.mark.slow
 def test_coupling_scores_reads_a_table_of_models(done, checkpoints, tmp_path, text):
     table = tmp_path / "models.csv"
     table.write_text("\n".join(["model,score", *(f"{path},{score}" for score, path in enumerate(checkpoints))]))
     assert "2 models" in done("coupling-scores", table, "--tokenizer", "mini", *cut(text, 24, 2))[0]
 
 
+@pytest.mark.slow
 def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
     words = ["claims", "--papers", "coupling", "--model", small, *cut(text, 24, 2)]
     printed, summary = done(*words)

@@ -103,6 +103,7 @@ def stopped(tmp_path, small):
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
+@pytest.mark.slow
 def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     """A fresh interpreter, hence seconds; the next test sends the other signal."""
     words = ("--length", "256", "--prompts", "60", "--no-null")
@@ -111,6 +112,7 @@ def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_stopped_claims_keep_finished_parts(stopped, tmp_path):
     """The measures that share a forward pass are done then, and one that runs the model itself is under way."""
     words = ("--papers", "slash", "--length", "24", "--prompts", "1", "--no-null")

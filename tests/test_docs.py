@@ -167,6 +167,7 @@ def small(tmp_path, monkeypatch, mini, alice):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=of_page)
 def test_the_python_blocks_run(path, small):
     for block in python_blocks(path):

@@ -234,6 +234,7 @@ def evaluate(ask, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), [("mini", "bridge"), ("stories260K", "hooked")])
 def test_tasks_of_the_harness_come_out_as_with_its_own_model(evaluate, hflm, load, name, backend):
     ours = evaluate(LensLM(load(name, backend), max_length=128, batch_size=2, progress=False))
@@ -331,6 +332,7 @@ def test_hooks_may_depend_on_the_tokens(ask, load):
     assert lm.get_model_info()["fwd_hooks"] == [hooks_of.__qualname__]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini", "stories260K"])
 def test_greedy_texts_are_those_of_hugging_face_up_to_their_stops(ask, load, plain, name):
     contexts = ["Once upon a time", "He was one of", "She looked at him, and", "The sun", ""]
@@ -529,6 +531,7 @@ def test_a_model_without_a_tokenizer_is_refused(ask, load, monkeypatch):
         LensLM(load("mini"))
 
 
+@pytest.mark.slow
 def test_the_import_brings_neither_the_harness_nor_transformer_lens():
     code = "import sys, tl_posgen.eval; print({'lm_eval', 'transformer_lens', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

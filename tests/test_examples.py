@@ -50,7 +50,7 @@ def last_value(code: str, names: dict) -> object:
     return None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), names)
 
 
-@pytest.mark.soak  # continuous integration runs them
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [path for path in EXAMPLES if path.stem != IN_A_KERNEL], ids=lambda path: path.stem)
 def test_the_example_runs(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_the_example_runs(source, tmp_path, monkeypatch):
     assert (tmp_path / "report" / "index.html").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_an_example_runs_in_a_kernel(tmp_path):
     nbclient = pytest.importorskip("nbclient")
     notebook = jupytext.read(next(path for path in EXAMPLES if path.stem == IN_A_KERNEL))

@@ -45,26 +45,12 @@ def peak_of(model, request, n, streaming):
     return held.peak
 
 
-SLOW = {
-    "across_prompts",
-    "cone",
-    "slash_ablation",
-    "residual",
-    "dummy_distance",
-    "perturbation",
-    "band_ablation",
-    "length_extrapolation",
-    "substitution",
-    "coupling",
-}
 CASES = [
-    pytest.param(name, streaming, marks=[pytest.mark.soak] if name in SLOW else [])
-    for streaming in (True, False)
-    for name in NAMES
-    if streaming or registry.find(name).collector
+    (name, streaming) for streaming in (True, False) for name in NAMES if streaming or registry.find(name).collector
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "streaming"), CASES)
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""

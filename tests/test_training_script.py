@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "mini_model" / "train.py"
 HELD_OUT = ("lewis_carroll_alice_s_adventures_in_wonderland.txt", "kenneth_grahame_the_wind_in_the_willows.txt")
 

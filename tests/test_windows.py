@@ -9,6 +9,8 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.slash.plane_contributions import score_of_profile
 
+pytestmark = pytest.mark.slow
+
 N = 16
 FED = ["three_axis", "variance", "mean_key", "residual", "slash", "slash_planes"]
 OTHERS = ("", "_without_first_token")

@@ -75,6 +75,7 @@ def test_straightness_and_growth_of_the_mini_model_go_to_the_last_block(mini, al
     assert paths_without_the_last_block(mini, alice) == pytest.approx(MINI["without_last"], abs=0.005)
 
 
+@pytest.mark.slow
 def test_a_hooked_model_and_a_bridge_have_the_same_coupling(mini, mini_bridge, alice):
     hooked, bridge = (coupling(one, alice, length=32, n_prompts=1, progress=False) for one in (mini, mini_bridge))
     if hooked.provenance["backend"] != "hooked":
@@ -150,6 +151,7 @@ def test_a_subset_of_layers_is_labelled_with_their_numbers(tiny, prompts):
     assert "linearisation" not in found.table()
 
 
+@pytest.mark.slow
 def test_a_result_survives_saving_and_draws_every_figure_again(result, tmp_path):
     loaded = load(result.save(tmp_path / "coupling.nc"))["coupling"]
     assert loaded.dataset.equals(result.dataset)

@@ -75,6 +75,7 @@ def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     assert [sentence[:3] for sentence in found.findings()] == ["Not", "War"]
 
 
+@pytest.mark.slow
 def test_a_result_survives_saving_and_is_tabulated_by_model(scores, tmp_path):
     loaded = load(scores.save(tmp_path / "r.nc"))["coupling_scores"]
     assert loaded.dataset.equals(scores.dataset)

@@ -94,6 +94,7 @@ def test_agrees_with_central_finite_differences_to_1e_6(family, tokens, name, ba
     assert (jacobian - differences).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), FAMILY_CASES)
 def test_every_family_agrees_with_one_backward_pass_per_coordinate(family, tokens, name, backend):
     model = family(name, backend)

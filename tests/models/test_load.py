@@ -88,6 +88,7 @@ def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd,
     assert before[3] == after[3]
 
 
+@pytest.mark.slow
 def test_importing_the_models_loads_no_engine():
     code = "import sys, tl_posgen.models; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

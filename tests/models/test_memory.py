@@ -105,6 +105,7 @@ def test_a_random_init_has_the_weights_that_transformers_gives_that_seed(bfloat1
     assert torch.equal(null.blocks[1].mlp.original_component.up_proj.weight, plain.model.layers[1].mlp.up_proj.weight)
 
 
+@pytest.mark.slow
 def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
     directory, prompts = family_directory("llama"), TOKENS
     model = tl_posgen.load_model(directory, backend)
@@ -169,7 +170,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_weights_are_held_once(tmp_path, backend):
     """Beyond what a small model takes: 1.2 times the weights, null included; some 15 s on a busy machine."""
     from transformers import LlamaConfig, LlamaForCausalLM

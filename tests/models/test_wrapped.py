@@ -149,6 +149,7 @@ READ_THE_USERS_CHOICE |= {"position/claims.py"}  # until it calls load.without_c
 ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}
 
 
+@pytest.mark.slow
 def test_no_other_module_asks_which_kind_of_model_it_is():
     package = Path(str(resources.files("tl_posgen")))
     for path in package.rglob("*.py"):

@@ -8,6 +8,8 @@ import tl_posgen
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import AttentionExamples
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox",

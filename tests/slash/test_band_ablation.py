@@ -80,6 +80,7 @@ def test_a_random_model_has_no_slash_heads_to_lose(result):
     assert float(abs(result.null.loss_mean - result.null.loss_mean[0]).max()) < 0.01
 
 
+@pytest.mark.slow
 def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     model = family_model("gemma3", "bridge")
     tokens = torch.randint(2, 64, (1, 100), generator=torch.Generator().manual_seed(0))

@@ -48,6 +48,7 @@ def test_the_summary_can_be_written_as_json(result):
         json.dumps(jsonable(summary), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_what_comes_back_from_disk_tells_and_draws_the_same(result, tmp_path):
     loaded = tl_posgen.load(result.save(tmp_path / "result.nc"))[result.name]
     assert loaded.findings() == result.findings()
@@ -130,6 +131,7 @@ def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
         np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1]), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 12])
 def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
     near = {"distances": (0,)}
@@ -144,6 +146,7 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
         assert all(result.plot(kind).data for kind in result.kinds)
 
 
+@pytest.mark.slow
 def test_prompts_of_several_lengths_count_each_prompt_once(llama):
     words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen."]
     whole = tl_posgen.analyze(llama, words, measures=QUICK[:5], **QUIET)
@@ -156,6 +159,7 @@ def test_prompts_of_several_lengths_count_each_prompt_once(llama):
     assert all(result.findings() for result in whole.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "mpt", "smollm3"])
 def test_other_encodings_are_measured_or_refused(family_model, family):
     model, tokens = family_model(family, "bridge"), torch.arange(2, 22)[None]
@@ -186,6 +190,7 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
     assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama):
     names = ["slash", "slash_planes", "slash_ablation", "cone"]
     expected = tl_posgen.analyze(llama, TOKENS, measures=names, **QUIET)

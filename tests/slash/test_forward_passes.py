@@ -43,6 +43,7 @@ def watch(passes):
         handle.remove()
 
 
+@pytest.mark.slow
 def test_every_prompt_goes_through_once_and_every_random_init_is_built_once(
     family_model, alice, monkeypatch, passes, watch
 ):

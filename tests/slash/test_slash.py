@@ -154,6 +154,7 @@ def test_the_attention_distance_is_drawn_in_tokens(result):
         np.testing.assert_array_equal(trace.z, one)
 
 
+@pytest.mark.slow
 def test_the_report_says_how_many_heads_are_dominant(report, tmp_path):
     page = report.write(tmp_path).read_text(encoding="utf-8")
     n = int(report["slash"].dataset["dominant"].any("short_distance").sum())

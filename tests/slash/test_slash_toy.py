@@ -69,6 +69,7 @@ def test_queries_and_keys_become_almost_rank_one(learned):
     assert min(row.r1_q_end, row.r1_k_end) > 0.95
 
 
+@pytest.mark.slow
 def test_head_of_the_slowest_planes_alone_fails_to_form():
     row = short("low").frame().iloc[0]
     assert row.score_trained < 0.3

@@ -18,6 +18,8 @@ from tl_posgen.result import Result, load
 from tl_posgen.studies.emergence import emergence, findings, summarise, table
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 OPTIONS = {"tokenizer": "mini", **CUT}
 WITHIN = "three_axis_r_within_rows"

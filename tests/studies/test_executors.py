@@ -90,6 +90,7 @@ def test_what_concerns_all_jobs_stops_them(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_killed_twice_and_started_again_nothing_is_lost_or_done_twice(tmp_path):
     """A worker, then the driver, in the middle of eighteen jobs. Several processes start, hence seconds."""
     killed_until_done([sys.executable, str(DRIVER), str(tmp_path)], tmp_path, 2, random.Random(0))
@@ -99,6 +100,7 @@ def test_killed_twice_and_started_again_nothing_is_lost_or_done_twice(tmp_path):
     assert len(done) == len(set(done))
 
 
+@pytest.mark.slow
 def test_ray_that_is_not_installed_or_not_there_is_one_line(monkeypatch):
     if importlib.util.find_spec("ray"):
         code = "from tl_posgen.studies.on_ray import connected\nwith connected('127.0.0.1:1'): pass"
@@ -131,7 +133,7 @@ with connected(None):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_ray_takes_up_what_a_killed_worker_left(tmp_path):
     """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours."""
     pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")

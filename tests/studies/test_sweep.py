@@ -41,6 +41,7 @@ def swept(study, family_directory, tmp_path_factory):
     return out, first, untried, before, other
 
 
+@pytest.mark.slow
 def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, study, family_directory):
     out, first, untried, before, other = swept
     assert first.finished == ("mini/bundled",)

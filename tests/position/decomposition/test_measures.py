@@ -39,6 +39,7 @@ def test_a_result_comes_back_from_disk_as_it_was(report, loaded, name):
     assert loaded[name].summary == report[name].summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_loaded_result_draws_every_kind_again(report, loaded, name):
     assert loaded[name].kinds == report[name].kinds == list(report[name].measure.figures)

@@ -86,6 +86,7 @@ def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_m
     assert "not defined" not in result.findings()[0]
 
 
+@pytest.mark.slow
 def test_a_report_of_a_text_of_one_token_is_written(mini, tmp_path):
     report = analyze(mini, torch.full((1, 24), 7), null_seeds=(0,), progress=False, measures=["residual", "three_axis"])
     assert report.write(tmp_path / "report").is_file()

@@ -108,6 +108,7 @@ def test_every_variable_is_declared(result, of_one_head):
     assert_declared(of_one_head)
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
     assert {"additive_r", "slope_intervention", "slope_fit"} <= set(result.frame().columns)
     loaded = load(result.save(tmp_path / "r.nc"))["dummy_distance"]

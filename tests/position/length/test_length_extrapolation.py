@@ -138,6 +138,7 @@ def test_every_variable_is_declared(result, of_one_head):
     assert_declared(of_one_head)
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
     assert len(result.frame()) == len(CONDITIONS) * 3
     loaded = load(result.save(tmp_path / "r.nc"))["length_extrapolation"]

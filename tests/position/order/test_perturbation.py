@@ -39,6 +39,7 @@ def two_nulls(mini, alice):
     return perturbation(mini, alice, **options, **CUT, null_seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_the_bundled_model_has_its_reference_rises(mini, alice):
     found = perturbation(mini, alice, ratios=(0, 0.05, 0.2, 0.5), reaches=("uniform",), n_cloze=0, **QUIET)
     for condition, rises in REFERENCE.items():
@@ -103,6 +104,7 @@ def test_every_variable_is_declared(result, two_nulls):
     assert_declared(two_nulls)
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_again_from_the_file(result, tmp_path):
     assert len(result.frame()) == len(CONDITIONS) * 2 * 2 * 3
     loaded = tl_posgen.load(result.save(tmp_path / "r.nc"))["perturbation"]

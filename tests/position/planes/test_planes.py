@@ -242,6 +242,7 @@ def test_the_frame_has_a_row_a_head(result):
     assert {f"{name}{OUT}" for name in WITH_AND_WITHOUT} <= set(result.dataset)
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
     loaded = tl_posgen.load(result.save(tmp_path / "planes.nc"))["planes"]
     assert loaded.dataset.equals(result.dataset)
