@@ -170,6 +170,26 @@ def test_a_directory_is_not_a_text(tmp_path):
         read_text(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/user/job", {"memory.max": "max", "user/memory.max": "4096", "user/job/memory.max": "9000"}, [9000, 4096]),
+        ("3:cpu:/\n4:memory:/docker", {"memory/docker/memory.limit_in_bytes": "2048", "cpu/memory.max": "1"}, [2048]),
+        ("0::/", {}, []),
+        (None, {}, []),
+    ],
+)
+def test_a_container_has_the_memory_that_its_control_groups_allow(tmp_path, groups, files, limits):
+    for name, limit in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{limit}\n")
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups + "\n")
+    assert memory.control_group_limits(tmp_path) == limits
+
+
 def test_prompts_that_no_memory_holds_are_refused_with_the_estimate(mini_bridge, monkeypatch):
     """3 matrices of 4 heads by a million squared in float32; streamed, 2,048 logits a token and a stream of 128."""
     monkeypatch.setattr(memory, "memory_of", lambda device: 2**30)

@@ -9,8 +9,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
+from killed import killed_until_done, written
 from sweep_jobs import GROUPS, Quick, work
 
 from tl_posgen.errors import InputError, OutputError
@@ -23,44 +23,6 @@ NAMES = sorted(job.name for group in GROUPS for job in group)
 
 def names_of(groups):
     return sorted(job.name for group in groups for job in group)
-
-
-def written(out):
-    """name -> inode and time of every file of a job."""
-    stats = {path.name: path.stat() for path in out.glob("job*")}
-    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-def killed_until_done(command, out, kills, rng, is_worker=lambda process: True, finished=written):
-    """Run a driver again and again; kill -9 one of its workers, then itself, at random moments; then let it end.
-
-    Returns:
-        How many kills there were. What was finished before a kill is never written again.
-    """
-    for number in range(kills):
-        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before = finished(out)
-        while driver.poll() is None and len(finished(out)) == len(before):
-            time.sleep(0.02)
-        time.sleep(rng.random() * 0.3)
-        if driver.poll() is not None:  # all was finished
-            return number
-        workers = [one for one in psutil.Process(driver.pid).children(recursive=True) if is_worker(one)]
-        victim = rng.choice(workers) if number % 2 == 0 and workers else psutil.Process(driver.pid)
-        victim.kill()
-        if victim.pid != driver.pid:
-            time.sleep(rng.random() * 0.3)
-        driver.kill()
-        driver.wait()
-        psutil.wait_procs(workers, timeout=60)  # they end with the driver
-        assert not [one for one in workers if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        now = finished(out)
-        assert {name: now[name] for name in before} == before
-    before = finished(out)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    now = finished(out)
-    assert {name: now[name] for name in before} == before
-    return kills
 
 
 def test_local_runs_one_job_after_the_other(tmp_path):

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
+from tl_posgen.models.memory import PEAK
 from tl_posgen.models.source import MINI
 from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study
-from tl_posgen.studies.job import Job, finish, jobs_in, key_of, part_path
+from tl_posgen.studies.job import Job, attempt, finish, jobs_in, key_of, part_path, versions
 from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
 from tl_posgen.studies.study import Study
 from tl_posgen.studies.texts import Text
@@ -298,9 +299,24 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
     (tmp_path / "model").mkdir()
     model, dtypes = str(in_bfloat16(family_directory("llama"), tmp_path / "model")), []
     monkeypatch.setattr(Job, "measure", lambda job, model, nulls: dtypes.append(model.cfg.dtype) or Report({}, {}))
+    texts = ["bundled", {"path": "bundled", "name": "again"}]
     for measure in ("coupling", "three_axis"):
-        sweep(LEAST | {"models": [model], "measures": [measure]}, out=tmp_path / measure, progress=False)
-    assert dtypes == [torch.float32, torch.bfloat16]
+        sweep(
+            LEAST | {"models": [model], "measures": [measure], "texts": texts}, out=tmp_path / measure, progress=False
+        )
+    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2
+
+
+def test_random_inits_take_the_place_of_a_model_that_no_other_text_needs(tmp_path):
+    study = LEAST | {"measures": ["three_axis", "loss"], "null_seeds": [0, 1]}
+    alone = Study.of(study).jobs()
+    beside = Study.of(study | {"texts": ["bundled", {"path": "bundled", "name": "again"}]}).jobs()[:1]
+    weights = alone[0].weights.shape.parameters * 4
+    assert beside[0].bytes_needed - alone[0].bytes_needed == pytest.approx(PEAK * weights, abs=1)
+    assert alone[0].file == beside[0].file
+    for jobs, out in ((alone, tmp_path / "alone"), (beside, tmp_path / "beside")):
+        assert [one.state for one in attempt(jobs, out, versions())] == ["finished"]
+    assert (tmp_path / "alone" / alone[0].file).read_bytes() == (tmp_path / "beside" / alone[0].file).read_bytes()
 
 
 def test_jobs_that_no_memory_holds_are_refused_with_the_estimate(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from tl_posgen.errors import ModelError
 from tl_posgen.models.config import read_config
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
-from tl_posgen.models.source import WEIGHTS, first_line
+from tl_posgen.models.source import WEIGHTS, first_line, official_name
 from tl_posgen.models.weights import stored_weights
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -65,6 +65,7 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
 
     if isinstance(name, Path):
         return shape_of_directory(name)
+    name = official_name(name)
     try:
         return shape_of_directory(Path(snapshot_download(name, revision=revision, local_files_only=True)))
     except (OSError, ValueError, ModelError):
@@ -114,7 +115,7 @@ def drop_from_cache(name: str, revision: str | None = None, cache: Path | None =
         known = scan_cache_dir(cache)
     except CacheNotFound:
         return 0
-    wanted = revision or "main"
+    name, wanted = official_name(name), revision or "main"
     found = [
         one.commit_hash
         for repo in known.repos

@@ -1,6 +1,7 @@
 """Does it fit into memory? Asked before it is begun, as what does not fit takes the process down."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,26 @@ def memory_of(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[1]
     if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *control_group_limits()])
+
+
+def control_group_limits(root: Path = Path("/")) -> list[int]:
+    """Bytes that a container or a scheduler allows this process, by every control group of Linux that it is in."""
+    groups, found = root / "proc/self/cgroup", []
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        elif not controllers:  # version 2
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        else:
+            continue
+        below = top / path.strip("/")
+        for directory in (below, *(parent for parent in below.parents if parent.is_relative_to(top))):
+            limit = directory / name
+            if limit.is_file() and (value := limit.read_text().strip()).isdigit():  # "max" where there is none
+                found.append(int(value))
+    return found
 
 
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:

@@ -71,6 +71,7 @@ def provenance_of(
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": seed,
         "null_seeds": list(null_seeds),
         "mask": "causal, and the window of each layer that has one",

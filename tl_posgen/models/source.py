@@ -69,12 +69,23 @@ def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
     return here
 
 
+def official_name(name: str) -> str:
+    """The Hub's name of what TransformerLens calls by a short one.
+
+    Example:
+        >>> official_name("gpt2-small"), official_name("EleutherAI/pythia-70m")
+        ('gpt2', 'EleutherAI/pythia-70m')
+    """
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    return next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)
+
+
 def download(name: str, revision: str | None) -> Path:
     """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
     from huggingface_hub import errors, snapshot_download
-    from transformer_lens.supported_models import MODEL_ALIASES
 
-    official = next((full for full, aliases in MODEL_ALIASES.items() if name in aliases), name)
+    official = official_name(name)
     try:
         directory = snapshot_download(
             official, revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=["*/*", "consolidated*"]

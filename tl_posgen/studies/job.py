@@ -120,6 +120,8 @@ class Job:
         study: its name.
         measures: (name, options) of each.
         length, n_prompts, seed, null_seeds: as in `analyze`.
+        drop_cache: delete the model from the Hub's cache when all its jobs are done.
+        keeps_model: hold the model beside its random inits, for the next job; else they take its place.
     """
 
     study: str
@@ -131,6 +133,7 @@ class Job:
     seed: int
     null_seeds: tuple[int, ...]
     drop_cache: bool = False
+    keeps_model: bool = False
 
     @property
     def name(self) -> str:
@@ -164,14 +167,18 @@ class Job:
 
     @cached_property
     def bytes_needed(self) -> int:
-        """Memory that it takes, estimated before its model is loaded: of the weights, of a random init beside them, and
-        of a pass, streamed where prompts are long.
+        """Memory that it takes, estimated before its model is loaded: of the weights, of a random init beside them
+        where the model is kept, and of a pass, streamed where prompts are long.
 
         Raises:
             InputError, ModelError: the model or its tokenizer is not there.
         """
         matrices = max(request.measure.matrices for request in self.requests)
-        how = {"copies": 1 + bool(self.null_seeds), "is_streamed": self.length > LONG, "matrices": matrices}
+        how = {
+            "copies": 1 + bool(self.null_seeds and self.keeps_model),
+            "is_streamed": self.length > LONG,
+            "matrices": matrices,
+        }
         return self.weights.shape.bytes_needed(self.length, self.weights.itemsize(precise=self.precise), **how)
 
     @cached_property
@@ -179,15 +186,13 @@ class Job:
         """Named once, where the study is read: a worker of other versions would find another name."""
         return part_path(Path(), self.name, self.configuration).name
 
-    def measure(self, model: Any, random_inits: RandomInits) -> Report:
+    def measure(self, model: Any, null_seeds: Sequence[int]) -> Report:
         """What `analyze` finds; measures that this model cannot be asked for are left out."""
         cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "progress": False}
         several = len(self.measures) > 1
-        asked = {"measures": self.requests, "skip_unsupported": several, "null_seeds": random_inits}
+        asked = {"measures": self.requests, "skip_unsupported": several, "null_seeds": null_seeds}
         report = analyze(model, self.text.words, **asked, **cut)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        told = {"job": list(self.place), "study": self.settings, "parameters": parameters}
-        return Report(report, report.provenance | told)
+        return Report(report, report.provenance | {"job": list(self.place), "study": self.settings})
 
 
 def requests_of(measures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Request]:
@@ -216,10 +221,10 @@ def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iter
             if not path.is_file():
                 if expected != versions():
                     raise InputError(f"this worker has {versions()}, and the study was begun with {dict(expected)}")
-                if loaded is None:
+                if loaded is None and job.keeps_model:
                     model = job.weights.load(precise=job.precise)
                     loaded = model, RandomInits(model, job.null_seeds)
-                finish(path, partial(job.measure, *loaded))
+                finish(path, partial(job.measure, *(loaded or (job.weights.pretrained, job.null_seeds))))
             path.with_suffix(".json").unlink(missing_ok=True)
             yield Outcome(job.name, "finished")
         except OutputError:

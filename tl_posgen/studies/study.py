@@ -104,7 +104,7 @@ class Study:
 
     def jobs(self) -> list[Job]:
         """Every job, those of one model at one revision one after the other."""
-        cut = (self.length, self.n_prompts, self.seed, self.null_seeds, self.drop_cache)
+        cut = (self.length, self.n_prompts, self.seed, self.null_seeds, self.drop_cache, len(self.texts) > 1)
         return [Job(self.name, one, text, self.measures, *cut) for one in self.weights for text in self.texts]
 
 

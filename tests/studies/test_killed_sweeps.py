@@ -1,0 +1,88 @@
+"""A study over every model at hand, killed -9 in the middle again and again: nothing is lost, nothing done twice."""
+
+import random
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from killed import killed_until_done, written
+
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.studies.run import states, sweep
+
+CHECKPOINTS = Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints"
+STUDY = """
+name = "killed"
+length = 64
+n_prompts = 2
+measures = ["three_axis", "variance", "slash", "loss"]
+texts = [{texts}]
+models = ["mini", {models}, {{ name = "{checkpoints}", label = "training", revisions = [{revisions}], tokenizer = "mini" }}]
+"""
+JOBS = 33
+
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, shared):
+    """Eleven models and checkpoints on three texts."""
+    directory = tmp_path_factory.mktemp("study")
+    words, texts = bundled_text(), []
+    for number in range(3):
+        path = directory / f"text{number}.txt"
+        path.write_text(words[20_000 * number :][:20_000], encoding="utf-8")
+        texts.append(path.name)
+    quoted = lambda names: ", ".join(f'"{name}"' for name in names)  # noqa: E731
+    models = (shared / "models" / name for name in ("stories260K", "babyllama105"))
+    told = {"texts": quoted(texts), "models": quoted(models), "checkpoints": CHECKPOINTS}
+    path = directory / "study.toml"
+    path.write_text(STUDY.format(**told, revisions=quoted(sorted(one.name for one in CHECKPOINTS.iterdir()))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study, tmp_path_factory):
+    """name -> bytes of the files of a run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    assert len(sweep(study, out=out, executor="processes", progress=False).finished) == JOBS
+    return {path.name: path.read_bytes() for path in out.glob("*.nc")}
+
+
+def test_twenty_kills_of_local_processes(study, undisturbed, tmp_path):
+    command = [sys.executable, "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(tmp_path)]
+    command += ["--executor", "processes", "--workers", "2"]
+    found = killed_until_done(command, tmp_path, 20, random.Random(0), finished=partial(written, pattern="*.nc"))
+    assert found == 20
+    require_same(study, tmp_path, undisturbed)
+
+
+def test_three_kills_on_two_nodes_of_ray(study, undisturbed, tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    nodes = [cluster.add_node(num_cpus=1, memory=4 * 2**30, object_store_memory=10**8) for _ in range(2)]
+    try:
+        command = [sys.executable, "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(tmp_path)]
+        command += ["--executor", "ray", "--address", cluster.address]
+        of_ray = partial(written, pattern="*.nc")
+        found = killed_until_done(command, tmp_path, 3, random.Random(0), workers_of=ray_workers, finished=of_ray)
+    finally:
+        for node in nodes:
+            cluster.remove_node(node)
+    assert found == 3
+    require_same(study, tmp_path, undisturbed)
+
+
+def ray_workers(driver):
+    """The processes of Ray that are at a task of ours now."""
+    return [one for one in psutil.process_iter() if "ray::" in " ".join(one.cmdline()) and "IDLE" not in one.name()]
+
+
+def require_same(study, out, undisturbed):
+    assert set(states(study, out).values()) == {"finished"}
+    assert {path.name: path.read_bytes() for path in out.glob("*.nc")} == undisturbed
+    assert not list(out.glob("*.json"))
