@@ -1,4 +1,5 @@
-"""What a measurement takes of a machine's memory: the peak of a process that measures a model beside its random init.
+"""What a measurement takes of a machine: the peak of a process that measures a model beside its random init, and the
+seconds of each step.
 
     python benchmarks/memory.py [--sizes 284M] [--backends bridge hooked] [--length 512] [--null-seeds 0]
 
@@ -7,10 +8,12 @@ process a size and backend loads it by its name, and takes three_axis, variance 
 and of its random init: the table gives its peak memory (ru_maxrss), what of that the imports take, seconds of processor
 time from the load to the result, and the targets: 1.2 times the weights + .8 GB as a bridge, 2.2 times the weights as a
 HookedTransformer. Two sizes give a slope, bytes of peak a byte of weights, and what 8 and 70 billion weights would
-take by it.
+take by it. A second process times each step by itself: loading, initialising, a forward pass, and the measures beside
+it; their rates, at the larger size, say what a job of 4 prompts of 512 tokens takes of models of the shape of Llama 2.
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -31,6 +34,8 @@ SIZES = {
 VOCABULARY = {"42M": 16_000, "284M": 16_000, "1B": 32_000}
 KEY_HEADS = {"42M": 8, "284M": 16, "1B": 8}
 MEASURES = ["three_axis", "variance", "mean_key"]
+PASSES = 2048  # tokens of a job of the position atlas
+SHAPES = {"7 B": (6.7, 32 * 32), "70 B": (69.0, 80 * 64)}  # Llama 2: billion weights, heads of 128 numbers
 TARGETS = {"bridge": (1.2, 0.8), "hooked": (2.2, 0.0)}  # times the weights, plus GB
 
 
@@ -64,6 +69,56 @@ def measure(directory: str, backend: str, length: int, null_seeds: list[int]) ->
     print(json.dumps({"imports": imports, "peak": peak(), "seconds": time.process_time() - start}))
 
 
+def time_steps(directory: str, backend: str, length: int) -> None:
+    """In a process of its own: seconds of processor time a step, and what it was done on, as a line of JSON."""
+    import torch
+
+    import tl_posgen
+    from tl_posgen.models.load import Pretrained
+    from tl_posgen.models.random_like import random_like
+    from tl_posgen.models.tokens import bundled_text, to_prompts
+
+    tl_posgen.load_model("mini", backend)
+    clock = [time.process_time()]
+    model = Pretrained(directory, backend).load()
+    clock.append(time.process_time())
+    [tokens] = to_prompts(model, bundled_text(), length=length, n_prompts=1)
+    with torch.inference_mode():
+        model(tokens[None])
+        clock.append(time.process_time())
+        model(tokens[None])
+        clock.append(time.process_time())
+    tl_posgen.analyze(model, tokens[None], measures=MEASURES, null_seeds=(), progress=False)
+    clock.append(time.process_time())
+    random_like(model, 0)
+    clock.append(time.process_time())
+    load, _, forward, both, init = (after - before for before, after in itertools.pairwise(clock))
+    size = sum(parameter.numel() for parameter in model.parameters()) / 1e9
+    heads = model.cfg.n_layers * model.cfg.n_heads
+    seconds = {"load": load, "init": init, "forward": forward, "measures": max(0.0, both - forward)}
+    print(json.dumps(seconds | {"billions": size, "heads": heads}))
+
+
+def rates(found: dict, length: int) -> str:
+    """What each step took, by what it grows with; and what a job takes of larger models by that."""
+    billions, heads, thousands = found["billions"], found["heads"], length / 1000
+    load, init = found["load"] / billions, found["init"] / billions
+    forward, measures = found["forward"] / billions / thousands, found["measures"] / heads / thousands
+    lines = [
+        f"  load {load:.1f} s and initialise {init:.1f} s a billion weights; forward {forward:.1f} s a billion weights "
+        f"and 1,000 tokens; measures {measures * 1000:.0f} ms a head and 1,000 tokens"
+    ]
+    for name, (more, many) in SHAPES.items():
+        tokens = PASSES / 1000
+        passes, beside = 2 * forward * more * tokens, 2 * measures * many * tokens
+        whole = (load + init) * more + passes + beside
+        lines.append(
+            f"  {name}, {many} heads, with its random init on {PASSES:,} tokens, here: {whole / 3600:.2f} h, of which "
+            f"weights {(load + init) * more / 3600:.2f}, passes {passes / 3600:.2f}, measures {beside / 3600:.2f}"
+        )
+    return "\n".join(lines)
+
+
 def peak() -> float:
     """GB of memory that this process has held at most."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
@@ -76,21 +131,24 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--null-seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--measure", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
+    parser.add_argument("--time", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
         return measure(*asked.measure, asked.length, asked.null_seeds)
+    if asked.time:
+        return time_steps(*asked.time, asked.length)
     print("size  backend  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
     points: dict[str, list[tuple[float, float]]] = {}
+    steps: dict[str, dict[str, float]] = {}
     for size in asked.sizes:
         with tempfile.TemporaryDirectory() as directory:
             written = [sys.executable, "-c", f"import memory; memory.write_model({size!r}, memory.Path({directory!r}))"]
             subprocess.run(written, check=True, cwd=Path(__file__).parent, capture_output=True)
             weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
             for backend in asked.backends:
-                own = ["--measure", directory, backend, "--length", str(asked.length)]
-                own += ["--null-seeds", *map(str, asked.null_seeds)]
-                ran = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True, text=True)
-                found = json.loads(ran.stdout.splitlines()[-1])
+                cut = ["--length", str(asked.length), "--null-seeds", *map(str, asked.null_seeds)]
+                found = in_a_process("--measure", directory, backend, *cut)
+                steps[backend] = in_a_process("--time", directory, backend, *cut)
                 times, plus = TARGETS[backend]
                 row = f"{size:5} {backend:8} {weights:10.2f} {found['peak']:8.2f} {found['imports']:11.2f}"
                 print(f"{row} {times * weights + plus:10.2f} {found['seconds']:8.1f}", flush=True)
@@ -101,6 +159,13 @@ def main() -> None:
             slope = (p1 - p0) / (w1 - w0)
             far = ", ".join(f"{n} B {p1 + slope * (2 * n - w1):.0f} GB" for n in (8, 70))
             print(f"{backend}: {slope:.2f} bytes of peak a byte of weights; by that {far} in bfloat16")
+        print(rates(steps[backend], asked.length))
+
+
+def in_a_process(*words: str) -> dict[str, float]:
+    """The line of JSON that this file prints with these arguments."""
+    ran = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
