@@ -25,6 +25,7 @@ def result_of(own, *nulls):
 
 def numbers(**changed):
     ends = {"coupling_low": 0.28, "coupling_high": 0.32, "chance": 0.02, "swapped": 0.1, "blocks": 4}
+    ends |= {"signed": 0.1, "chance_signed": 0.0, "negative_share": 0.4}
     path = {"line_shape_score": 1.2, "growth_r2": 0.95, "expodistance": 0.3}
     return {"coupling": 0.3, **ends, **path, **changed}
 
@@ -95,7 +96,9 @@ def test_claims_on_real_results_say_the_numbers_of_the_summaries(of_mini):
     own, null = of_mini.summary, of_mini.null_summary
     words = [claim.judge(of_mini) for claim in CLAIMS[:3]]
     assert words[0].measured == (
-        f"coupling {own['coupling']:.3f}, random bases {own['chance']:.3f}, left with right {own['swapped']:.3f}"
+        f"coupling {own['coupling']:.3f}, random bases {own['chance']:.3f}, left with right {own['swapped']:.3f}; "
+        f"signed {own['signed']:.3f}, random bases {own['chance_signed']:.3f}, {own['negative_share']:.0%} of the "
+        "diagonal negative"
     )
     assert words[1].null == f"line-shape score {null['line_shape_score']:.2f} over 4 layers"
     assert words[2].measured == (

@@ -157,7 +157,9 @@ def test_a_result_survives_saving_and_draws_every_figure_again(result, tmp_path)
     assert loaded.dataset.equals(result.dataset)
     assert loaded.frame()["k"].tolist() == [2, 5]
     assert loaded.findings() == result.findings()
-    assert loaded.kinds == ["map", "chance", "alignment", "trajectories", "growth", "self", "same_input", "same_output"]
+    assert loaded.kinds == [
+        *("map", "chance", "alignment", "spectra", "trajectories", "growth", "self", "same_input", "same_output")
+    ]
     assert [loaded.plot(kind).to_json() for kind in loaded.kinds] == [
         result.plot(kind).to_json() for kind in result.kinds
     ]
@@ -205,7 +207,7 @@ def test_the_short_table_has_a_row_a_k_on_both_sides(result):
     for null in (False, True):
         table = result.table(null=null)
         assert table["K"].tolist() == [2, 5]
-        assert len(table.columns) == 8
+        assert len(table.columns) == 9
     own = result.summary
     assert result.table()["coupling"][1].startswith(f"{own['coupling_k5']:.3f} [{own['coupling_k5_low']:.3f}, ")
 

@@ -58,9 +58,19 @@ def test_the_chance_picture_has_the_band_of_every_layer_and_a_point_a_pair(resul
 
 def test_alignment_is_drawn_in_units_of_the_first_singular_value(result):
     figure = result.plot(kind="alignment")
-    assert len(figure.data) == 2
-    expected = result.null.alignment.sel(lower_layer=0) / result.null.singular_value.sel(layer=0, row=0)
-    np.testing.assert_allclose(figure.data[1].z, expected)
+    assert len(figure.data) == 4
+    k = result.null.sizes["row"]
+    for trace, name in ((figure.data[1], "alignment"), (figure.data[3], "alignment_swapped")):
+        expected = result.null[name].sel(layer=0, layer_2=1) / result.null.singular_value.sel(layer=0, rank=0)
+        np.testing.assert_allclose(trace.z[:k, k + 1 :], expected)
+        assert np.isnan(trace.z[k]).all()  # between the layers
+    assert np.isnan(figure.data[0].z[:k, :k]).all()  # a layer in its own bases is diagonal by definition
+
+
+def test_every_singular_value_has_a_line_over_depth(result):
+    figure, values = result.plot(kind="spectra"), result.dataset.singular_value
+    assert len(figure.data) == 2 * values.sizes["rank"]
+    np.testing.assert_array_equal(figure.data[1].y, values.sel(rank=1))
 
 
 def test_trajectories_are_the_last_tokens_paths(result):

@@ -31,13 +31,28 @@ def test_identical_jacobians_have_no_misalignment(seed, k):
 
 @given(seed=st.integers(0, 100), signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=4, max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_sign_flips_of_singular_vectors_leave_misalignment_unchanged(seed, signs):
+def test_joint_sign_flips_of_singular_vectors_leave_misalignment_unchanged(seed, signs):
     first, second = gaussian(2, 7, 7, seed=seed)
     found, flip = dense_triplets(second, 4), torch.tensor(signs, dtype=torch.float64)
     values = dense_triplets(first, 4).values
-    plain = misalignment(alignment(found.left, first @ found.right), values)
-    flipped = misalignment(alignment(found.left * flip, first @ (found.right * flip.flip(0))), values)
-    torch.testing.assert_close(plain, flipped)
+    for signed in (False, True):
+        plain = misalignment(alignment(found.left, first @ found.right), values, signed=signed)
+        flipped = misalignment(alignment(found.left * flip, first @ (found.right * flip)), values, signed=signed)
+        torch.testing.assert_close(plain, flipped)
+
+
+def test_the_negative_of_a_jacobian_is_told_from_itself_by_signs_alone():
+    jacobian = gaussian(7, 7)
+    pairs = pairs_of([jacobian, -jacobian], 4)
+    torch.testing.assert_close(pairs.coupling(4), torch.ones(2, 2, dtype=torch.float64))
+    one = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(pairs.coupling(4, signed=True), one)
+    torch.testing.assert_close(pairs.negative_share(4), (one < 0).double())
+
+
+def test_half_of_the_diagonal_is_negative_for_independent_jacobians():
+    shares = pairs_of(gaussian(6, 64, 64), 16).negative_share(16)
+    assert off_diagonal_mean(shares).item() == pytest.approx(0.5, abs=0.06)
 
 
 def test_independent_jacobians_have_frobenius_coupling_near_zero():
@@ -69,6 +84,8 @@ def test_pairs_equal_the_formula_pair_by_pair():
             aligned, swapped = u[:, :2].mT @ first @ vh[:2].mT, vh[:2] @ first @ u[:, :2]
             for of, matrix in (("aligned", aligned), ("swapped", swapped)):
                 distance = torch.linalg.matrix_norm(matrix.abs() - torch.diag(values))
+                signed = torch.linalg.matrix_norm(matrix - torch.diag(values)) / values.norm()
+                torch.testing.assert_close(pairs.coupling(2, of=of, signed=True)[a, b], 1 - signed)
                 for norm, size in (("frobenius", values.square().sum().sqrt()), ("trace", values.sum())):
                     torch.testing.assert_close(pairs.coupling(2, norm, of)[a, b], 1 - distance / size)
 

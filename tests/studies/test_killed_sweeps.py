@@ -19,7 +19,10 @@ length = 64
 n_prompts = 2
 measures = ["three_axis", "variance", "slash", "loss"]
 texts = [{texts}]
-models = ["mini", {models}, {{ name = "{checkpoints}", label = "training", revisions = [{revisions}], tokenizer = "mini" }}]
+models = [
+    "mini", {models},
+    {{ name = "{checkpoints}", label = "training", revisions = [{revisions}], tokenizer = "mini" }},
+]
 """
 JOBS = 33
 

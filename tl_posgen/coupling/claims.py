@@ -12,7 +12,8 @@ def alignment(coupling: Result) -> Judgement:
     def say(own: Summary) -> str:
         return (
             f"coupling {with_interval(own, 'coupling')}, random bases {own['chance']:.3f}, left with right "
-            f"{own['swapped']:.3f}"
+            f"{own['swapped']:.3f}; signed {own['signed']:.3f}, random bases {own['chance_signed']:.3f}, "
+            f"{own['negative_share']:.0%} of the diagonal negative"
         )
 
     own, null = coupling.summary, coupling.null_summary

@@ -25,13 +25,16 @@ from tl_posgen.models.tokens import check_numbers
 from tl_posgen.options import Options
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import null_of, said
+from tl_posgen.report.sentences import beside, null_of, said
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
 OF_K = {  # headline -> what its mean is over
     "coupling": "ordered pairs of different layers",
     "chance": "layers and random bases",
+    "signed": "ordered pairs of different layers, signed A",
+    "chance_signed": "layers and random bases, signed A",
+    "negative_share": "ordered pairs of different layers: negative diagonal entries of A",
     "trace": "ordered pairs of different layers, trace normalisation",
     "swapped": "ordered pairs of different layers, left in right singular vectors",
 }
@@ -47,7 +50,10 @@ PER_PROMPT = (
     *("log_norm", "log_norm_first", "log_norm_line", "trajectory", "trajectory_explained"),
     *("linearisation", "triplet_residual"),
 )
-AVERAGED = ("coupling", "coupling_trace", "coupling_swapped", "alignment", "singular_value")
+AVERAGED = (
+    *("coupling", "coupling_signed", "coupling_trace", "coupling_swapped", "negative_share"),
+    *("alignment", "alignment_swapped", "singular_value"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ class Coupling(Options):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
 
     J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
-    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the trace
-    normalisation (for comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
+    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the same of
+    A = U2' J1 V2 with its signs and how many of its diagonal entries are negative, the trace normalisation (for
+    comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
     expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
     the last, before the final norm: with x^L left out the numbers differ. Intervals are 95% bootstrap over prompts.
 
@@ -74,8 +81,8 @@ class Coupling(Options):
         InputError: prompts of different lengths; a token or k that does not exist, one token for token_wise, heads
             chosen, weights processed by centring, half precision, fused kernels.
 
-    Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling, line shape and growth; chance line,
-    intervals, growth fit and linearisation check are ours.
+    Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling (its printed formula is signed, the authors'
+    code takes |A|), line shape and growth; chance line, intervals, growth fit and linearisation check are ours.
 
     Example:
         >>> import tl_posgen
@@ -161,11 +168,12 @@ def measure(
 
 def headlines(found: xr.Dataset) -> dict[str, xr.DataArray]:
     """One number per prompt (and k) for each of `HEADLINES` that was measured."""
-    sources = {"coupling": "coupling", "trace": "coupling_trace", "swapped": "coupling_swapped"}
+    sources = {"coupling": "coupling", "signed": "coupling_signed", "negative_share": "negative_share"}
+    sources |= {"trace": "coupling_trace", "swapped": "coupling_swapped"}
     different = found["layer"] != found["layer_2"]
     pairs = ("layer", "layer_2")
     numbers = {name: found[source].mean("token").where(different).mean(pairs) for name, source in sources.items()}
-    numbers["chance"] = found["chance"].mean(["token", "layer", "sample"])
+    numbers |= {name: found[name].mean(["token", "layer", "sample"]) for name in ("chance", "chance_signed")}
     # the median: expodistance has no mean where a norm hardly grows
     numbers |= {name: found[name].median("position") for name in OF_PATHS}
     if "linearisation" in found:
@@ -203,10 +211,15 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
 
     sentences = []
     for k in own["k"]:
-        coupled, chance, swapped = (of_k(name, k, own["k"]) for name in ("coupling", "chance", "swapped"))
+        coupled, chance, swapped, signed, signed_chance, negative = (
+            of_k(name, k, own["k"])
+            for name in ("coupling", "chance", "swapped", "signed", "chance_signed", "negative_share")
+        )
         sentences.append(
             f"Top-{k} coupling over pairs of layers is {told(coupled)}; random bases with the same spectra reach "
-            f"{said(own[chance], '.3f')}. Left in right singular vectors: {told(swapped)}."
+            f"{said(own[chance], '.3f')}. Left in right singular vectors: {told(swapped)}. With the signs of A: "
+            f"{told(signed)}, random bases {said(own[signed_chance], '.3f')}; of its diagonal entries "
+            f"{beside(own, null, negative, '.0%')} are negative, and half by chance."
         )
     sentences.append(
         f"Token trajectories have a line-shape score of {told('line_shape_score')}, where 1 is a straight line; an "
@@ -221,13 +234,13 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
 def table(data: xr.Dataset) -> pd.DataFrame:
     """One row a K, each headline with its 95% interval."""
     own = summarise(data)
-    shown = ("coupling", "chance", "swapped", "line_shape_score", "expodistance", "growth_r2", "linearisation")
+    shown = ("coupling", "chance", "signed", "swapped", *("line_shape_score", "expodistance", "growth_r2"))
     labels = {"line_shape_score": "line-shape score", "growth_r2": "growth R²"}
 
     def cell(name: str, k: int) -> str:
         return with_interval(own, of_k(name, k, own["k"]) if name in OF_K else name)
 
-    kept = {name: labels.get(name, name) for name in shown if own.get(name) is not None}
+    kept = {name: labels.get(name, name) for name in (*shown, "linearisation") if own.get(name) is not None}
     return pd.DataFrame([{"K": k, **{label: cell(name, k) for name, label in kept.items()}} for k in own["k"]])
 
 
@@ -241,17 +254,20 @@ def of_means(described: Mapping[str, str], dims: tuple[str, ...]) -> dict[str, V
 
 
 SQUARE, PATH, LOG_NORM = ("k", "layer", "layer_2"), ("prompt", "position"), ("prompt", "state")
-ALIGNMENT, TRIPLETS = ("lower_layer", "row", "column"), ("prompt", "token", "layer")
+BLOCKS, TRIPLETS = ("layer", "layer_2", "row", "column"), ("prompt", "token", "layer")
 TOKENS, TRAJECTORY = ("kind", "k", "layer", "token", "token_2"), ("prompt", "position", "state", "component")
 DRAWS = "of the central 95% of draws"
 FORMULA = "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2"
 VARIABLES = {
     **with_ends("coupling", "coupling", "", FORMULA, SQUARE),
+    "coupling_signed": Variable("signed coupling", "", "the same of A in place of |A|", SQUARE),
+    "negative_share": Variable("negative diagonal entries", "", "share of the diagonal of A", SQUARE),
     "coupling_trace": Variable("coupling, trace normalisation", "", "1 - || |A| - S ||_F / sum s", SQUARE),
     "coupling_swapped": Variable("swapped coupling", "", "the same of V2' J1 U2", SQUARE),
     **with_ends("chance", "coupling in random bases", "", "mean over draws, J1's own spectrum", ("k", "layer"), DRAWS),
-    "alignment": Variable("alignment", "", "mean |A| of a layer in the bases of the next chosen one", ALIGNMENT),
-    "singular_value": Variable("singular value", "", "of each layer's Jacobian, mean over prompts", ("layer", "row")),
+    "alignment": Variable("alignment", "", "mean |U2' J1 V2|, J1 of layer, bases of layer_2, top 10", BLOCKS),
+    "alignment_swapped": Variable("swapped alignment", "", "mean |V2' J1 U2|", BLOCKS),
+    "singular_value": Variable("singular value", "", "of each layer's Jacobian, mean over prompts", ("layer", "rank")),
     "triplet_residual": Variable("residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", TRIPLETS),
     "token_coupling": Variable("coupling of tokens", "", "Jacobian of token in the bases of token_2", TOKENS),
     "line_shape_score": Variable("line-shape score", "", "L / || sum_l unit(x^l - x^{l-1}) ||", PATH),

@@ -7,8 +7,20 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, colour_axis, heat, line, model_label, sides
+from tl_posgen.report.figures import (
+    COLOURS,
+    NULL_COLOUR,
+    SCALE,
+    Panels,
+    band,
+    colour_axis,
+    heat,
+    line,
+    model_label,
+    sides,
+)
 from tl_posgen.report.intervals import error_bars
 from tl_posgen.report.sentences import said
 from tl_posgen.summary import Summary
@@ -18,7 +30,8 @@ OF_TOKENS = {
     "same_input": "d f(x_t) / d x_{first} for each output token t",
     "same_output": "d f(x_{last}) / d x_t for each input token t",
 }
-MOST_PAIRS = 6  # neighbouring layers whose A is drawn
+MOST_LAYERS = 16  # whose A in the bases of each other is drawn
+ALIGNMENTS = {"alignment": "U'JV", "alignment_swapped": "V'JU"}
 MOST_TOKENS = 16  # paths drawn of a prompt
 CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
 
@@ -42,7 +55,7 @@ def sides_with_summary(result: Any) -> list[tuple[str, xr.Dataset, Summary]]:
 def drawn(data: xr.Dataset) -> list[str]:
     """No pairs of layers with one layer, no pairs of tokens unless they were measured."""
     missing = set() if "token_coupling" in data else {*OF_TOKENS}
-    missing |= {"map", "chance", "alignment"} if data.sizes["layer"] < 2 else set()
+    missing |= {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
     return [kind for kind in FIGURES if kind not in missing]
 
 
@@ -84,19 +97,63 @@ def against_chance(result: Any) -> go.Figure:
 
 
 def alignment(result: Any) -> go.Figure:
-    """|A| of neighbouring layers, a row a side."""
-    rows, layers = sides(result), result.dataset["layer"].values.tolist()
-    lower = result.dataset["lower_layer"].values
-    lower = lower[np.unique(np.linspace(0, len(lower) - 1, MOST_PAIRS).round().astype(int))]
-    titles = [f"{layer} in bases of {layers[layers.index(layer) + 1]}" for layer in lower]
-    panels = grid(titles, [side for side, *_ in rows])
-    for number, ((_, data, _), layer) in enumerate(product(rows, lower)):
-        found = data.sel(lower_layer=layer)["alignment"].transpose("row", "column")
-        panels.add(number, heat(found / data["singular_value"].sel(layer=layer)[0]))
-    panels.figure.update_yaxes(autorange="reversed", showticklabels=False).update_xaxes(showticklabels=False)
-    one_colour_scale(panels.figure, low=0.0)
-    subtitle = "mean |A| over prompts, over the first singular value of the layer; a bright diagonal is alignment"
-    return panels.finish(f"Alignment of neighbouring layers · {model_label(result.dataset)}", subtitle)
+    """|A| of every pair of layers as a block of one map: a row left in right and right in left, a column a side."""
+    columns = sides(result)
+    panels = Panels(
+        [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
+        columns=len(columns),
+        row_height=420,
+    )
+    for number, (name, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
+        shown = data.isel({dim: some_of(data.sizes[dim]) for dim in ("layer", "layer_2")})
+        scaled = shown[name] / shown["singular_value"].isel(rank=0, drop=True)
+        if name == "alignment":  # of a layer in its own bases it is diagonal by definition
+            scaled = scaled.where(scaled["layer"] != scaled["layer_2"])
+        panels.add(number, heat(block_matrix(scaled)))
+    places = {vector_name(layer, 1 + len(shown["row"]) // 2): str(layer) for layer in shown["layer"].values}
+    ticks = {"tickvals": [*places], "ticktext": [*places.values()], "showgrid": False}
+    panels.figure.update_xaxes(**ticks).update_yaxes(autorange="reversed", **ticks)
+    one_colour_scale(panels.axes("bases of layer", "Jacobian of layer").figure, low=0.0)
+    subtitle = "mean |A| over the layer's first singular value, a block a pair of layers; bright diagonals: alignment"
+    return panels.finish(f"Alignment of layers · {model_label(result.dataset)}", subtitle)
+
+
+def some_of(n: int) -> list[int]:
+    """So many of n layers, evenly spread, that their blocks can be seen."""
+    return np.unique(np.linspace(0, n - 1, min(n, MOST_LAYERS)).round().astype(int)).tolist()
+
+
+def vector_name(layer: Any, number: Any) -> str:
+    return f"{layer}, vector {number}"
+
+
+def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
+    """[layer, layer_2, row, column] as one matrix of blocks, a gap between them; its ends name layer and vector."""
+    values = blocks.transpose("layer", "row", "layer_2", "column").values
+    n, k = values.shape[:2]
+    with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)
+    down, across = (
+        [vector_name(layer, number) for layer in blocks[dim].values for number in (*range(1, k + 1), "gap")]
+        for dim in ("layer", "layer_2")
+    )
+    names = {"layer": down[:-1], "bases of layer": across[:-1]}
+    return xr.DataArray(with_gaps[:-1, :-1], names, tuple(names))
+
+
+def spectra(result: Any) -> go.Figure:
+    """Singular values of every layer's Jacobian against depth, a line a rank."""
+    shown = sides(result)
+    panels = Panels([side for side, *_ in shown], columns=len(shown), row_height=320, shared_yaxes=True)
+    for number, (_, data, _) in enumerate(shown):
+        values = data["singular_value"].transpose("rank", "layer")
+        for place, curve in enumerate(values.values):
+            shade = sample_colorscale(SCALE, place / max(1, len(values) - 1))[0]
+            named = {"showlegend": place in (0, len(values) - 1), "mode": "lines+markers"}
+            panels.add(number, line(data["layer"].values, curve, f"singular value {place + 1}", shade, **named))
+    panels.figure.update_yaxes(type="log").update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
+    panels.axes("layer", "singular value")
+    subtitle = "of the residual Jacobian at the chosen tokens, mean over prompts; dark: the first"
+    return panels.finish(f"Singular values against depth · {model_label(result.dataset)}", subtitle)
 
 
 def trajectories(result: Any) -> go.Figure:
@@ -193,6 +250,7 @@ FIGURES = {
     "map": coupling_map,
     "chance": against_chance,
     "alignment": alignment,
+    "spectra": spectra,
     "trajectories": trajectories,
     "growth": growth,
     **{kind: of_tokens(kind) for kind in OF_TOKENS},

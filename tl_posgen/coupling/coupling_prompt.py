@@ -15,6 +15,8 @@ from tl_posgen.coupling.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.coupling.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.model import Model
 
+ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -37,8 +39,8 @@ class Settings:
         generator, products = torch.Generator().manual_seed(self.seed), [jacobian.matvec for jacobian in jacobians]
         return every_pair(products, triplets, self.chance_samples, generator), triplets
 
-    def by_k(self, pairs: Pairs, norm: Norm = "frobenius", of: Side = "aligned") -> np.ndarray:
-        return np.stack([_numpy(pairs.coupling(k, norm, of)) for k in self.ks])
+    def by_k(self, pairs: Pairs, norm: Norm = "frobenius", of: Side = "aligned", *, signed: bool = False) -> np.ndarray:
+        return np.stack([_numpy(pairs.coupling(k, norm, of, signed=signed)) for k in self.ks])
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
@@ -58,15 +60,20 @@ def _one_token(
     """Every pair of layers at one token, and the Jacobians they were taken from."""
     jacobians = settings.jacobians(model, prompt, (token, token), streams)
     pairs, triplets = settings.pairs(jacobians)
-    next_layer, square = torch.arange(len(settings.layers) - 1), ("k", "layer", "layer_2")
+    square, draws = ("k", "layer", "layer_2"), ("k", "layer", "sample")
+    corner, blocks = (..., slice(ENTRIES_SHOWN), slice(ENTRIES_SHOWN)), ("layer", "layer_2", "row", "column")
     residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
     arrays = {
         "coupling": (square, settings.by_k(pairs)),
+        "coupling_signed": (square, settings.by_k(pairs, signed=True)),
+        "negative_share": (square, np.stack([_numpy(pairs.negative_share(k)) for k in settings.ks])),
         "coupling_trace": (square, settings.by_k(pairs, norm="trace")),
         "coupling_swapped": (square, settings.by_k(pairs, of="swapped")),
-        "chance": (("k", "layer", "sample"), settings.by_k(pairs, of="chance")),
-        "alignment": (("lower_layer", "row", "column"), _numpy(pairs.aligned[next_layer, next_layer + 1].abs())),
-        "singular_value": (("layer", "row"), _numpy(pairs.values)),
+        "chance": (draws, settings.by_k(pairs, of="chance")),
+        "chance_signed": (draws, settings.by_k(pairs, of="chance", signed=True)),
+        "alignment": (blocks, _numpy(pairs.aligned[corner].abs())),
+        "alignment_swapped": (blocks, _numpy(pairs.swapped[corner].abs())),
+        "singular_value": (("layer", "rank"), _numpy(pairs.values)),
         "triplet_residual": (("layer",), _numpy(torch.stack(residuals))),
     }
     if len(settings.layers) == model.cfg.n_layers:
@@ -75,7 +82,7 @@ def _one_token(
             x = x + jacobian.matvec(x[:, None])[:, 0]
         arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
     layers = settings.layers
-    coords = {"k": settings.ks, "layer": layers, "layer_2": layers, "lower_layer": layers[:-1]}
+    coords = {"k": settings.ks, "layer": layers, "layer_2": layers}
     return xr.Dataset(arrays, coords), jacobians
 
 

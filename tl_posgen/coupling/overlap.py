@@ -39,9 +39,17 @@ def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d 
 
 
 def misalignment(
-    aligned: Float[Tensor, "*batch k k"], values: Float[Tensor, "*#batch k"], norm: Norm = "frobenius"
+    aligned: Float[Tensor, "*batch k k"],
+    values: Float[Tensor, "*#batch k"],
+    norm: Norm = "frobenius",
+    *,
+    signed: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise (signs of singular vectors are arbitrary).
+    r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise; signed, A itself.
+
+    A singular vector's sign is free only together with its partner's, which leaves the diagonal of A as it is. So |A|
+    changes nothing but negative diagonal entries, and those say something: J2 = -J1 has a coupling 1 - m_K of 1 by
+    |A| and of -1 signed.
 
     Args:
         aligned: A of the first Jacobian in the second's bases.
@@ -51,18 +59,20 @@ def misalignment(
 
     Zero where the two Jacobians share their top bases. Not symmetric. NaN where the first Jacobian is zero.
 
-    Source: arXiv 2407.07810 (definition); the warning about p = 1 is ours.
+    Source: arXiv 2407.07810: its printed formula is signed, the authors' code takes |A|. The warning about p = 1 is
+    ours.
 
     Example:
         >>> values = torch.tensor([3.0, 2.0])
-        >>> misalignment(torch.tensor([[-3.0, 0.0], [0.0, 2.0]]), values).item()
-        0.0
+        >>> negative = -torch.diag(values)
+        >>> misalignment(negative, values).item(), misalignment(negative, values, signed=True).item()
+        (0.0, 2.0)
         >>> round(misalignment(torch.zeros(2, 2), values, "trace").item(), 3)  # sqrt(13) / 5
         0.721
     """
     if norm not in NORMS:
         raise ValueError(f"norm {norm!r}; choose one of {', '.join(NORMS)}")
-    difference = aligned.abs() - torch.diag_embed(values)
+    difference = (aligned if signed else aligned.abs()) - torch.diag_embed(values)
     return difference.flatten(-2).norm(dim=-1) / values.norm(p=NORMS[norm], dim=-1)
 
 
@@ -102,9 +112,15 @@ class Pairs:
     chance: Float[Tensor, "first sample k k"]
     values: Float[Tensor, "first k"]
 
-    def coupling(self, k: int, norm: Norm = "frobenius", of: Side = "aligned") -> Float[Tensor, "first other"]:
+    def coupling(
+        self, k: int, norm: Norm = "frobenius", of: Side = "aligned", *, signed: bool = False
+    ) -> Float[Tensor, "first other"]:
         """1 - m_k of every pair, first k vectors: 1 for shared bases, about 0 (Frobenius) for independent ones."""
-        return 1 - misalignment(getattr(self, of)[..., :k, :k], self.values[:, None, :k], norm)
+        return 1 - misalignment(getattr(self, of)[..., :k, :k], self.values[:, None, :k], norm, signed=signed)
+
+    def negative_share(self, k: int) -> Float[Tensor, "first second"]:
+        """Share of the first k diagonal entries of A that are negative, which |A| hides: 1/2 for independent bases."""
+        return (self.aligned.diagonal(dim1=-2, dim2=-1)[..., :k] < 0).double().mean(-1)
 
 
 def every_pair(
