@@ -1,6 +1,7 @@
 """What is measured is what the pass used: edits and changes after the probe show on every route."""
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -359,6 +360,19 @@ def test_a_cache_is_held_against_its_scores_else_its_pattern_else_nothing():
         found.scores()
     assert as_cached(capture, None, None, torch.float32) is capture
     assert not capture.proved
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+def test_shares_of_a_row_are_no_edit_where_sinks_take_the_rest(sinks):
+    capture, scores = drawn(replace(GEOMETRY, sinks=sinks))
+    shares = 0.7 * scores[list(capture.heads)].softmax(-1)
+    pattern = torch.zeros_like(scores).index_copy(0, torch.tensor(capture.heads), shares)
+    dtype = torch.float32
+    assert as_cached(capture, scores, pattern, dtype).edited_pattern is not sinks
+    assert isinstance(as_cached(capture, None, pattern, dtype), EditedCapture) is not sinks
+    refused = nullcontext() if sinks else pytest.raises(InputError, match="not the softmax")
+    with refused:
+        require_softmax(capture.geometry, capture.scores(), shares, dtype)
 
 
 def test_a_pattern_is_as_exact_as_its_dtype():
