@@ -1,5 +1,8 @@
-"""A result whose every variable is declared, with the dimensions that it really has."""
+"""What results declare: every variable with its dimensions; and a result whose summary is given."""
 
+import xarray as xr
+
+from tl_posgen.measure import Measure
 from tl_posgen.result import Result
 
 
@@ -10,3 +13,17 @@ def assert_declared(result: Result) -> None:
         declared = {name: one.dims for name, one in result.measure.variables.items() if name in found}
         assert found == declared
     assert all(one.label for one in result.measure.variables.values())
+
+
+def result_of(own, *nulls):
+    """A result whose summary is given."""
+    sides = [xr.Dataset(attrs={"summary": summary}) for summary in (own, *nulls)]
+    declared = Measure(
+        name="made_up",
+        question="",
+        explanation="",
+        source="",
+        variables={},
+        summarise=lambda data: data.attrs["summary"],
+    )
+    return Result("made_up", sides[0], tuple(sides[1:]), declared=declared)

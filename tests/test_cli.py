@@ -264,7 +264,7 @@ def test_bad_words_get_one_line_that_names_them(refused, text, case):
 
 KEYWORDS = {
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "tokenizer= (--tokenizer)"),
-    "couplings between one token": (["coupling", "--token-wise"], "token_wise (--token-wise)"),
+    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
 }
 
 
@@ -282,7 +282,7 @@ def test_a_keyword_in_an_error_has_its_option_beside_it(refused, text, case):
         ("--layers 'x': write layers=0", "analyze", "--layers 'x': write layers=0"),
         ("give length= to cut", "length", "give length= to cut"),  # it has no such option
         ("the length is 3, the model has layers", "analyze", "the length is 3, the model has layers"),
-        ("token_wise", "nothing", "token_wise"),
+        ("null_seeds", "nothing", "null_seeds"),
     ],
 )
 def test_options_are_named_beside_the_keywords_of_the_library(message, command, said):

@@ -36,7 +36,7 @@ class Claim:
         number: as numbered in the documentation.
         says: the claim, in our words.
         criterion: from when on we say it held; ours.
-        needs: names of the measures that it is read off.
+        needs: names of the measures that it is read off. Where one is missing, the claim is open and says what lacks.
         judge: their results, in order, to a judgement; every number comes from `Result.summary`.
         options: of a measure, by its name, where the claim needs others than the usual ones.
     """
@@ -55,14 +55,27 @@ class Claim:
 
 
 def judged(claims: Sequence[Claim], results: Mapping[str, Result], label: str, provenance: Mapping[str, Any]) -> Result:
-    """Every claim whose results are there, as a Result named "claims": a row each, all of it words."""
-    answered = [claim for claim in claims if set(claim.needs) <= set(results)]
-    judgements = [claim.judge(*(results[name] for name in claim.needs)) for claim in answered]
-    columns = {name: [getattr(claim, name) for claim in answered] for name in ("says", "criterion")}
+    """Every claim as a row of a Result named "claims", all of it words."""
+    judgements = [judgement_of(claim, results) for claim in claims]
+    columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
     columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
     data = {name: ("claim", columns[name]) for name in COLUMNS}
-    dataset = xr.Dataset(data, {"claim": [claim.name for claim in answered]}, {"rows": "claim", "model": label})
+    dataset = xr.Dataset(data, {"claim": [claim.name for claim in claims]}, {"rows": "claim", "model": label})
     return Result("claims", MEASURE.describe(dataset), (), provenance)
+
+
+BY_ITSELF = {  # measures that one model and one text do not give -> what does
+    "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
+    "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
+}
+
+
+def judgement_of(claim: Claim, results: Mapping[str, Result]) -> Judgement:
+    """The claim's own judgement, or that it is open, and why."""
+    if lacking := [name for name in claim.needs if name not in results]:
+        why = "; ".join(BY_ITSELF.get(name, f"{name} cannot be had of this model") for name in lacking)
+        return Judgement("open", f"not measured: {why}", "not measured")
+    return claim.judge(*(results[name] for name in claim.needs))
 
 
 def threshold(value: float, held: float, partly: float) -> Verdict:

@@ -27,12 +27,14 @@ from tl_posgen.options import fits, require
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
+from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
 from tl_posgen.studies.job import kept
 from tl_posgen.studies.weights import digest_of
 
 PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
-WITH_CHECKPOINTS = "emergence"
+WITH_CHECKPOINTS, OF_MANY = "emergence", "coupling_scores"
+TOY, TOY_STEPS = "slash_toy", 500  # of a model of its own
 BEYOND = "length_extrapolation"  # prompts longer than the training context
 CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the measure
 
@@ -56,7 +58,7 @@ def judge_claims(
         model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
-        checkpoints: directories of the same model in training, in order; without them nothing is said of emergence.
+        checkpoints: directories of the same model in training, in order; without them claims on training stay open.
         length, n_prompts, seed, null_seeds: as in `analyze`.
         keep: directory for finished parts. A later run with the same weights, text and settings takes them up.
 
@@ -76,7 +78,7 @@ def judge_claims(
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
         >>> report["claims"].frame()["claim"].tolist()
-        ['coupling 1', 'coupling 2', 'coupling 3']
+        ['coupling 1', 'coupling 2', 'coupling 3', 'coupling 4', 'coupling 5', 'coupling 6']
     """
     if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
@@ -113,6 +115,9 @@ def judge_claims(
     if not results:
         raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
     provenance = next(iter(results.values())).provenance
+    if any(TOY in claim.needs for claim in claims):
+        toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
+        results |= kept(parts, TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
     return Report({"claims": judged(claims, results, model_label(model), provenance), **results}, provenance)
 
 
@@ -129,7 +134,8 @@ def measure_all(
     for claim in claims:
         for name in claim.needs:
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
-    asked.pop(WITH_CHECKPOINTS, None)
+    for name in (WITH_CHECKPOINTS, OF_MANY, TOY):
+        asked.pop(name, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
     requests = supported(requests, model, skip=True)
     shared = [request for request in requests if request.measure.procedure is None]

@@ -34,6 +34,7 @@ BUILT_IN = {
     "band_ablation": "tl_posgen.slash.band_ablation",
     "slash_toy": "tl_posgen.slash.slash_toy",
     "coupling": "tl_posgen.coupling.coupling",
+    "token_coupling": "tl_posgen.coupling.token_coupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores",
     "emergence": "tl_posgen.studies.emergence",
     "study": "tl_posgen.studies.overview",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tl_posgen
-from tl_posgen.coupling import coupling
+from tl_posgen.coupling import token_coupling
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
@@ -124,9 +124,7 @@ def training(part: Part) -> Mapping[str, Any]:
 
 def token_wise(part: Part) -> Mapping[str, Any]:
     tokens = tuple(range(25, 256, 25))
-    return {
-        "coupling": coupling(model_of(part.model), text_of(part.model), token_wise=True, tokens=tokens, **CUT, **NULL)
-    }
+    return {"token_coupling": token_coupling(model_of(part.model), text_of(part.model), tokens=tokens, **CUT, **NULL)}
 
 
 def between_tokens(results: Any) -> dict[str, Any]:
@@ -134,12 +132,12 @@ def between_tokens(results: Any) -> dict[str, Any]:
     import numpy as np
 
     def ends(dataset: Any) -> list[float]:
-        found = dataset["token_coupling"].sel(kind=["same_input", "same_output"]).isel(k=0)
+        found = dataset["coupling"].sel(kind=["same_input", "same_output"]).isel(k=0)
         apart = ~np.eye(found.sizes["token"], dtype=bool)
         means = found.transpose("kind", "layer", "token", "token_2").values[:, :, apart].mean(-1)
         return [float(means.min()), float(means.max())]
 
-    own = results["coupling"]
+    own = results["token_coupling"]
     return {"trained": ends(own.dataset), "random_init": ends(own.null)}
 
 

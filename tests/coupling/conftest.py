@@ -24,8 +24,8 @@ def prompts():
 
 @pytest.fixture(scope="session")
 def result(tiny, prompts):
-    """Two K, three tokens, token-wise, beside two random inits."""
-    return coupling(tiny, prompts, k=(2, 5), tokens=[4, 12, -1], token_wise=True, null_seeds=(0, 1), progress=False)
+    """Two K, three tokens, beside two random inits."""
+    return coupling(tiny, prompts, k=(2, 5), tokens=[4, 12, -1], null_seeds=(0, 1), progress=False)
 
 
 @pytest.fixture(scope="session")

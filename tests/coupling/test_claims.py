@@ -2,25 +2,9 @@
 
 import numpy as np
 import pytest
-import xarray as xr
+from declared import result_of
 
 from tl_posgen.coupling.claims import CLAIMS
-from tl_posgen.measure import Measure
-from tl_posgen.result import Result
-
-
-def result_of(own, *nulls):
-    """A result whose summary is given."""
-    sides = [xr.Dataset(attrs={"summary": summary}) for summary in (own, *nulls)]
-    declared = Measure(
-        name="made_up",
-        question="",
-        explanation="",
-        source="",
-        variables={},
-        summarise=lambda data: data.attrs["summary"],
-    )
-    return Result("made_up", sides[0], tuple(sides[1:]), declared=declared)
 
 
 def numbers(**changed):
@@ -106,5 +90,21 @@ def test_claims_on_real_results_say_the_numbers_of_the_summaries(of_mini):
     )
 
 
-def test_every_claim_needs_measures_that_are_there():
-    assert [claim.needs for claim in CLAIMS] == [("coupling",)] * 3 + [("emergence",)]
+def between(low, chance=0.02):
+    kinds = ("self", "same_input", "same_output")
+    ends = {f"{kind}{end}": low for kind in kinds for end in ("", "_low", "_high")}
+    return {"tokens": 3, **ends, **{f"{kind}_chance": chance for kind in kinds}}
+
+
+@pytest.mark.parametrize(
+    ("own", "null", "verdict"),
+    [(0.3, 0.2, "held"), (0.3, 0.3, "partly"), (0.3, None, "partly"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
+)
+def test_coupling_between_tokens_must_clear_random_bases_and_random_init(own, null, verdict):
+    nulls = [] if null is None else [between(null)]
+    assert judge(4, between(own), *nulls).verdict == verdict
+
+
+def test_one_kind_below_chance_is_enough_to_fail():
+    own = between(0.3) | {"same_output_low": 0.01}
+    assert judge(4, own, between(0.0)).verdict == "not held"

@@ -122,14 +122,6 @@ def test_intervals_need_two_prompts(tiny, prompts, result):
     assert coupling(tiny, prompts[:1], k=(2,), **WHOLE).dataset.mean_coupling_low.isnull().all()
 
 
-def test_tokens_are_coupled_in_three_ways_and_agree_where_the_pairs_coincide(result):
-    found = result.dataset.token_coupling
-    assert list(found.kind.values) == ["self", "same_input", "same_output"]
-    for kind in found.kind.values:
-        np.testing.assert_allclose(np.diagonal(found.sel(kind=kind), axis1=2, axis2=3), 1, atol=1e-4)
-    assert (found.sel(token=4, token_2=19) < 0.9).all()
-
-
 def test_linearisation_is_the_product_of_all_blocks(tiny, prompts, result):
     streams = residual_streams(tiny, prompts[0])
     jacobians = [j.dense() for j in residual_jacobians(tiny, prompts[0], -1)]
@@ -157,9 +149,7 @@ def test_a_result_survives_saving_and_draws_every_figure_again(result, tmp_path)
     assert loaded.dataset.equals(result.dataset)
     assert loaded.frame()["k"].tolist() == [2, 5]
     assert loaded.findings() == result.findings()
-    assert loaded.kinds == [
-        *("map", "chance", "alignment", "spectra", "trajectories", "growth", "self", "same_input", "same_output")
-    ]
+    assert loaded.kinds == ["map", "chance", "alignment", "spectra", "trajectories", "growth"]
     assert [loaded.plot(kind).to_json() for kind in loaded.kinds] == [
         result.plot(kind).to_json() for kind in result.kinds
     ]
@@ -225,8 +215,6 @@ def test_centred_weights_are_refused_with_the_way_to_load(tmp_path, prompts):
         ({"k": (33,)}, r"k \[33\]: choose from 1 to 32"),
         ({"layers": [0, 7]}, "layer 7 does not exist"),
         ({"tokens": [20]}, r"token \[20\]: choose from -20 to 19"),
-        ({"tokens": [3], "token_wise": True}, "two positions or more"),
-        ({"tokens": [-1, 19], "token_wise": True}, "two positions or more"),
         ({"heads": [0]}, "leave heads out"),
     ],
 )
@@ -245,7 +233,6 @@ def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, arguments,
         ({"tokens": "first"}, "tokens = 'first': give one of 'last' or a list"),
         ({"tokens": []}, "give 'last' or a list of positions"),
         ({"tokens": [1.5]}, r"tokens = \[1.5\]: give one of 'last' or a list"),
-        ({"token_wise": "yes"}, "token_wise = 'yes'"),
         ({"chance_samples": 0}, "chance line"),
         ({"chance_samples": None}, "chance_samples = None: give a whole number"),
         ({"dense_up_to": -1}, "dense_up_to = -1"),

@@ -87,17 +87,8 @@ def test_growth_stands_beside_its_fit_and_the_first_token(result):
     assert panel_titles(figure)[0] == f"llama: R² {own['growth_r2']:.2f}, {own['growth_slope']:.2f} a layer"
 
 
-@pytest.mark.parametrize("kind", ["self", "same_input", "same_output"])
-def test_token_pictures_have_a_map_a_layer_side_and_k(result, kind):
-    maps = result.plot(kind=kind).data
-    assert len(maps) == 2 * 2 * 2
-    expected = result.null.token_coupling.sel(kind=kind, k=2, layer=0)
-    np.testing.assert_array_equal(off_diagonal(maps[2].z), off_diagonal(expected.values))
-
-
 def test_pictures_without_data_are_not_offered(result):
     data = result.dataset
-    assert "self" not in MEASURE.kinds(data.drop_vars("token_coupling"))
     assert "map" not in MEASURE.kinds(data.isel(layer=[0]))
-    with pytest.raises(ValueError, match="same_input"):
+    with pytest.raises(ValueError, match="trajectories"):
         result.plot(kind="nonsense")

@@ -405,6 +405,24 @@ def test_every_row_is_compared_on_its_own_scale():
         assert not is_softmax(scores, changed, torch.float32, sinks=True)
 
 
+def test_rows_that_see_nothing_are_left_out():
+    scores = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    scores[1, 2] = -torch.inf
+    pattern = scores.softmax(-1)
+    for filled in (torch.nan, 0.0, 0.2):
+        pattern[1, 2] = filled
+        assert is_softmax(scores, pattern, torch.float32)
+        assert is_softmax(scores, pattern, torch.float32, sinks=True)
+    assert not is_softmax(scores, pattern.flip(-1), torch.float32)
+
+
+def test_what_sinks_leave_is_compared_as_exactly():
+    scores, off = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3, 5)
+    off[1, 2, scores[1, 2].argsort()[-2]] = 1.01
+    assert not is_softmax(scores, 0.1 * off * scores.softmax(-1), torch.float32, sinks=True)
+    assert is_softmax(scores, 0.1 * scores.softmax(-1), torch.float32, sinks=True)
+
+
 def test_softmax_is_told_from_its_edits():
     scores = torch.randn(3, 4, 9).masked_fill(torch.rand(3, 4, 9) < 0.2, -torch.inf)
     pattern = scores.softmax(-1)

@@ -1,10 +1,11 @@
 """Claims and sentences of one measure speak by one rule: the first token, and which part of the text."""
 
 import pytest
+from declared import result_of
 
 from tl_posgen import analyze
 from tl_posgen.position import dummy_distance, length_extrapolation, variance
-from tl_posgen.position.claims import left_over, length_claim
+from tl_posgen.position.claims import downstream, left_over, length_claim
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +39,24 @@ def test_no_two_measures_call_a_number_interaction():
     assert "distance × key" in labels
     assert not [label for label in labels if "interaction" in label]
     assert "interaction" in [one.label for one in variance.variables.values()]
+
+
+def cloze_of(few, many, whole=0.8, items=40):
+    accuracies = {"cloze_accuracy_least": whole, "words_cloze_accuracy_few": few, "words_cloze_accuracy_many": many}
+    return {"cloze_items": items, "cloze_chance": 0.25, "ratio_few": 0.05, "ratio_many": 0.2, **accuracies}
+
+
+@pytest.mark.parametrize(
+    ("own", "null", "verdict"),
+    [
+        (cloze_of(0.79, 0.7), 0.3, "held"),
+        (cloze_of(0.78, 0.79), 0.3, "partly"),
+        (cloze_of(0.75, 0.7), 0.3, "not held"),
+        (cloze_of(0.79, 0.7), 0.8, "open"),
+        (cloze_of(0.79, 0.7, whole=0.25), None, "open"),
+        (cloze_of(0.79, 0.7, items=0), 0.3, "open"),
+    ],
+)
+def test_downstream_scores_are_judged_by_what_two_points_make(own, null, verdict):
+    nulls = [] if null is None else [cloze_of(null, null, whole=null)]
+    assert downstream(result_of(own, *nulls)).verdict == verdict

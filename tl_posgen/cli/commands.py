@@ -154,14 +154,15 @@ def coupling(
     setup: Setup,
     k: Annotated[str, typer.Option(help="Numbers of top singular vectors, such as 10,30.")] = "10",
     tokens: Annotated[str, typer.Option(help="last, or positions such as 20,40,60.")] = "last",
-    token_wise: Annotated[bool, typer.Option("--token-wise", help="Also between tokens of a layer.")] = False,
+    between_tokens: Annotated[bool, typer.Option("--between-tokens", help="Also between tokens of a layer.")] = False,
 ) -> None:
     """Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
-    chosen = "last" if tokens == "last" else parse_indices(tokens, "--tokens") or []
+    chosen = None if tokens == "last" else parse_indices(tokens, "--tokens") or []
     ks = parse_indices(k, "--k") or []
-    from tl_posgen.coupling import Coupling
+    from tl_posgen.coupling import Coupling, TokenCoupling
 
-    setup.measure(Coupling(k=ks, tokens=chosen, token_wise=token_wise))
+    layers = Coupling(k=ks, tokens="last" if chosen is None else chosen)
+    setup.measure(*([layers, TokenCoupling(k=ks, tokens=chosen)] if between_tokens else [layers]))
 
 
 @command(without=("model", "revision"), length=64)

@@ -176,8 +176,8 @@ def name_options(message: str, command: str) -> str:
     Example:
         >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
         'no tokenizer there; give tokenizer= (--tokenizer), the directory'
-        >>> name_options("token_wise couples tokens with each other", "coupling")
-        'token_wise (--token-wise) couples tokens with each other'
+        >>> name_options("n_prompts = 0", "coupling")
+        'n_prompts = 0 (--prompts)'
     """
     import tl_posgen.cli.commands  # noqa: F401  # pyright: ignore[reportUnusedImport]
 

@@ -55,6 +55,28 @@ def training(emergence: Result) -> Judgement:
     return Judgement(verdict, f"coupling {measured}", f"step {steps[0]} is the random initialisation")
 
 
+def between_tokens(token_coupling: Result) -> Judgement:
+    def say(own: Summary) -> str:
+        parts = [
+            f"{words} {with_interval(own, kind)}, random bases {own[f'{kind}_chance']:.3f}"
+            for kind, words in OF_TOKENS.items()
+        ]
+        return f"coupling of {own['tokens']} tokens within layers: {'; '.join(parts)}"
+
+    own, null = token_coupling.summary, token_coupling.null_summary
+    if any(math.isnan(own[f"{kind}_low"]) for kind in OF_TOKENS):
+        return Judgement("open", *both(say, token_coupling))
+    by_chance = all(own[f"{kind}_low"] > own[f"{kind}_chance"] for kind in OF_TOKENS)
+    above = null is not None and all(own[f"{kind}_low"] > null[f"{kind}_high"] for kind in OF_TOKENS)
+    verdict = "held" if by_chance and above else "partly" if by_chance else "not held"
+    return Judgement(verdict, *both(say, token_coupling))
+
+
+def with_scores(coupling_scores: Result) -> Judgement:
+    return Judgement("open", " ".join(coupling_scores.findings()), "not measured")
+
+
+OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
 CLAIMS = [
     Claim(
         "coupling",
@@ -88,5 +110,21 @@ CLAIMS = [
         ("emergence",),
         training,
         {"emergence": {"measures": ["coupling"]}},
+    ),
+    Claim(
+        "coupling",
+        5,
+        "Top singular vectors align across the tokens of a layer; not at random init.",
+        "95% intervals of all three kinds above random bases: partly; and above random init: held",
+        ("token_coupling",),
+        between_tokens,
+    ),
+    Claim(
+        "coupling",
+        6,
+        "Over many models coupling goes with benchmark score.",
+        "not judged of one model",
+        ("coupling_scores",),
+        with_scores,
     ),
 ]

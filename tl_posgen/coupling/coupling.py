@@ -1,4 +1,4 @@
-"""Coupling of residual Jacobians across layers and tokens, linearity and growth of the residual stream."""
+"""Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,14 +72,12 @@ class Coupling(Options):
     Args:
         k: numbers of top singular vectors, or one.
         tokens: positions whose own Jacobian is taken; "last", or several, counted from 0 or negative from the end.
-        token_wise: also couple the tokens of each layer: "self" J_tt with J_t't', "same_input" J_{t1,t} with J_{t1,t'}
-            for the first t1 of `tokens`, "same_output" J_{t,t2} with J_{t',t2} for the last. Needs two tokens.
         chance_samples: random bases per Jacobian for the chance line.
         dense_up_to: d_model up to which Jacobians are built as matrices.
 
     Raises:
-        InputError: prompts of different lengths; a token or k that does not exist, one token for token_wise, heads
-            chosen, weights processed by centring, half precision, fused kernels.
+        InputError: prompts of different lengths; a token or k that does not exist, heads chosen, weights processed by
+            centring, half precision, fused kernels.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling (its printed formula is signed, the authors'
     code takes |A|), line shape and growth; chance line, intervals, growth fit and linearisation check are ours.
@@ -95,33 +93,38 @@ class Coupling(Options):
 
     k: int | Sequence[int] = (10,)
     tokens: Literal["last"] | Sequence[int] = "last"
-    token_wise: bool = False
     chance_samples: int = 10
     dense_up_to: int = DENSE_UP_TO
 
     def check(self) -> None:
-        if not self.ks or min(self.ks) < 1:
-            raise InputError(f"k = {self.k!r}: give a number of singular vectors such as 10, or several")
+        check_ks(self)
         if not len(self.tokens):
             raise InputError("tokens is empty: give 'last' or a list of positions")
-        if self.chance_samples < 1:
-            raise InputError(f"chance_samples = {self.chance_samples}: coupling needs its chance line; give 1 or more")
-        if self.dense_up_to < 0:
-            raise InputError(f"dense_up_to = {self.dense_up_to}: give a d_model, or 0 to build no matrix")
 
-    @property
-    def ks(self) -> list[int]:
-        """Every k, smallest first."""
-        return sorted({int(k) for k in self.k}) if isinstance(self.k, Sequence | np.ndarray) else [int(self.k)]
+
+def ks_of(options: Any) -> list[int]:
+    """Every k, smallest first."""
+    k = options.k
+    return sorted({int(one) for one in k}) if isinstance(k, Sequence | np.ndarray) else [int(k)]
+
+
+def check_ks(options: Any) -> None:
+    """Refuse options of a coupling, of layers or tokens, that cannot be."""
+    if not (ks := ks_of(options)) or min(ks) < 1:
+        raise InputError(f"k = {options.k!r}: give a number of singular vectors such as 10, or several")
+    if options.chance_samples < 1:
+        raise InputError(f"chance_samples = {options.chance_samples}: coupling needs its chance line; give 1 or more")
+    if options.dense_up_to < 0:
+        raise InputError(f"dense_up_to = {options.dense_up_to}: give a d_model, or 0 to build no matrix")
 
 
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, Coupling)
-    if job.heads is not None:
-        raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
-    check_numbers(model, job.length, job.n_prompts)
+    refuse_heads(model, job)
     rows = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
-    settings = checked(model, rows.shape[1], request.options, job)
+    asked = request.options.tokens
+    tokens = [-1] if isinstance(asked, str) else [int(token) for token in asked]
+    settings = chosen_of(model, rows.shape[1], request.options, tokens, job)
 
     def of_model(model: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
         return measure(model, rows, settings, label, job.progress)
@@ -129,19 +132,20 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     return job.result(request, model, list(rows), of_model)
 
 
-def checked(model: Model, length: int, options: Coupling, job: Job) -> Settings:
+def refuse_heads(model: Model, job: Job) -> None:
+    if job.heads is not None:
+        raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
+    check_numbers(model, job.length, job.n_prompts)
+
+
+def chosen_of(model: Model, length: int, options: Any, tokens: Sequence[int], job: Job) -> Settings:
     """What is measured on every prompt; InputError for what this model and these prompts do not have."""
-    layers, d_model = chosen(job.layers, model.cfg.n_layers, "layer"), model.cfg.d_model
-    tokens = [-1] if isinstance(options.tokens, str) else [int(token) for token in options.tokens]
-    for what, values, low, high in (("token", tokens, -length, length - 1), ("k", options.ks, 1, d_model)):
+    layers, d_model, ks = chosen(job.layers, model.cfg.n_layers, "layer"), model.cfg.d_model, ks_of(options)
+    for what, values, low, high in (("token", tokens, -length, length - 1), ("k", ks, 1, d_model)):
         if wrong := [value for value in values if not low <= value <= high]:
             raise InputError(f"{what} {wrong}: choose from {low} to {high}")
     positions = sorted({token % length for token in tokens})
-    if options.token_wise and len(positions) < 2:
-        raise InputError("token_wise couples tokens with each other; give two positions or more in tokens")
-    return Settings(
-        layers, positions, options.ks, options.token_wise, options.chance_samples, options.dense_up_to, job.seed
-    )
+    return Settings(layers, positions, ks, options.chance_samples, options.dense_up_to, job.seed)
 
 
 def measure(
@@ -155,8 +159,6 @@ def measure(
     assert isinstance(found, xr.Dataset)
     dataset = found[[name for name in PER_PROMPT if name in found]]
     dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found["chance"]))
-    if settings.token_wise:
-        dataset["token_coupling"] = found["token_coupling"].mean("prompt")
     of_prompts = {"coupling": found["coupling"].mean("token")}
     of_prompts |= {f"mean_{name}": values for name, values in headlines(found).items()}
     for name, array in of_prompts.items():
@@ -255,7 +257,7 @@ def of_means(described: Mapping[str, str], dims: tuple[str, ...]) -> dict[str, V
 
 SQUARE, PATH, LOG_NORM = ("k", "layer", "layer_2"), ("prompt", "position"), ("prompt", "state")
 BLOCKS, TRIPLETS = ("layer", "layer_2", "row", "column"), ("prompt", "token", "layer")
-TOKENS, TRAJECTORY = ("kind", "k", "layer", "token", "token_2"), ("prompt", "position", "state", "component")
+TRAJECTORY = ("prompt", "position", "state", "component")
 DRAWS = "of the central 95% of draws"
 FORMULA = "1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F, J1 of layer, bases of layer_2"
 VARIABLES = {
@@ -269,7 +271,6 @@ VARIABLES = {
     "alignment_swapped": Variable("swapped alignment", "", "mean |V2' J1 U2|", BLOCKS),
     "singular_value": Variable("singular value", "", "of each layer's Jacobian, mean over prompts", ("layer", "rank")),
     "triplet_residual": Variable("residual of triplets", "", "worst |Jv - su| or |J'u - sv| over s_1", TRIPLETS),
-    "token_coupling": Variable("coupling of tokens", "", "Jacobian of token in the bases of token_2", TOKENS),
     "line_shape_score": Variable("line-shape score", "", "L / || sum_l unit(x^l - x^{l-1}) ||", PATH),
     "expodistance": Variable("expodistance", "", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|", PATH),
     "growth_slope": Variable("growth a layer", "nats", "slope of ln |x^l| against l", PATH),

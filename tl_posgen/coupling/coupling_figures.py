@@ -1,4 +1,4 @@
-"""Figures of coupling: which layers and tokens act along the same directions, and how tokens move; beside the null."""
+"""Figures of coupling: which layers act along the same directions, and how tokens move; beside the null."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -25,11 +25,6 @@ from tl_posgen.report.intervals import error_bars
 from tl_posgen.report.sentences import said
 from tl_posgen.summary import Summary
 
-OF_TOKENS = {
-    "self": "d f(x_t) / d x_t of each token t",
-    "same_input": "d f(x_t) / d x_{first} for each output token t",
-    "same_output": "d f(x_{last}) / d x_t for each input token t",
-}
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
 ALIGNMENTS = {"alignment": "U'JV", "alignment_swapped": "V'JU"}
 MOST_TOKENS = 16  # paths drawn of a prompt
@@ -53,9 +48,8 @@ def sides_with_summary(result: Any) -> list[tuple[str, xr.Dataset, Summary]]:
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """No pairs of layers with one layer, no pairs of tokens unless they were measured."""
-    missing = set() if "token_coupling" in data else {*OF_TOKENS}
-    missing |= {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
+    """No pairs of layers with one layer."""
+    missing = {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
     return [kind for kind in FIGURES if kind not in missing]
 
 
@@ -104,13 +98,15 @@ def alignment(result: Any) -> go.Figure:
         columns=len(columns),
         row_height=420,
     )
+    some = some_of(result.dataset.sizes["layer"])
     for number, (name, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
-        shown = data.isel({dim: some_of(data.sizes[dim]) for dim in ("layer", "layer_2")})
+        shown = data.isel(layer=some, layer_2=some)
         scaled = shown[name] / shown["singular_value"].isel(rank=0, drop=True)
         if name == "alignment":  # of a layer in its own bases it is diagonal by definition
             scaled = scaled.where(scaled["layer"] != scaled["layer_2"])
         panels.add(number, heat(block_matrix(scaled)))
-    places = {vector_name(layer, 1 + len(shown["row"]) // 2): str(layer) for layer in shown["layer"].values}
+    middle = 1 + result.dataset.sizes["row"] // 2
+    places = {vector_name(layer, middle): str(layer) for layer in result.dataset["layer"].values[some]}
     ticks = {"tickvals": [*places], "ticktext": [*places.values()], "showgrid": False}
     panels.figure.update_xaxes(**ticks).update_yaxes(autorange="reversed", **ticks)
     one_colour_scale(panels.axes("bases of layer", "Jacobian of layer").figure, low=0.0)
@@ -147,7 +143,7 @@ def spectra(result: Any) -> go.Figure:
     for number, (_, data, _) in enumerate(shown):
         values = data["singular_value"].transpose("rank", "layer")
         for place, curve in enumerate(values.values):
-            shade = sample_colorscale(SCALE, place / max(1, len(values) - 1))[0]
+            shade = str(sample_colorscale(SCALE, place / max(1, len(values) - 1))[0])
             named = {"showlegend": place in (0, len(values) - 1), "mode": "lines+markers"}
             panels.add(number, line(data["layer"].values, curve, f"singular value {place + 1}", shade, **named))
     panels.figure.update_yaxes(type="log").update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
@@ -202,26 +198,6 @@ def growth(result: Any) -> go.Figure:
     return panels.finish(f"Growth of the residual stream · {model_label(result.dataset)}", subtitle)
 
 
-def of_tokens(kind: str):
-    """The figure of one kind of token-wise coupling: a map token x token per layer, a row a K and side."""
-
-    def figure(result: Any) -> go.Figure:
-        layers, ks = result.dataset["layer"].values, result.summary["k"]
-        rows = list(product(ks, sides(result)))
-        panels = grid([f"layer {layer}" for layer in layers], [f"{side}, K = {k}" for k, (side, *_) in rows])
-        maps = [
-            data["token_coupling"].sel(kind=kind, k=k, layer=layer).transpose("token", "token_2")
-            for (k, (_, data, _)), layer in product(rows, layers)
-        ]
-        add_squares(panels, maps, "bases at token", "Jacobian at")
-        first, last = result.dataset["token"].values[[0, -1]]
-        what = OF_TOKENS[kind].replace("{first}", str(first)).replace("{last}", str(last))
-        title = f"Coupling of tokens, {kind.replace('_', ' ')} · {model_label(result.dataset)}"
-        return panels.finish(title, f"{what}; top K, mean over prompts")
-
-    return figure
-
-
 def grid(columns: Sequence[str], rows: Sequence[str]) -> Panels:
     """Panels under the names of columns, and of rows at their right."""
     titles = [*columns, *[""] * (len(columns) * (len(rows) - 1))]
@@ -253,5 +229,4 @@ FIGURES = {
     "spectra": spectra,
     "trajectories": trajectories,
     "growth": growth,
-    **{kind: of_tokens(kind) for kind in OF_TOKENS},
 }

@@ -1,4 +1,4 @@
-"""What is measured on one prompt: couplings at every chosen token, between tokens, and the tokens' paths."""
+"""What is measured on one prompt: couplings at every chosen token, and the tokens' paths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,11 @@ ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layer
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured on every prompt; the words are those of `Coupling`."""
+    """What is measured on every prompt; the words are those of `Coupling` and `TokenCoupling`."""
 
     layers: list[int]
     tokens: list[int]
     ks: list[int]
-    token_wise: bool
     chance_samples: int
     dense_up_to: int
     seed: int
@@ -46,18 +45,11 @@ class Settings:
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
     streams = residual_streams(model, prompt)
     found = [_one_token(model, prompt, token, streams, settings) for token in settings.tokens]
-    couplings = xr.concat([dataset for dataset, _ in found], dim="token").assign_coords(token=settings.tokens)
-    dataset = couplings.merge(trajectories(streams))
-    if settings.token_wise:
-        own = [jacobians for _, jacobians in found]
-        dataset["token_coupling"] = _token_wise(model, prompt, streams, settings, own)
-    return dataset
+    return xr.concat(found, dim="token").assign_coords(token=settings.tokens).merge(trajectories(streams))
 
 
-def _one_token(
-    model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings
-) -> tuple[xr.Dataset, list[ResidualJacobian]]:
-    """Every pair of layers at one token, and the Jacobians they were taken from."""
+def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings) -> xr.Dataset:
+    """Every pair of layers at one token."""
     jacobians = settings.jacobians(model, prompt, (token, token), streams)
     pairs, triplets = settings.pairs(jacobians)
     square, draws = ("k", "layer", "layer_2"), ("k", "layer", "sample")
@@ -83,31 +75,7 @@ def _one_token(
         arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
     layers = settings.layers
     coords = {"k": settings.ks, "layer": layers, "layer_2": layers}
-    return xr.Dataset(arrays, coords), jacobians
-
-
-def _token_wise(
-    model: Model, prompt: Tensor, streams: Tensor, settings: Settings, own: list[list[ResidualJacobian]]
-) -> xr.DataArray:
-    """Every pair of tokens in each layer: in three ways, see `Coupling`."""
-
-    def take(source: int, target: int) -> list[ResidualJacobian]:
-        if source == target:
-            return own[settings.tokens.index(source)]
-        return settings.jacobians(model, prompt, (source, target), streams)
-
-    first, last = settings.tokens[0], settings.tokens[-1]
-    members = {
-        "self": own,
-        "same_input": [take(first, target) for target in settings.tokens],
-        "same_output": [take(source, last) for source in settings.tokens],
-    }
-    kinds = [
-        np.stack([settings.by_k(settings.pairs(tokens)[0]) for tokens in zip(*of_kind, strict=True)], axis=1)
-        for of_kind in members.values()
-    ]
-    coords = {"kind": list(members), "token": settings.tokens, "token_2": settings.tokens}
-    return xr.DataArray(np.stack(kinds), coords, ("kind", "k", "layer", "token", "token_2"))
+    return xr.Dataset(arrays, coords)
 
 
 def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
