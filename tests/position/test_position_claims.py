@@ -50,7 +50,7 @@ def cloze_of(few, many, whole=0.8, items=40):
     ("own", "null", "verdict"),
     [
         (cloze_of(0.79, 0.7), 0.3, "held"),
-        (cloze_of(0.78, 0.79), 0.3, "partly"),
+        (cloze_of(0.785, 0.79), 0.3, "partly"),
         (cloze_of(0.75, 0.7), 0.3, "not held"),
         (cloze_of(0.79, 0.7), 0.8, "open"),
         (cloze_of(0.79, 0.7, whole=0.25), None, "open"),
