@@ -76,8 +76,9 @@ def substitute(
 def distance(
     setup: Setup,
     distances: Annotated[
-        str, typer.Option(help="Every pair at each of these; the first is the reference.")
-    ] = "0,64,256,1000,2048",
+        str | None,
+        typer.Option(help="Every pair at each of these. Default: 0 and powers of two below the training length."),
+    ] = None,
     limits: Annotated[
         str, typer.Option(help="Distances above each of these seen as the limit.")
     ] = "1,2,4,8,16,32,64,128",
@@ -85,8 +86,8 @@ def distance(
     """Put every pair at a distance of your choosing: what stays of the scores, and of the loss?"""
     from tl_posgen.position import DummyDistance
 
-    chosen = {"distances": parse_numbers(distances, "--distances"), "limits": parse_numbers(limits, "--limits")}
-    setup.measure(DummyDistance(**chosen))
+    given = None if distances is None else parse_numbers(distances, "--distances")
+    setup.measure(DummyDistance(distances=given, limits=parse_numbers(limits, "--limits")))
 
 
 @command()
