@@ -62,14 +62,15 @@ def substitute(
     search: Annotated[bool, typer.Option(help="Also search a split on other prompts of the text (minutes).")] = False,
     search_prompts: Annotated[int, typer.Option(help="How many other prompts.", min=1)] = 64,
     search_steps: Annotated[int, typer.Option(help="Steps of gradient descent.", min=1)] = 60,
-    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile of their head.")] = 1.0,
+    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile.")] = 1.0,
+    threshold: Annotated[str, typer.Option(help="The quantile of each head, or of head 0's last row: layer.")] = "head",
     from_layer: Annotated[int, typer.Option(help="Replace from this layer on.", min=0)] = 0,
 ) -> None:
     """Replace the scores by position + content and measure the loss: does the model run on the split?"""
     from tl_posgen.position import Substitution
 
     chosen = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
-    setup.measure(Substitution(gamma=gamma, from_layer=from_layer, **chosen))
+    setup.measure(Substitution(gamma=gamma, threshold=threshold, from_layer=from_layer, **chosen))
 
 
 @command()

@@ -69,7 +69,7 @@ class DummyDistance(Options):
         >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> text = "Down, down, down. Would the fall never come to an end? I wonder how many miles I've fallen."
         >>> found = dummy_distance("mini", text, distances=(0, 64), limits=(8,), **cut).dataset["key_agreement"]
-        >>> found.dims, bool((found.sel(d0=0, other_d0=64) == found.sel(d0=64, other_d0=0)).all())
+        >>> found.dims, bool((found.sel(d0=64, other_d0=64).round(6) == 1).all())
         (('layer', 'head', 'd0', 'other_d0'), True)
     """
 
