@@ -62,7 +62,7 @@ def tables(result: Any) -> go.Figure:
             picture = heat(one["table"].sel(query_shown=query).drop_vars(("example", "query_shown")))
             panels.add(2 * row + column, picture.update(coloraxis=None, showscale=False, colorscale=DIVERGING, zmid=0))
     panels.figure.update_annotations(font_size=11).update_yaxes(autorange="reversed", type="category")
-    subtitle = "first prompt; logits, each panel on its own scale; the key part stays where columns keep their colour"
+    subtitle = "first prompt; logits, each panel on its own scale; the key part stays where every row has one pattern of columns"
     return panels.axes("key", "distance").finish(
         f"Scores by distance and key · {model_label(result.dataset)}", subtitle
     )
