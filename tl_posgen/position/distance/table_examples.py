@@ -47,6 +47,7 @@ def take_tables(
     """The two tables of every captured head of a layer, by (layer, head)."""
     geometry, q = layer.geometry, layer.q.double()
     queries = (q[:, -1], q.mean(1))
+    distances = distances.to(q.device)
     tables = [distance_table(one, layer.k.double(), geometry.rope, geometry.scale, distances) for one in queries]
     for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):
         found[layer.layer, head] = two
@@ -62,7 +63,7 @@ def tables(result: Any) -> go.Figure:
             picture = heat(one["table"].sel(query_shown=query).drop_vars(("example", "query_shown")))
             panels.add(2 * row + column, picture.update(coloraxis=None, showscale=False, colorscale=DIVERGING, zmid=0))
     panels.figure.update_annotations(font_size=11).update_yaxes(autorange="reversed", type="category")
-    subtitle = "first prompt; logits, each panel on its own scale; the key part stays where every row has one pattern of columns"
+    subtitle = "first prompt, each panel on its own scale; the key part stays where rows share one pattern of columns"
     return panels.axes("key", "distance").finish(
         f"Scores by distance and key · {model_label(result.dataset)}", subtitle
     )
