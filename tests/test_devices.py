@@ -14,6 +14,7 @@ from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_mom
 from tl_posgen.position.decomposition.position_shares import PositionParts
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.distance.distance_table import key_agreement
 from tl_posgen.position.substitution.splits import (
     attention_profile,
     positional_profile,
@@ -37,6 +38,7 @@ OF_SHAPES = {
     "scores frozen": lambda q: scores_frozen_beyond(q, q, ROPE, 0.3, 3),
     "sums over a window, short": lambda q: bilinear_sums.sums_over_band(q, q, 5),
     "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
+    "key agreement": lambda q: key_agreement(q, q, ROPE, torch.arange(4, device=q.device)),
     "spectrum": lambda q: spectrum(q, centred=True),
     "rank one": lambda q: rank_one(q),
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),

@@ -209,6 +209,7 @@ def greedy(part: Part) -> Mapping[str, Any]:
 OPTIONS = {"cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100)}
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
+DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
     "medium and high, 3": {"distance": 3, "planes": "high_medium"},
@@ -229,6 +230,9 @@ PARTS = {
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
     "stories260K claims": Part("stories260K", {}, claims),
+    "mini distance": Part("mini", DISTANCE, analysis),
+    "stories260K distance": Part("stories260K", DISTANCE, analysis),
+    "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
     "mini slash": Part("mini", {"measures": (*SLASH, "planes")}, analysis),
     "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
     "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),

@@ -1,6 +1,7 @@
 """Every intervention on one model: nothing changes at the true scores, everything else is what was asked for."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from families import FAMILIES
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks
+from tl_posgen.models.capturing import capture_hooks, run_capture
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.streaming import streaming_if_chosen
 from tl_posgen.position.distance.hooks import at_dummy_distance
@@ -21,7 +22,14 @@ from tl_posgen.position.order.hooks import (
     rotate_keys,
 )
 from tl_posgen.position.order.swaps import jittered_distances, swap_tokens
-from tl_posgen.position.substitution.hooks import by_constant, by_split, by_three_axis, own_profile, substitute
+from tl_posgen.position.substitution.hooks import (
+    by_constant,
+    by_split,
+    by_three_axis,
+    own_profile,
+    stand_in,
+    substitute,
+)
 from tl_posgen.position.substitution.splits import DistanceDistribution, point_mass, triangle
 from tl_posgen.slash.ablation_hooks import ablate_bands
 
@@ -145,6 +153,26 @@ def test_a_share_of_the_residual_is_added_back_linearly(llama):
     torch.testing.assert_close(quarter, 0.75 * dropped + 0.25 * exact, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(exact, seen[0].scores().tril(), atol=1e-5, rtol=1e-5)
     assert largest(dropped - exact) > 0.1
+
+
+def test_one_threshold_a_layer_replaces_by_the_mean_of_the_last_row_of_head_0(llama):
+    captures = []
+    run_capture(llama, TOKENS[:1], captures.append, layers=[0])
+    exact = captures[0].scores()
+    row = exact[0, -1]
+    threshold = row.sort().values[int(0.6 * len(row)) - 1]
+    found = stand_in(captures[0], partial(by_constant, gamma=0.6, threshold="layer"), 0.6, threshold="layer")
+    expected = torch.where((exact <= threshold) & (exact > -torch.inf), row.mean(), exact)
+    torch.testing.assert_close(found, expected)
+    edited = logits(llama, substitute(llama, by_constant, gamma=0.6, threshold="layer"))
+    assert largest(edited - logits(llama, substitute(llama, by_constant, gamma=0.6))) > 1e-3
+
+
+def test_one_threshold_a_layer_needs_head_0(llama):
+    with pytest.raises(InputError, match="head 0, which is not chosen in layer 1"):
+        substitute(llama, by_constant, gamma=0.5, threshold="layer", heads=[(0, 0), (0, 1), (1, 1)])
+    with pytest.raises(InputError, match="choose from head, layer"):
+        substitute(llama, by_constant, gamma=0.5, threshold="row")
 
 
 def test_quantile_zero_replaces_nothing_and_one_everything(llama):

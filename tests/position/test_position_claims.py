@@ -1,11 +1,15 @@
 """Claims and sentences of one measure speak by one rule: the first token, and which part of the text."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from declared import result_of
 
 from tl_posgen import analyze
+from tl_posgen.claim import threshold
 from tl_posgen.position import dummy_distance, length_extrapolation, variance
-from tl_posgen.position.claims import downstream, left_over, length_claim
+from tl_posgen.position.claims import controlled_distance, downstream, left_over, length_claim
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,20 @@ def test_the_loss_beyond_is_the_mean_over_all_segments_in_claim_and_sentence(min
     assert f"loss {loss:.2f}" in measured
     assert "mean from the training length to 3 times it" in measured
     assert any(f"LM-Infinite, beyond the training length: loss {loss:.2f}" in said for said in result.findings())
+
+
+def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mini, alice):
+    result = dummy_distance(mini, alice, length=64, n_prompts=2, limits=(8,), progress=False)
+    r = result.summary["key_part_r_without_first_token"]
+    found = controlled_distance(result)
+    assert found.verdict == threshold(r, 0.95, 0.75) == "partly"
+    assert f"key part's r is {r:.2f} [" in found.measured
+    assert controlled_distance(replace(result, nulls=(result.dataset,))).verdict == "not held"
+
+
+def test_nothing_is_judged_of_scores_in_which_nothing_rotates(family_model):
+    found = dummy_distance(family_model("bloom", "bridge"), torch.arange(2, 26)[None], limits=(4,), progress=False)
+    assert controlled_distance(found).verdict == "open"
 
 
 def test_no_two_measures_call_a_number_interaction():

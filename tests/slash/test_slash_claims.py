@@ -1,9 +1,70 @@
-"""The claims on slash heads: verdicts at their criteria."""
+"""The claims on slash heads: verdicts at their criteria; claim 4 by all three bands, under both ways of making them."""
 
+import numpy as np
 import pytest
 from declared import result_of
 
-from tl_posgen.slash.claims import training
+from tl_posgen.rope.frequency_bands import BANDS
+from tl_posgen.slash.claims import frequencies, frequencies_by, schemes_of, training
+
+
+def summary(drop, low_alone, planes=(5, 5, 6), heads=9):
+    """A summary of scores left, the unchanged one being 1."""
+    names = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), "keep low, thirds", "no_rope"]
+    scores = [0.2, *(0.2 * left for left in drop), 0.2 * low_alone, 0.02]
+    return {
+        "conditions": names,
+        "slash_score": scores,
+        "slash_heads": [heads] * 6,
+        "n_planes": [16, *planes, planes[2], 16],
+    }
+
+
+@pytest.mark.parametrize(
+    ("drop", "low_alone", "verdict"),
+    [
+        ((0.21, 0.55, 1.03), 0.08, "held"),
+        ((0.21, 0.55, 0.71), 0.11, "partly"),  # low costs .29, the others .62 in the mean
+        ((0.21, 0.98, 1.00), 0.08, "partly"),  # the medium band makes nothing of it
+        ((0.21, 0.55, 1.00), 0.60, "partly"),  # the low band makes much of it alone
+        ((0.45, 0.59, 0.62), 0.16, "not held"),  # all cost alike
+    ],
+)
+def test_one_scheme_is_judged_by_all_three_bands(drop, low_alone, verdict):
+    assert frequencies_by(summary(drop, low_alone), "thirds") == verdict
+
+
+def test_nothing_is_judged_without_slash_heads_or_with_an_empty_band():
+    held = (0.21, 0.55, 1.03), 0.08
+    assert frequencies_by(summary(*held, heads=0), "thirds") == "open"
+    assert frequencies_by(summary(*held, planes=(8, 8, 0)), "thirds") == "open"
+
+
+def test_the_words_say_all_bands_of_the_schemes_that_were_measured(report):
+    result = report["band_ablation"]
+    own = result.summary
+    assert schemes_of(own) == ["thirds"]
+    found = frequencies(result)
+    assert found.verdict == frequencies_by(own, "thirds")
+    data = result.dataset.set_index(condition="condition")
+    for condition in (*(f"drop {band}, thirds" for band in BANDS), "keep low, thirds", "no_rope"):
+        score, loss = (float(data[name].sel(condition=condition)) for name in ("slash_score", "loss_mean"))
+        assert f"{score:.2f} (loss {loss:.2f})" in found.measured
+    assert "disagree" not in found.measured
+    np.testing.assert_allclose(own["n_planes"], data["n_planes"].mean("model_layer"))
+
+
+@pytest.mark.slow
+def test_schemes_that_disagree_are_named_first(mini, alice):
+    from tl_posgen.slash import band_ablation
+
+    result = band_ablation(mini, alice, length=256, n_prompts=2, null_seeds=(), progress=False)
+    each = {scheme: frequencies_by(result.summary, scheme) for scheme in ("thirds", "wavelength")}
+    assert each["thirds"] != each["wavelength"]
+    found = frequencies(result)
+    assert found.verdict == "partly"
+    said = f"the two ways of making bands disagree: {each['thirds']} by thirds, {each['wavelength']} by wavelength"
+    assert found.measured.startswith(said)
 
 
 @pytest.mark.parametrize(

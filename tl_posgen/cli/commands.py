@@ -62,22 +62,24 @@ def substitute(
     search: Annotated[bool, typer.Option(help="Also search a split on other prompts of the text (minutes).")] = False,
     search_prompts: Annotated[int, typer.Option(help="How many other prompts.", min=1)] = 64,
     search_steps: Annotated[int, typer.Option(help="Steps of gradient descent.", min=1)] = 60,
-    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile of their head.")] = 1.0,
+    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile.")] = 1.0,
+    threshold: Annotated[str, typer.Option(help="The quantile of each head, or of head 0's last row: layer.")] = "head",
     from_layer: Annotated[int, typer.Option(help="Replace from this layer on.", min=0)] = 0,
 ) -> None:
     """Replace the scores by position + content and measure the loss: does the model run on the split?"""
     from tl_posgen.position import Substitution
 
     chosen = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
-    setup.measure(Substitution(gamma=gamma, from_layer=from_layer, **chosen))
+    setup.measure(Substitution(gamma=gamma, threshold=threshold, from_layer=from_layer, **chosen))
 
 
 @command()
 def distance(
     setup: Setup,
     distances: Annotated[
-        str, typer.Option(help="Every pair at each of these; the first is the reference.")
-    ] = "0,64,256,1000,2048",
+        str | None,
+        typer.Option(help="Every pair at each of these. Default: 0 and powers of two below the training length."),
+    ] = None,
     limits: Annotated[
         str, typer.Option(help="Distances above each of these seen as the limit.")
     ] = "1,2,4,8,16,32,64,128",
@@ -85,8 +87,8 @@ def distance(
     """Put every pair at a distance of your choosing: what stays of the scores, and of the loss?"""
     from tl_posgen.position import DummyDistance
 
-    chosen = {"distances": parse_numbers(distances, "--distances"), "limits": parse_numbers(limits, "--limits")}
-    setup.measure(DummyDistance(**chosen))
+    given = None if distances is None else parse_numbers(distances, "--distances")
+    setup.measure(DummyDistance(distances=given, limits=parse_numbers(limits, "--limits")))
 
 
 @command()

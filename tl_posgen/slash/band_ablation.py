@@ -162,6 +162,7 @@ def summarise(data: xr.Dataset) -> Summary:
         "loss": data["loss_mean"].values.tolist(),
         "loss_change": change.values.tolist(),
         **{name: data[name].values.tolist() for name in ("slash_score", "slash_heads", "slash_heads_kept")},
+        "n_planes": data["n_planes"].mean("model_layer").values.tolist(),
         "largest_loss_change": float(abs(change).max()),
     }
 

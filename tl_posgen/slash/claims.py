@@ -1,15 +1,14 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
-from tl_posgen.claim import Claim, Judgement, both, threshold
+from tl_posgen.claim import Claim, Judgement, Verdict, both, threshold
 from tl_posgen.report.sentences import said
 from tl_posgen.result import Result
-from tl_posgen.slash.band_ablation import of_condition
+from tl_posgen.rope.frequency_bands import BANDS
+from tl_posgen.slash.band_ablation import SCHEMES, of_condition
 from tl_posgen.slash.cone_figures import BEST
 from tl_posgen.slash.head_groups import count, in_groups
 from tl_posgen.slash.slash_ablation import in_words
 from tl_posgen.summary import Summary
-
-CONDITIONS = ("unchanged", "drop high, thirds", "drop medium, thirds", "drop low, thirds", "no_rope")
 
 
 def random_tokens(slash_transfer: Result) -> Judgement:
@@ -47,16 +46,45 @@ def axis(cone: Result) -> Judgement:
 
 def frequencies(band_ablation: Result) -> Judgement:
     def say(own: Summary) -> str:
-        names = [in_words(condition).removesuffix(", thirds") for condition in CONDITIONS]
-        scores = [of_condition(own, "slash_score", condition) for condition in CONDITIONS]
-        losses = [f"{of_condition(own, 'loss', condition):.2f}" for condition in CONDITIONS]
-        parts = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
-        return f"slash score in the running model: {', '.join(parts)}; loss {', '.join(losses)}"
+        parts = [f"slash score in the running model {at(own, 'unchanged')}, {in_words('no_rope')} {at(own, 'no_rope')}"]
+        for scheme in schemes_of(own):
+            dropped = ", ".join(f"{band} {at(own, f'drop {band}, {scheme}')}" for band in BANDS)
+            parts.append(f"by {scheme} without {dropped}, low alone {at(own, f'keep low, {scheme}')}")
+        return "; ".join(parts)
+
+    def at(own: Summary, condition: str) -> str:
+        return f"{of_condition(own, 'slash_score', condition):.2f} (loss {of_condition(own, 'loss', condition):.2f})"
 
     own = band_ablation.summary
-    whole, high, _, low, _ = (of_condition(own, "slash_score", condition) for condition in CONDITIONS)
-    verdict = "held" if high <= 0.25 * whole and low >= 0.75 * whole else "partly" if high <= 0.5 * low else "not held"
-    return Judgement(verdict, *both(say, band_ablation))
+    by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
+    found: list[Verdict] = [one for one in dict.fromkeys(by_scheme.values()) if one != "open"]
+    verdict: Verdict = found[0] if len(found) == 1 else "partly" if found else "open"
+    measured, null = both(say, band_ablation)
+    if len(set(by_scheme.values())) > 1:
+        told = ", ".join(f"{one} by {scheme}" for scheme, one in by_scheme.items())
+        measured = f"the two ways of making bands disagree: {told}; {measured}"
+    return Judgement(verdict, measured, null)
+
+
+def schemes_of(own: Summary) -> list[str]:
+    return [scheme for scheme in SCHEMES if f"drop low, {scheme}" in own["conditions"]]
+
+
+def frequencies_by(own: Summary, scheme: str) -> Verdict:
+    """The verdict under one way of making bands; open where no head is dominant, or some band has no plane."""
+
+    def left(condition: str) -> float:
+        return of_condition(own, "slash_score", f"{condition}, {scheme}") / of_condition(
+            own, "slash_score", "unchanged"
+        )
+
+    planes = [of_condition(own, "n_planes", f"drop {band}, {scheme}") for band in BANDS]
+    if not own["slash_heads"][0] or not all(planes):
+        return "open"
+    high, medium, low = (left(f"drop {band}") for band in BANDS)
+    if low >= 0.75 > max(high, medium) and left("keep low") <= 0.25:
+        return "held"
+    return "partly" if 1 - low <= 0.5 * (1 - (high + medium) / 2) else "not held"
 
 
 def training(slash_toy: Result) -> Judgement:
@@ -101,8 +129,9 @@ CLAIMS = [
         "slash",
         4,
         "Medium and high frequencies of RoPE make the slash, low ones do not.",
-        "without the high third at most a quarter of the slash score is left, without the low third three quarters; "
-        "partly: the high third costs twice as much as the low",
+        "by thirds and by wavelength: without the low band three quarters of the slash score are left, without the "
+        "high or the medium one less, on the low one alone at most a quarter; partly: so under one of the two, or the "
+        "low band costs at most half of what the others cost in the mean",
         ("band_ablation",),
         frequencies,
     ),

@@ -88,14 +88,31 @@ def test_a_head_whose_fast_planes_hold_constant_keys_is_additive():
     torch.testing.assert_close(energies[2] / energies.sum(0), torch.zeros(2, 12, dtype=torch.float64))
 
 
-def test_key_agreement_is_the_correlation_of_the_key_parts(rope):
+def test_key_agreement_is_the_correlation_of_the_key_parts_mean_over_queries(rope, monkeypatch):
+    monkeypatch.setattr("tl_posgen.position.distance.distance_table.QUERIES_AT_ONCE", 5)
     q, k = random_head()
-    distances = torch.tensor([0.0, 64.0, 256.0])
-    found = key_agreement(q, k, rope, distances, reference=10.0)
-    for query in range(3):
-        table = distance_table(q[:, query], k, rope, SCALE, torch.tensor([10.0, 0.0, 64.0, 256.0]))
-        for head in range(2):
-            torch.testing.assert_close(found[head, query], torch.corrcoef(table[head])[0, 1:])
+    distances = torch.tensor([10.0, 0.0, 64.0, 256.0])
+    found = key_agreement(q, k, rope, distances)
+    for head in range(2):
+        tables = [distance_table(q[:, query], k, rope, SCALE, distances)[head] for query in range(12)]
+        torch.testing.assert_close(found[head], torch.stack([torch.corrcoef(one) for one in tables]).mean(0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**16), name=st.sampled_from(sorted(ROPES)), n=st.integers(2, 20))
+def test_the_shares_have_the_agreement_of_all_pairs_of_distances(seed, name, n):
+    """key / (key + neither) = the mean covariance of all pairs of distances over the mean variance at a distance, and
+    its root the correlation of the table, each distance's mean removed, with its key part."""
+    q, k = random_head(seed, heads=1, n=6)
+    distances = torch.arange(n)
+    _, key, neither = table_energies(q, k, ROPES[name], SCALE, distances)[:, 0, 0]
+    table = distance_table(q[:, 0], k, ROPES[name], SCALE, distances)[0]
+    cov = torch.cov(table, correction=0)
+    torch.testing.assert_close(key / (key + neither), cov.mean() / cov.diagonal().mean())
+    within = table - table.mean(1, keepdim=True)
+    key_part = within.mean(0).expand_as(within)
+    r = torch.corrcoef(torch.stack([within.flatten(), key_part.flatten()]))[0, 1]
+    torch.testing.assert_close((key / (key + neither)).sqrt(), r)
 
 
 @pytest.mark.parametrize("d0", [0, 3, 1000, 2.5, 1e6 + 0.1])

@@ -220,9 +220,19 @@ def test_each_head_replaces_its_own_gamma_share_of_the_smallest_scores(gamma, se
             assert scores[head][replaced[head]].max() < scores[head][kept].min()
 
 
+@settings(max_examples=30, deadline=None)
+@given(gamma=st.floats(0.2, 0.99), seed=st.integers(0, 999))
+def test_one_threshold_a_layer_is_a_quantile_of_the_last_row_of_the_first_head(gamma, seed):
+    scores = random_tensor(3, N, N, seed=seed) * torch.tensor([1.0, 9.0, 0.1])[:, None, None]
+    replaced = below_quantile(scores.masked_fill(~VISIBLE, -torch.inf), VISIBLE, gamma, "layer")
+    threshold = sorted(scores[0, -1].tolist())[int(gamma * N) - 1]
+    assert torch.equal(replaced, (scores <= threshold) & VISIBLE)
+
+
+@pytest.mark.parametrize("threshold", ["head", "layer"])
 @pytest.mark.parametrize(("gamma", "share"), [(0, 0.0), (1, 1.0)])
-def test_gamma_zero_replaces_nothing_and_one_everything(gamma, share):
-    replaced = below_quantile(random_tensor(2, N, N), VISIBLE, gamma)
+def test_gamma_zero_replaces_nothing_and_one_everything(gamma, share, threshold):
+    replaced = below_quantile(random_tensor(2, N, N), VISIBLE, gamma, threshold)
     assert replaced[:, VISIBLE].double().mean() == share
 
 

@@ -119,7 +119,13 @@ def fit_capture(
     layer: LayerCapture, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", diagonal: bool = True
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
     """The fits of a layer with and without the first token; ask for the usual one by `layer.once(fit_capture)`."""
-    moments = layer.once(moments_of) if diagonal else moments_of(layer, diagonal=False)
+    return fits_of(layer.once(moments_of) if diagonal else moments_of(layer, diagonal=False), ridge=ridge, gauge=gauge)
+
+
+def fits_of(
+    moments: PairMoments, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys"
+) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """The fits of these scores with and without the first token; None where nothing would be left."""
     without = moments.without_first_token
     full = fit_three_axis(moments, ridge=ridge, gauge=gauge)
     return full, None if without is None else fit_three_axis(without, ridge=ridge, gauge=gauge)

@@ -1,13 +1,14 @@
 """What a head's scores would be if a pair stood at another distance than it does, and how additive that table is."""
 
 import torch
-from einops import einsum
 from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
+
+QUERIES_AT_ONCE = 64
 
 
 def distance_table(
@@ -71,23 +72,26 @@ def key_agreement(
     k: Float[Tensor, "head key d_head"],
     rope: Rope,
     distances: Real[Tensor, " distance"],
-    reference: int | float = 1000.0,
-) -> Float[Tensor, "head query distance"]:
-    """corr over keys of g_d(j) = <R_d q, R_0 (k_j - kbar)> with the same at d = reference: 1 if the key axis stays.
+) -> Float[Tensor, "head distance distance"]:
+    """E_i corr_j(M_dj, M_d'j), mean over queries i, for every pair of distances d, d': 1 if the key part stays.
 
-    From the keys' covariance C: corr = x'Cy / sqrt(x'Cx y'Cy) with x = R_d q, y = R_reference q. Ours.
+    From the keys' covariance C: corr = x'Cy / sqrt(x'Cx y'Cy) with x = R_d q_i, y = R_d' q_i, in blocks of queries.
+    The same weighted by variance, over all pairs of the distances of a table, d = d' too, is what `table_energies` has
+    in closed form: sum of cov_j(M_d, M_d') over sum of var_j(M_d) = key / (key + neither). Ours.
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
         >>> q, k = torch.ones(1, 1, 2), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
-        >>> key_agreement(q, k, rope, torch.arange(3), reference=0.0).tolist()
-        [[[1.0, -1.0, 1.0]]]
+        >>> key_agreement(q, k, rope, torch.arange(3)).tolist()
+        [[[1.0, -1.0, 1.0], [-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]]
     """
     spread = unturned(k.double(), rope)
     spread = spread - spread.mean(dim=1, keepdim=True)
-    cov = spread.mT @ spread / spread.shape[1]
-    every = torch.cat([torch.tensor([reference], device=q.device).double(), distances.to(q.device).double()])
-    turned = rotate(q.double()[:, :, None].expand(-1, -1, len(every), -1), every, rope)
-    energy = einsum(turned, cov, turned, "h q d x, h x y, h q d y -> h q d")
-    against = einsum(turned[:, :, 0], cov, turned, "h q x, h x y, h q d y -> h q d")
-    return (against / (energy * energy[..., :1]).sqrt())[..., 1:]
+    cov = (spread.mT @ spread / spread.shape[1])[:, None]
+    total = torch.zeros(len(q), len(distances), len(distances), dtype=torch.float64, device=q.device)
+    for block in q.double().split(QUERIES_AT_ONCE, dim=1):
+        turned = rotate(block[:, :, None].expand(-1, -1, len(distances), -1), distances.to(q.device), rope)
+        shared = turned @ cov @ turned.mT
+        size = shared.diagonal(dim1=-2, dim2=-1).sqrt()
+        total += (shared / (size[..., None] * size[..., None, :])).sum(1)
+    return total / q.shape[1]

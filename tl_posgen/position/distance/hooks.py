@@ -100,6 +100,11 @@ def require_distances(measure: str, model: Model) -> None:
         )
 
 
+def training_length(model: Model) -> int:
+    """What the model was trained to, by its config: cfg.n_ctx, or where its frequencies stop being fixed."""
+    return min(int(model.cfg.n_ctx), wrap(model).limit.tokens or int(model.cfg.n_ctx))
+
+
 def check_distance(model: Model, name: str, value: Any) -> None:
     """Refuse what is no distance, and one outside what the model's frequencies are fixed for."""
     if not is_number(value):

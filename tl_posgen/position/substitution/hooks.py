@@ -19,6 +19,7 @@ from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     Split,
+    Threshold,
     add_residual,
     attention_profile,
     below_quantile,
@@ -37,26 +38,30 @@ def substitute(
     by: ScoresOf,
     *,
     gamma: int | float = 1.0,
+    threshold: Threshold | str = "head",
     residual: int | float = 0.0,
     from_layer: int = 0,
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """W_ij <- S_ij + residual (W_ij - S_ij) where W_ij lies at or below its head's gamma quantile; S = by(capture).
+    """W_ij <- S_ij + residual (W_ij - S_ij) where W_ij lies at or below the gamma quantile; S = by(capture).
 
     Args:
         by: what stands in: `by_split`, `by_three_axis`, `by_constant`, or any function of a `LayerCapture`.
-        gamma: quantile over the visible scores of one head and prompt; 1 replaces all of them.
+        gamma: a quantile of one prompt's visible scores; 1 replaces all of them.
+        threshold: of which scores: each "head" its own, or one threshold a "layer", from the last row of head 0.
         residual: share of what `by` leaves out that is added back; 0 drops it, 1 changes nothing.
         from_layer: the first layer to change, of those chosen.
         layers, heads: which, as in `replace_scores`; all if left out.
 
     Raises:
-        InputError: gamma or residual outside [0, 1], a layer or head that does not exist.
+        InputError: gamma or residual outside [0, 1], a layer or head that does not exist; one threshold a layer
+            without head 0.
         UnsupportedModelError: see `replace_scores`.
 
-    Source: scores below the gamma = .97 quantile of their head, in layers >= 4, by the mean-key split at d0 = 1000, is
-    in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); all else here is ours.
+    Source: the mean-key split at d0 = 1000 for scores below the gamma = .97 quantile, one threshold a layer, in layers
+    >= 4, is in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, and all
+    else here, is ours.
 
     Example:
         >>> import torch
@@ -70,8 +75,14 @@ def substitute(
         raise InputError(f"substitute: by={by!r}: give by_split(...), by_three_axis, or a function of a LayerCapture")
     check_share("gamma", gamma)
     check_share("residual", residual)
+    check_choice("threshold", threshold, get_args(Threshold))
     chosen = heads_from(model, from_layer, layers, heads)
-    return replace_scores(model, lambda capture: stand_in(capture, by, gamma, residual), heads=chosen)
+    if threshold == "layer" and (without := {layer for layer, _ in chosen} - {one for one, head in chosen if not head}):
+        raise InputError(
+            f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without)}; choose it too, "
+            "or threshold='head'"
+        )
+    return replace_scores(model, lambda capture: stand_in(capture, by, gamma, residual, threshold), heads=chosen)
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
@@ -88,7 +99,11 @@ def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Head
 
 
 def stand_in(
-    capture: LayerCapture, by: ScoresOf, gamma: int | float = 1.0, residual: int | float = 0.0
+    capture: LayerCapture,
+    by: ScoresOf,
+    gamma: int | float = 1.0,
+    residual: int | float = 0.0,
+    threshold: Threshold | str = "head",
 ) -> Float[Tensor, "head query key"]:
     """What `substitute` puts in the place of a layer's scores."""
     if gamma == 1 and residual == 0:
@@ -98,7 +113,7 @@ def stand_in(
     if gamma == 1:
         return scores
     visible = capture.geometry.visible(exact.shape[1], exact.device)
-    return torch.where(below_quantile(exact, visible, gamma), scores, exact)
+    return torch.where(below_quantile(exact, visible, gamma, threshold), scores, exact)
 
 
 def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey | str = "prompt") -> ScoresOf:
@@ -214,10 +229,17 @@ def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     return fit.fitted(capture.positions, capture.positions).nan_to_num().to(exact.dtype)
 
 
-def by_constant(capture: LayerCapture, gamma: int | float = 1.0) -> Float[Tensor, "head query key"]:
-    """S_ij = the mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours."""
+def by_constant(
+    capture: LayerCapture, gamma: int | float = 1.0, threshold: Threshold | str = "head"
+) -> Float[Tensor, "head query key"]:
+    """S_ij = the mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours.
+
+    With one threshold a "layer" it is the mean of head 0's last row, as in the first author's public code.
+    """
     exact = capture.scores()
     visible = capture.geometry.visible(exact.shape[1], exact.device)
+    if threshold == "layer":
+        return exact[0, -1, visible[-1]].mean().expand_as(exact)
     replaced = below_quantile(exact, visible, gamma)
     total = exact.double().masked_fill(~replaced, 0).sum((1, 2), keepdim=True)
     return (total / replaced.sum((1, 2), keepdim=True).clamp(min=1)).to(exact.dtype).expand_as(exact)

@@ -48,7 +48,7 @@ def optimise_split(
     - position, content: the controls. As free, with the other part missing: what so many numbers do by themselves.
 
     Args:
-        where: gamma, and heads as (layer, head) pairs, as `substitute` takes them.
+        where: gamma, threshold, and heads as (layer, head) pairs, as `substitute` takes them.
         steps, seed: of the descent.
     """
     device = next(model.parameters()).device

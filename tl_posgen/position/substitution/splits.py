@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Complex, Float, Real
@@ -11,6 +12,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole, is_number
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
+
+Threshold = Literal["head", "layer"]
 
 
 @dataclass(frozen=True)
@@ -158,23 +161,35 @@ def add_residual(
 
 
 def below_quantile(
-    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], gamma: int | float = 0.97
+    scores: Float[Tensor, "head query key"],
+    visible: Bool[Tensor, "query key"],
+    gamma: int | float = 0.97,
+    threshold: Threshold | str = "head",
 ) -> Bool[Tensor, "head query key"]:
-    """Which visible scores lie at or below their head's gamma quantile: those to replace. gamma 1: all, 0: none.
+    """Which visible scores lie at or below the gamma quantile: those to replace. gamma 1: all, 0: none.
 
-    The threshold is the floor(gamma n)-th smallest of the head's n visible scores. A quantile per head is the rule of
-    the first author's public code (gamma = .97, layers from 4 on); how it treats ties is ours.
+    The quantile is the floor(gamma n)-th smallest of n visible scores: of each head's own ("head"), or, one threshold
+    for the whole layer, of the last row of the first head given ("layer").
 
     Raises:
         InputError: gamma outside [0, 1].
+
+    Source: "layer", of head 0, is the rule of the first author's public code (gamma = .97, layers from 4 on). "head",
+    and how ties and ranks between two scores are treated, is ours.
+
+    Example:
+        >>> scores, visible = torch.tensor([[[0.0, 0.0], [1.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]]]), torch.ones(2, 2) > 0
+        >>> below_quantile(scores, visible.tril(), 0.5, "layer").int().tolist()  # 1 is the smaller of [1, 2]
+        [[[1, 0], [1, 0]], [[0, 0], [1, 1]]]
     """
     check_share("gamma", gamma)
-    seen = scores[:, visible]
+    if gamma == 1:
+        return visible.expand_as(scores)
+    seen = scores[:, visible] if threshold == "head" else scores[:1, -1, visible[-1]]
     rank = int(gamma * seen.shape[1] + 1e-9)
     if rank == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
-    threshold = seen.kthvalue(rank, dim=1).values
-    return (scores <= threshold[:, None, None]) & visible
+    return (scores <= seen.kthvalue(rank, dim=1).values[:, None, None]) & visible
 
 
 def attention_kl(

@@ -115,7 +115,8 @@ def score_errors(
         capture.prompt = prompt
         exact = capture.scores()
         visible = capture.geometry.visible(exact.shape[1], exact.device)
-        every = [exact if by is None else stand_in(capture, by, where["gamma"]) for by in conditions.values()]
+        rule = {name: value for name, value in where.items() if name != "heads"}
+        every = [exact if by is None else stand_in(capture, by, **rule) for by in conditions.values()]
         kl = [attention_kl(exact, scores, visible).mean(1) for scores in every]
         r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
         rows.add(capture, attention_kl=torch.stack(kl, 1), r=torch.stack(r, 1))

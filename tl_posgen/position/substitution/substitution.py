@@ -30,7 +30,7 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
-from tl_posgen.position.substitution.splits import point_mass, triangle
+from tl_posgen.position.substitution.splits import Threshold, point_mass, triangle
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, WORTHLESS, costs, measure, search_dataset
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.procedure import Job
@@ -56,7 +56,8 @@ class Substitution(Options):
 
     Args:
         dummy_distances, widths: of the conditions.
-        gamma, from_layer: replace only scores below this quantile, from this layer on; see `substitute`.
+        gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
+            for the whole "layer", from this layer on; see `substitute`.
         search: look for the best split on other prompts of the text, and report it on these; see `optimise_split`.
         search_prompts: how many others, where the text has that many; half of a short text is kept to report on.
         search_steps: of gradient descent.
@@ -66,9 +67,9 @@ class Substitution(Options):
         InputError: a share outside [0, 1], no width or one that is not above 0, a negative distance, layer or number of
             steps; later, unusable prompts, a layer that does not exist, a search with fewer than two prompts.
 
-    Source: the substitution with gamma = .97, d0 = 1000 and from_layer = 4 is in the public code of the first author of
-    Han & Ji 2025 (arXiv 2503.13305); the other conditions, the share recovered, the residual's dose and the searches
-    are ours.
+    Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4 is in the public code
+    of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other conditions, the share
+    recovered, the residual's dose and the searches are ours.
 
     Example:
         >>> import tl_posgen
@@ -84,6 +85,7 @@ class Substitution(Options):
     dummy_distances: Sequence[int | float] = (0, 64, 1000)
     widths: Sequence[int | float] = (8, 256)
     gamma: int | float = 1.0
+    threshold: Threshold = "head"
     from_layer: int = 0
     search: bool = True
     search_prompts: int = 64
@@ -111,7 +113,7 @@ def conditions_of(options: Substitution) -> dict[str, ScoresOf | None]:
         raise InputError("widths: give at least one triangle width")
     splits = {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in options.dummy_distances}
     splits |= {f"triangle_{width:g}": by_split(triangle(width)) for width in options.widths}
-    uniform = partial(by_constant, gamma=options.gamma)
+    uniform = partial(by_constant, gamma=options.gamma, threshold=options.threshold)
     splits |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
     splits |= {part: by_split(triangle(options.widths[0]), part) for part in CONTROLS}
     return {"unchanged": None, "uniform_attention": uniform, "three_axis": by_three_axis, **splits}
@@ -121,7 +123,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     options = request.options
     assert isinstance(options, Substitution)
     heads = heads_from(model, options.from_layer, job.layers, job.heads)
-    where: dict[str, Any] = {"gamma": options.gamma, "heads": heads}
+    where: dict[str, Any] = {"gamma": options.gamma, "threshold": options.threshold, "heads": heads}
     substitute(model, by_constant, **where)  # what cannot be replaced is refused before work
     n_others = options.search_prompts if options.search else 0
     tokens, others = two_sets(model, prompts, job.length, job.n_prompts, n_others)
@@ -298,7 +300,7 @@ MEASURE = Measure(
         "All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way "
         "from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell."
     ),
-    source="Han & Ji 2025 (public code of the first author) for gamma, d0 = 1000 and from_layer; all else: ours",
+    source="gamma by layer, d0 = 1000, from_layer: public code of the first author of Han & Ji 2025; all else: ours",
     options=Substitution,
     procedure=run,
     matrices=22,
