@@ -63,3 +63,11 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
     lengths = [times * SHORTER.get(name, LENGTH) for times in (1, 2)]
     one, two = (peak_of(many_heads, request_of(name, n), n, streaming) - matrices * 4 * HEADS * n**2 for n in lengths)
     assert two <= max(0, 2.2 * one)
+
+
+@pytest.mark.slow
+def test_the_untouched_model_beyond_its_length_forms_no_matrix(many_heads, monkeypatch):
+    monkeypatch.setattr(pair_moments, *ROWS)
+    requests = [(n, LengthExtrapolation(inside=n // 2, times=2, conditions=())) for n in (LENGTH, 2 * LENGTH)]
+    one, two = (peak_of(many_heads, registry.request_of(options), n, True) for n, options in requests)
+    assert two <= 2.2 * one
