@@ -19,9 +19,10 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
-from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums
+from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.token_pairs import TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
@@ -29,7 +30,6 @@ from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 from tl_posgen.summary import Summary
 
-TOLERANCE = 1e-13  # of the fits: small residuals of large scores are at right angles to them too
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
 ENTRIES = 2**21  # token pairs held at once: heads are taken in groups
@@ -88,17 +88,18 @@ class ResidualCollector(Collector):
     def update(self, layer: LayerCapture) -> None:
         check_length(layer.length)
         self._heads[layer.layer] = list(layer.heads)
-        groups = [self._measure(part) for part in head_groups(layer)]
+        fit = layer.once(fit_capture)[0]
+        groups = [self._measure(part, fit.of_heads(of)) for of, part in head_groups(layer)]
         sums, tallies = zip(*groups, strict=True)
         self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
         for suffix in tallies[0]:
             key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
-    def _measure(self, part: LayerCapture) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
+    def _measure(self, part: LayerCapture, fit: ThreeAxisFit) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
         """The sums of some heads on one prompt by name, and their token pairs by variant."""
         found, tallies = {}, {}
-        for suffix, sums in zip(VARIANTS, residual_sums(part), strict=True):
+        for suffix, sums in zip(VARIANTS, residual_sums(part, fit), strict=True):
             values = self._values(part, sums)
             found |= {f"{name}{suffix}": value for name, value in values.items()}
             tallies |= {} if sums.tokens is None else {suffix: sums.tokens.tally(sums.energy)}
@@ -211,21 +212,24 @@ class ResidualCollector(Collector):
         return {name: x.assign_attrs(TOKEN_IDS if name in no_id else {}) for name, x in whole.data_vars.items()}
 
 
-def residual_sums(part: LayerCapture) -> list[ResidualSums]:
+def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     """What the fits of these heads' scores leave, with the first token and without; of rounding, nothing.
 
-    Fitted to the scores themselves: sums over q and k round in float32, and e must be at right angles to every fit.
+    What a first fit, over all tokens, leaves is fitted once more, to the scores themselves: sums over q and k round in
+    float32, and e must be at right angles to every fit.
     """
+    first = {name: getattr(fit, name).nan_to_num() for name in "abc"}
     geometry, n = part.geometry, part.length
-    moments = pair_moments_from_rows(part.score_rows, n, window=geometry.window)
+    rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
+    moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
     planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
-    fits = [fit_three_axis(one, tolerance=TOLERANCE) for one in (moments, moments.without_first_token or moments)]
+    fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
     for start, stop in row_blocks(len(part.heads), n):
-        scores = part.score_rows(start, stop)
+        scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
-            sums.add(scores)
+            sums.add(scores, rest)
     for sums in found:
         sums.drop(*(is_rounding(x, part, sums.pairs, sums.squares) for x in (sums.energy, sums.within)))
     return found
@@ -236,10 +240,11 @@ def check_length(n: int) -> None:
         raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
 
 
-def head_groups(layer: LayerCapture) -> Iterator[LayerCapture]:
+def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
     """The same capture, some heads at a time, so that their sums by token pair fit in memory."""
     step = max(1, ENTRIES // layer.length**2)
-    return (layer.of_heads(slice(start, start + step)) for start in range(0, len(layer.heads), step))
+    parts = (slice(start, start + step) for start in range(0, len(layer.heads), step))
+    return ((of, layer.of_heads(of)) for of in parts)
 
 
 # What is shown

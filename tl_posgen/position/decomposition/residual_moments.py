@@ -50,6 +50,18 @@ class PlaneParts:
         return self.scale * products.sum(1).unflatten(-1, (2, -1)).sum(1)
 
 
+def less_fit(
+    scores: Float[Tensor, "head row key"],
+    a: Float[Tensor, "head pos"],
+    b: Float[Tensor, "head pos"],
+    c: Float[Tensor, "head pos"],
+) -> Float[Tensor, "head row key"]:
+    """W_ij - a_{i-j} - b_i - c_j, float64, of rows whose last one and last key are one token; no number where j > i."""
+    rows, keys = scores.shape[1:]
+    e = scores.double() - along_diagonals(a[:, :keys], rows)
+    return e.sub_(b[:, keys - rows : keys, None]).sub_(c[:, None, :keys])
+
+
 class ResidualSums:
     r"""Sums over pairs of e_ij = W_ij - a_{i-j} - b_i - c_j, what a fit leaves, from blocks of rows of the scores W.
 
@@ -105,15 +117,20 @@ class ResidualSums:
     def energy(self) -> Float[Tensor, " head"]:
         return self.energy_at.sum(-1)
 
-    def add(self, scores: Float[Tensor, "head row key"]) -> None:
-        """Take in the scores of some rows over the keys up to the last of them; at other pairs they are not read."""
+    def add(self, scores: Float[Tensor, "head row key"], rest: Float[Tensor, "head row key"] | None = None) -> None:
+        """Take in the scores of some rows over the keys up to the last of them; at other pairs they are not read.
+
+        Args:
+            rest: what the fit is of: the scores less some additive part, if not the scores themselves.
+        """
         rows, keys = scores.shape[1:]
         start = keys - rows
         position = torch.arange(keys, device=scores.device)
         seen = self.pairs.mask(position[start:], position).double()
-        scores = causal_rows(scores.double(), self.pairs.first_distance + self.pairs.width).mul_(seen)
-        e = scores - along_diagonals(self._a[:, :keys], rows)
-        e.sub_(self._b[:, start:keys, None]).sub_(self._c[:, None, :keys]).mul_(seen)
+        width = self.pairs.first_distance + self.pairs.width
+        scores = causal_rows(scores.double(), width).mul_(seen)
+        left = scores if rest is None else causal_rows(rest, width)
+        e = less_fit(left, self._a, self._b, self._c).mul_(seen)
         within = (scores - (scores.sum(-1) / seen.sum(-1).clamp(min=1))[..., None]).mul_(seen)
         self.energy_at[:, :keys] += sums_along_diagonals(e.square())
         self.abs_at[:, :keys] += sums_along_diagonals(e.abs())
