@@ -10,9 +10,11 @@ from live_memory import LiveMemory
 import tl_posgen
 from tl_posgen import registry
 from tl_posgen.position import LengthExtrapolation, Perturbation, Substitution
+from tl_posgen.position.decomposition import pair_moments
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
+ROWS = ("SCORES_AT_ONCE", 2**12)
 SHORTER = {"band_ablation": 64, "substitution": 64}  # run the model many times
 PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).collector or registry.find(name).procedure]
@@ -54,9 +56,18 @@ CASES = [
 @pytest.mark.parametrize(("name", "streaming"), CASES)
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
-    module = import_module(registry.BUILT_IN["residual"])
-    monkeypatch.setattr(module, "ENTRIES", 1)  # its heads one by one, as in long prompts
+    residual = import_module(registry.BUILT_IN["residual"])
+    for module, bound, size in ((residual, "ENTRIES", 1), (residual, "SPECTRUM_CROP", 128), (pair_moments, *ROWS)):
+        monkeypatch.setattr(module, bound, size)  # heads one by one, of which these are parts: as in long prompts
     matrices = registry.find(name).matrices + (0 if streaming else FORMED)
     lengths = [times * SHORTER.get(name, LENGTH) for times in (1, 2)]
     one, two = (peak_of(many_heads, request_of(name, n), n, streaming) - matrices * 4 * HEADS * n**2 for n in lengths)
     assert two <= max(0, 2.2 * one)
+
+
+@pytest.mark.slow
+def test_the_untouched_model_beyond_its_length_forms_no_matrix(many_heads, monkeypatch):
+    monkeypatch.setattr(pair_moments, *ROWS)
+    requests = [(n, LengthExtrapolation(inside=n // 2, times=2, conditions=())) for n in (LENGTH, 2 * LENGTH)]
+    one, two = (peak_of(many_heads, registry.request_of(options), n, True) for n, options in requests)
+    assert two <= 2.2 * one

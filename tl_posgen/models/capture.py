@@ -113,6 +113,12 @@ class LayerCapture:
         assert self.pattern is not None, "the pattern was not asked for"
         return self.pattern[:, start:stop, :stop]
 
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """`attn_scores` of queries start .. stop - 1 and keys before `stop`; where attention is streamed no more is
+        formed."""
+        assert self.attn_scores is not None, "the scores were not asked for"
+        return self.attn_scores[:, start:stop, :stop]
+
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """The scores of queries start .. stop - 1 and keys before `stop` that the pass used, -inf at the invisible."""
         q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
@@ -140,6 +146,9 @@ class StreamedCapture(LayerCapture):
         sinks = None if self.sinks is None else self.sinks[part]
         vars(some).update(self._per_head(part), heads=list(self.heads)[part], sinks=sinks, _shared={})
         return some
+
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return self.score_rows(start, stop)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         scores = self.score_rows(start, stop)

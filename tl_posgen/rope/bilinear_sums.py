@@ -47,6 +47,16 @@ def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, 
     return wide.as_strided((heads, rows, keys), (wide.stride(0), wide.stride(1) + 1, 1)).sum(1).flip(-1)
 
 
+def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[Tensor, "head row key"]:
+    """The last rows of the Toeplitz matrix with values_d at distance d; not to be read at keys after the query.
+
+    Example:
+        >>> along_diagonals(torch.tensor([[5.0, 2.0, 1.0]]), rows=2).tril(1).tolist()
+        [[[2.0, 5.0, 0.0], [1.0, 2.0, 5.0]]]
+    """
+    return pad(values.flip(-1), (0, rows - 1)).unfold(-1, values.shape[-1], 1).flip(1)
+
+
 def products_over_band(
     q: Float[Tensor, "*#batch pos d_head"],
     k: Float[Tensor, "*#batch pos d_head"],

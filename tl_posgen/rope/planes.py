@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
-from tl_posgen.rope.rotation import Rope, complex_frequencies
+from tl_posgen.rope.rotation import Rope, complex_frequencies, real_coordinates
 
 
 def turning_factors(
@@ -37,7 +37,10 @@ class SecondMoments:
 
     @classmethod
     def of(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
-        return cls(x.mT @ x / x.shape[-2], x.mT @ x.conj() / x.shape[-2])
+        parts = real_coordinates(x)  # one real product for two complex ones
+        gram = (parts.mT @ parts / x.shape[-2]).unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
+        (real, cross), (crossed, imag) = gram.movedim((-3, -1), (0, 1))
+        return cls(torch.complex(real - imag, cross + crossed), torch.complex(real + imag, crossed - cross))
 
     def times(self, other: "SecondMoments") -> "SecondMoments":
         """Moments of x_m conj(y_m) for independent x (self) and y (other)."""

@@ -71,7 +71,7 @@ def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, share: float = 0
 
 def singular_values(x: Float[Tensor, "*batch row column"], *, centred: bool = False) -> Float[Tensor, "*batch rank"]:
     """s_1 >= s_2 >= ..., float64, by the eigenvalues of the smaller Gram matrix: s below about 1e-8 s_1 are noise."""
-    return _gram(_centred(x) if centred else x)[0].clamp_min(0).sqrt().flip(-1)
+    return torch.linalg.eigvalsh(_gram(_centred(x) if centred else x)).clamp_min(0).sqrt().flip(-1)
 
 
 def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch column"]:
@@ -82,7 +82,7 @@ def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batc
         [-1.0, 0.01]
     """
     x = x.double()
-    top = _gram(x)[1][..., -1]
+    top = torch.linalg.eigh(_gram(x)).eigenvectors[..., -1]
     if x.shape[-2] < x.shape[-1]:  # the smaller Gram matrix was X X', whose eigenvector is the left one
         top = (x.mT @ top[..., None])[..., 0]
     v = torch.nn.functional.normalize(top, dim=-1)
@@ -100,8 +100,7 @@ def _centred(x: Tensor) -> Tensor:
     return x.double() - x.double().mean(-2, keepdim=True)
 
 
-def _gram(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors of X'X or XX', whichever is smaller."""
+def _gram(x: Tensor) -> Tensor:
+    """X'X or XX', whichever is smaller."""
     x = x.double()
-    values, vectors = torch.linalg.eigh(x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT)
-    return values, vectors
+    return x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT

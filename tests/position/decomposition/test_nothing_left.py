@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tl_posgen.analysis import analyze
 from tl_posgen.position.decomposition import across_prompts, residual
-from tl_posgen.position.decomposition.residual import left_by
+from tl_posgen.position.decomposition.residual import residual_sums
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.first_token import VARIANTS
 
@@ -59,10 +59,7 @@ def test_planes_share_a_small_residual_as_float64_says(capture, magnitude, seed)
     exact = dataclasses.replace(capture, q=q.double(), k=k.double(), tokens=None)
     for one in (part, exact):
         vars(one).pop("rotated_q", None)
-    fits = fit_capture(part), fit_capture(exact)
-    e, truth = (
-        left_by(fit[0], one.scores().double().tril(), one, False) for fit, one in zip(fits, (part, exact), strict=True)
-    )
+    e, truth = (residual_sums(one, fit_capture(one)[0])[0].corner for one in (part, exact))
     error, size = (x.square().sum((1, 2)).sqrt() for x in (e - truth, truth))
     scale = part.geometry.scale * part.q.norm(dim=-1).mul(1.0).max() * part.k.norm(dim=-1).max()
     assert bool((error <= 1e-6 * scale * n + 1e-9 * size).all())

@@ -164,6 +164,18 @@ def test_heads_taken_a_few_at_a_time_are_the_same(capture, collected, data, monk
         np.testing.assert_allclose(again[name], whole[name], rtol=1e-6, atol=1e-9)
 
 
+def test_chosen_heads_are_measured_as_among_all_and_no_others_are_listed(mini, prompts, single, data):
+    chosen = {"heads": [(3, 1), (0, 2)], "null_seeds": (), "progress": False}
+    result = residual(mini, prompts[:1], **chosen)
+    for layer, head in chosen["heads"]:
+        of = {"layer": layer, "head": head}
+        assert float(result.dataset["share"].sel(of)) == pytest.approx(float(data["share"].sel(of)))
+    assert result.dataset["share"].notnull().sum() == 2
+    assert result.summary["not_defined"] == ""
+    assert set(zip(result.table()["layer"], result.table()["head"], strict=True)) == {(3, 1), (0, 2)}
+    assert len(table(result.dataset.drop_vars("query_token_without_first_token"))) == 2
+
+
 def head_of(scores: torch.Tensor, tokens: torch.Tensor | None = None) -> LayerCapture:
     """A head without RoPE whose scores are the matrix given: key j is the j-th unit vector."""
     heads, n, _ = scores.shape

@@ -12,6 +12,7 @@ from declared import assert_declared
 from tl_posgen import load
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length.length_extrapolation import CONDITIONS, LengthExtrapolation, within_noise
 from tl_posgen.position.length.length_extrapolation import MEASURE as length_extrapolation
@@ -81,6 +82,14 @@ def test_chosen_heads_alone_are_measured_and_edited(result, of_one_head):
     edited = some["loss_segment"].sel(condition="lm_infinite", segment=2)
     assert float(edited) != float(every["loss_segment"].sel(condition="lm_infinite", segment=2))
     assert float(edited) != float(every["loss_segment"].sel(condition="vanilla", segment=2))
+
+
+def test_streamed_passes_give_the_same(mini, alice, result):
+    """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
+    with chosen(True):
+        streamed = length_extrapolation(mini, alice, null_seeds=(), **OPTIONS).dataset
+    for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
+        np.testing.assert_allclose(streamed[name], result.dataset[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_the_share_within_the_noise_level_is_one_rule_for_sentence_and_summary(result):

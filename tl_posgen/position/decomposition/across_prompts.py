@@ -20,7 +20,7 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.position_shares import PositionParts, position_shares, row_centred
-from tl_posgen.position.decomposition.rounding import unrounded
+from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
@@ -99,9 +99,10 @@ class AcrossPromptsCollector(Collector):
         parts = self._parts[window]
         check_lengths([n, parts[0].n])
         scores = layer.scores(n)
-        constant = unrounded(row_centred(scores, parts[0].mask), layer, scores, parts[0].mask).flatten(1) == 0
-        scores = scores.masked_fill(constant.all(-1)[:, None, None], 0)
-        seen, energy = scores[:, parts[0].mask].double(), energies(scores, parts)
+        seen, within = scores[:, parts[0].mask].double(), row_centred(scores, parts[0].mask).square().sum((1, 2))
+        constant = is_rounding(within, layer, CausalPairs(n, window), seen.square().sum(-1))
+        seen, scores = seen.masked_fill(constant[:, None], 0), scores.masked_fill(constant[:, None, None], 0)
+        energy = energies(scores, parts)
         if sums is not None:
             seen, energy = seen + sums.scores, energy + sums.energy
         self._layers[layer.layer] = LayerSums(list(layer.heads), parts, seen, energy)

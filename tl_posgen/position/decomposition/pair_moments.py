@@ -1,5 +1,6 @@
 """The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -14,7 +15,7 @@ from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals, sums_over_band
 
 QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
-SCORES_AT_ONCE = 2**18  # entries of a block of rows
+SCORES_AT_ONCE = 2**18  # entries of a block of rows: it stays in the cache
 ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
@@ -110,10 +111,7 @@ def pair_moments(
 def pair_moments_from_scores(
     scores: Float[Tensor, "head query key"], *, window: int | None = None, diagonal: bool = True
 ) -> PairMoments:
-    r"""The same moments from the scores themselves, in one pass over blocks of rows: for scores that are not bilinear
-    in q and k (soft cap, ALiBi, edited by a hook), and for short texts.
-
-    Entries that the mask hides (j > i, or i - j >= window) are not read, whatever they hold.
+    r"""The same moments from the scores themselves; entries that the mask hides are not read, whatever they hold.
 
     Raises:
         InputError: where an entry that the mask shows is not finite.
@@ -123,15 +121,53 @@ def pair_moments_from_scores(
         >>> pair_moments_from_scores(scores).within_rows.tolist()
         [2.0]
     """
-    pairs = CausalPairs(scores.shape[1], window, diagonal=diagonal)
-    if not diagonal:
-        scores = scores[:, 1:, :-1]
-    first_key = scores[:, :, 0].double()
-    rest = _core_from_scores(scores[:, 1:, 1:], _without_first_token(pairs)) if pairs.size > 1 else None
-    moments = _with_first_key(rest, first_key, pairs)
+    n = scores.shape[1]
+    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], n, window=window, diagonal=diagonal)
+
+
+def pair_moments_from_rows(
+    rows: Callable[[int, int], Float[Tensor, "head row key"]],
+    n_tokens: int,
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+) -> PairMoments:
+    r"""The same moments from a block of rows of the scores at a time, each asked for once: for scores that are not
+    bilinear in q and k (soft cap, ALiBi, edited by a hook), and where every digit of them counts.
+
+    Args:
+        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`. Entries that the mask
+            hides (j > i, or i - j >= window) are not read, whatever they hold.
+
+    Raises:
+        InputError: where an entry that the mask shows is not finite.
+    """
+    pairs = CausalPairs(n_tokens, window, diagonal=diagonal)
+    one = rows(0, 1)
+    first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
+    rest = _RowSums(_without_first_token(pairs), first_key[:, 1:]) if pairs.size > 1 else None
+    for start, stop in row_blocks(len(one), pairs.size):
+        block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
+        first_key[:, start:stop] = block[..., 0]
+        if rest is not None and stop > 1:
+            rest.add(block[:, 1 if start == 0 else 0 :, 1:], max(start - 1, 0))
+    moments = _with_first_key(rest and rest.moments(), first_key, pairs)
     if not moments.sums.isfinite().all():
         _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
     return moments
+
+
+def row_blocks(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
+    step = max(1, SCORES_AT_ONCE // (n_heads * n))
+    return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
+def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tensor, "head row key"]:
+    """A block whose last row and last key are one token, 0 where a key is after the query or `width` or more before."""
+    start = block.shape[2] - block.shape[1]
+    seen = block.tril(start)
+    return seen if width > start + block.shape[1] else seen.triu_(start - width + 1)
 
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
@@ -170,26 +206,29 @@ def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: Cau
     return PairMoments(pairs, sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows)
 
 
-def _core_from_scores(scores: Tensor, pairs: CausalPairs) -> PairMoments:
-    n, width = pairs.size, pairs.width
-    sums = torch.zeros(3, len(scores), n, dtype=torch.float64, device=scores.device)
-    within_rows = sums.new_zeros(len(scores))
-    index = torch.arange(n, device=scores.device)
-    step = max(1, SCORES_AT_ONCE // (len(scores) * n))
-    for start in range(0, n, step):
-        rows = slice(start, min(start + step, n))
-        keys = slice(max(0, start - width + 1), rows.stop)
-        distance = index[rows, None] - index[keys]
-        hidden = (distance < 0) | (distance >= width)
-        block = scores[:, rows, keys].double().masked_fill(hidden, 0)
+class _RowSums:
+    """Moments of scores, [head, query, key] over the pairs, from blocks of rows."""
+
+    def __init__(self, pairs: CausalPairs, like: Float[Tensor, "head query"]):
+        self.pairs = pairs
+        self.sums = like.new_zeros(3, *like.shape)
+        self.within_rows = like.new_zeros(len(like))
+
+    def add(self, block: Float[Tensor, "head row key"], start: int) -> None:
+        """Take in the rows from `start` on, over the keys up to the last of them."""
+        stop, width = block.shape[2], self.pairs.width
+        keys = slice(max(0, start - width + 1), stop)
+        block = causal_rows(block[..., keys].double(), width)
         row_sums = block.sum(-1)
-        sums[0, :, : rows.stop - keys.start] += sums_along_diagonals(block)[:, : rows.stop - keys.start]
-        sums[1, :, rows] = row_sums
-        sums[2, :, keys] += block.sum(-2)
-        means = row_sums / (~hidden).sum(-1)
-        within_rows += (block - means[..., None]).masked_fill_(hidden, 0).square_().sum((-2, -1))
-    sums[1] = sums[1].flip(-1)
-    return PairMoments(pairs, sums, within_rows)
+        self.sums[0, :, : stop - keys.start] += sums_along_diagonals(block)
+        self.sums[1, :, start:stop] = row_sums
+        self.sums[2, :, keys] += block.sum(-2)
+        counts = torch.arange(start + 1, stop + 1, device=block.device).clamp(max=width)
+        self.within_rows += causal_rows(block - (row_sums / counts)[..., None], width).square_().sum((-2, -1))
+
+    def moments(self) -> PairMoments:
+        distance, query, key = self.sums
+        return PairMoments(self.pairs, torch.stack([distance, query.flip(-1), key]), self.within_rows)
 
 
 def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:

@@ -1,6 +1,6 @@
 """What the three-axis fit leaves: how much, of what shape, at which distances, in which planes and token pairs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,11 +17,10 @@ from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.position_shares import row_centred
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
-from tl_posgen.position.decomposition.residual_moments import plane_products, residual_energies
-from tl_posgen.position.decomposition.rounding import unrounded
+from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
+from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.token_pairs import TokenPairTally
@@ -34,7 +32,7 @@ from tl_posgen.summary import Summary
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
-ENTRIES = 2**24  # scores held at once: heads are taken in groups
+ENTRIES = 2**21  # token pairs held at once: heads are taken in groups
 TOKEN_IDS = {"holds": "token ids"}  # `analysis.with_token_texts` puts the tokens' texts beside such a variable
 EXAMPLE_MAP = ("example", "query", "key")
 
@@ -89,61 +87,53 @@ class ResidualCollector(Collector):
 
     def update(self, layer: LayerCapture) -> None:
         check_length(layer.length)
-        fits = layer.once(fit_capture)
         self._heads[layer.layer] = list(layer.heads)
-        groups = [self._measure(part, [fit.of_heads(of) for fit in fits]) for of, part in head_groups(layer)]
+        fit = layer.once(fit_capture)[0]
+        groups = [self._measure(part, fit.of_heads(of)) for of, part in head_groups(layer)]
         sums, tallies = zip(*groups, strict=True)
         self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
         for suffix in tallies[0]:
             key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
-    def _measure(
-        self, part: LayerCapture, fits: Sequence[ThreeAxisFit]
-    ) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
+    def _measure(self, part: LayerCapture, fit: ThreeAxisFit) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
         """The sums of some heads on one prompt by name, and their token pairs by variant."""
         found, tallies = {}, {}
-        for suffix, fit in zip(VARIANTS, fits, strict=True):
-            mask = fit.pairs.mask(part.positions, part.positions)
-            scores = part.scores().double().masked_fill(~mask, 0)
-            left = unrounded(left_by(fit, scores, part, bool(suffix)), part, scores, mask)
-            within = unrounded(row_centred(scores, mask), part, scores, mask)
-            values = residual_energies(left, mask) | self._shape(left) | self._planes(part, left, within)
-            if fit.pairs.saturated:  # any scores would be fitted: nothing is known of what they leave
-                self._saturated.add(part.layer)
-                values["energy"] = torch.full_like(values["energy"], torch.nan)
-            values |= {"within": within.square().sum((1, 2))}
+        for suffix, sums in zip(VARIANTS, residual_sums(part, fit), strict=True):
+            values = self._values(part, sums)
             found |= {f"{name}{suffix}": value for name, value in values.items()}
-            if part.tokens is not None:
-                tallies[suffix] = TokenPairTally.of(left, mask, part.tokens.to(left.device))
+            tallies |= {} if sums.tokens is None else {suffix: sums.tokens.tally(sums.energy)}
             if suffix and part.prompt == 0 and self.options.examples:
-                self._keep_examples(part, left, within)
+                self._keep_examples(part, sums)
         return found, tallies
 
+    def _values(self, part: LayerCapture, sums: ResidualSums) -> dict[str, Tensor]:
+        n_at = sums.n_distance.double().expand_as(sums.energy_at)
+        found = {"energy": sums.energy, "within": sums.within, "pairs": n_at.sum(-1)}
+        found |= {"energy_at": sums.energy_at, "abs_at": sums.abs_at, "pairs_at": n_at}
+        if sums.pairs.saturated:  # any scores would be fitted: nothing is known of what they leave
+            self._saturated.add(part.layer)
+            found["energy"] = torch.full_like(sums.energy, torch.nan)
+        if sums.planes is not None:
+            rope = part.geometry.rope
+            self._wavelengths[part.layer] = (2 * torch.pi / rope.inv_freq).cpu().numpy()
+            for name, products in (("plane", sums.in_planes), ("score_plane", sums.within_planes)):
+                planes, rest = products.tensor_split([len(rope.inv_freq)], -1)
+                found |= {f"{name}_sum": planes, f"{name}_rest_sum": rest.sum(-1)}
+        return found | self._shape(sums.corner)
+
     def _shape(self, left: Tensor) -> dict[str, Tensor]:
-        values = singular_values(left[:, :SPECTRUM_CROP, :SPECTRUM_CROP])
+        values = singular_values(left)
         n = self.options.components
         share = (values.square() / values.square().sum(-1, keepdim=True))[:, :n]
         rank = spectrum_of_values(values).participation_ratio
         return {"spectrum": pad(share, (0, n - share.shape[1])), "effective_rank": rank}
 
-    def _planes(self, part: LayerCapture, left: Tensor, within: Tensor) -> dict[str, Tensor]:
-        geometry = part.geometry
-        planes = len(geometry.rope.inv_freq)
-        if not (part.bilinear and planes):
-            return {}
-        self._wavelengths[part.layer] = (2 * torch.pi / geometry.rope.inv_freq).cpu().numpy()
-        found = {}
-        for name, e in (("plane", left), ("score_plane", within)):
-            sums = plane_products(e, part.rotated_q, part.rotated_k, geometry.rope, geometry.scale)
-            found |= {f"{name}_sum": sums[:, :planes], f"{name}_rest_sum": sums[:, planes:].sum(-1)}
-        return found
-
-    def _keep_examples(self, part: LayerCapture, left: Tensor, within: Tensor) -> None:
+    def _keep_examples(self, part: LayerCapture, sums: ResidualSums) -> None:
         tokens = (part.positions if part.tokens is None else part.tokens)[:CROP].cpu().numpy()
-        maps = {"residual": left, "scores": within}
-        numbers = {"layer": torch.full((len(left),), part.layer), "head": torch.tensor(part.heads)}
-        numbers |= {"share": left.square().sum((1, 2)) / within.square().sum((1, 2))}
+        maps = {"residual": sums.corner, "scores": sums.within_corner}
+        numbers = {"layer": torch.full((len(part.heads),), part.layer), "head": torch.tensor(part.heads)}
+        numbers |= {"share": sums.energy / sums.within}
         heads = xr.Dataset(
             {f"example_{name}": (EXAMPLE_MAP, x[:, :CROP, :CROP].float().cpu().numpy()) for name, x in maps.items()}
             | {f"example_{name}": ("example", x.cpu().numpy()) for name, x in numbers.items()}
@@ -169,11 +159,12 @@ class ResidualCollector(Collector):
     def _why_not_defined(self, data: xr.Dataset) -> str:
         """Why there are no numbers of some heads, or of what is left of them; "" where there are all."""
         share, shape = data["share_without_first_token"], data["top_share_without_first_token"]
-        saturated, constant = share["layer"].isin(list(self._saturated)), share.isnull()
+        asked = self.rows.array("pairs").notnull().any("prompt")
+        saturated, constant = share["layer"].isin(list(self._saturated)), share.isnull() & asked
         why = {
             "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & constant,
             "scores are constant within rows": constant & ~saturated,
-            "the fit leaves no more than float32 rounds": shape.isnull() & ~constant,
+            "the fit leaves no more than float32 rounds": shape.isnull() & asked & ~constant,
         }
         found = [f"in {int(heads.sum())} heads {words}" for words, heads in why.items() if heads.any()]
         return "; ".join(found)
@@ -221,17 +212,27 @@ class ResidualCollector(Collector):
         return {name: x.assign_attrs(TOKEN_IDS if name in no_id else {}) for name, x in whole.data_vars.items()}
 
 
-def left_by(
-    fit: ThreeAxisFit, scores: Float[Tensor, "head query key"], part: LayerCapture, without: bool
-) -> Float[Tensor, "head query key"]:
-    """e = W - fitted, fitted once more: sums over q and k round in float32, and e must be at right angles to fits."""
-    e = scores
-    for again in range(2):
-        if again:
-            moments = pair_moments_from_scores(e, window=part.geometry.window)
-            fit = fit_three_axis((moments.without_first_token or moments) if without else moments)
-        e = (e - fit.fitted(part.positions, part.positions)).nan_to_num_(0)
-    return e
+def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
+    """What the fits of these heads' scores leave, with the first token and without; of rounding, nothing.
+
+    What a first fit, over all tokens, leaves is fitted once more, to the scores themselves: sums over q and k round in
+    float32, and e must be at right angles to every fit.
+    """
+    first = {name: getattr(fit, name).nan_to_num() for name in "abc"}
+    geometry, n = part.geometry, part.length
+    rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
+    moments = pair_moments_from_rows(rows, n, window=geometry.window)
+    rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
+    planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
+    found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
+    for start, stop in row_blocks(len(part.heads), n):
+        scores, rest = part.score_rows(start, stop), rows(start, stop)
+        for sums in found:
+            sums.add(scores, rest)
+    for sums in found:
+        sums.drop(*(is_rounding(x, part, sums.pairs, sums.squares) for x in (sums.energy, sums.within)))
+    return found
 
 
 def check_length(n: int) -> None:
@@ -240,11 +241,10 @@ def check_length(n: int) -> None:
 
 
 def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
-    """The same capture, some heads at a time, so that their score matrices fit in memory."""
+    """The same capture, some heads at a time, so that their sums by token pair fit in memory."""
     step = max(1, ENTRIES // layer.length**2)
-    for start in range(0, len(layer.heads), step):
-        of = slice(start, start + step)
-        yield of, layer.of_heads(of)
+    parts = (slice(start, start + step) for start in range(0, len(layer.heads), step))
+    return ((of, layer.of_heads(of)) for of in parts)
 
 
 # What is shown
@@ -359,7 +359,6 @@ MEASURE = Measure(
     options=Residual,
     collector=ResidualCollector,
     check_prompts=lambda options, tokens: check_length(min(map(len, tokens))),
-    matrices=1,  # of 16 heads; in long prompts they are taken one by one
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -119,9 +119,11 @@ def token_texts(data: xr.Dataset, name: str) -> xr.DataArray:
 
 def table(data: xr.Dataset) -> pd.DataFrame:
     """The heads that leave most and their token pairs; without token ids, what every head leaves."""
-    pairs = strongest_pairs(data)
+    if len(pairs := strongest_pairs(data)):
+        return pairs
     shares = ["share", "share_without_first_token", "std", "top_share_without_first_token"]
-    return pairs if len(pairs) else pd.DataFrame(data[shares].to_dataframe(dim_order=["layer", "head"]).reset_index())
+    frame = data[shares].to_dataframe(dim_order=["layer", "head"])
+    return pd.DataFrame(frame.dropna(how="all").reset_index())
 
 
 def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:

@@ -1,26 +1,35 @@
 """What float32 rounds of scores: no more than that is nothing."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.models.capture import EditedCapture, LayerCapture
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 
 ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is what float32 leaves of zero
 
 
-def unrounded(
-    x: Float[Tensor, "head query key"],
+def is_rounding(
+    squares: Float[Tensor, " head"],
     capture: LayerCapture,
-    scores: Float[Tensor, "head query key"],
-    mask: Bool[Tensor, "query key"],
-) -> Float[Tensor, "head query key"]:
-    """x, a part of the scores, with zeros in the heads where sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs.
+    pairs: CausalPairs,
+    score_squares: Float[Tensor, " head"],
+) -> Bool[Tensor, " head"]:
+    """Whether sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs, x a part of the scores.
 
     A score is a sum that may cancel, so it rounds with the lengths of its query and key. Where these are not known, as
     hooks edit the scores, with the scores themselves; and with those where they are larger (ALiBi).
+
+    Args:
+        squares: sum x^2.
+        score_squares: sum W^2.
     """
-    size = scores.double().masked_fill(~mask, 0).square().sum((1, 2))
+    size = score_squares
     if not isinstance(capture, EditedCapture):
-        q, k = (x[:, : len(mask)].double().square().sum(-1) for x in (capture.q, capture.k))
-        size = size.maximum(capture.geometry.scale**2 * ((q @ mask.double()) * k).sum(-1))
-    return x.masked_fill((x.double().square().sum((1, 2)) <= ROUNDING * size)[:, None, None], 0)
+        q, k = (x[:, : pairs.n_tokens].double().square().sum(-1) for x in (capture.q, capture.k))
+        none = torch.zeros_like(k[:, pairs.first_key :])
+        of_keys = torch.stack([none, none, k[:, pairs.first_key :]])
+        seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees
+        size = size.maximum(capture.geometry.scale**2 * (q[:, pairs.first_query :] * seen).sum(-1))
+    return squares <= ROUNDING * size

@@ -13,7 +13,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.options import Options
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
 from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis, pooled_r
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.figures import head_map, layer_curves
@@ -137,7 +137,7 @@ def moments_of(layer: LayerCapture, *, diagonal: bool = True) -> PairMoments:
     if layer.bilinear:
         q, k = layer.rotated_q, layer.rotated_k
         return pair_moments(q, k, geometry.scale, window=geometry.window, diagonal=diagonal)
-    return pair_moments_from_scores(layer.scores(), window=geometry.window, diagonal=diagonal)
+    return pair_moments_from_rows(layer.score_rows, layer.length, window=geometry.window, diagonal=diagonal)
 
 
 def pooled(r: xr.DataArray, tss: xr.DataArray) -> float:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ID_BITS = 32  # a kind of pair is query id * 2^32 + key id
+KEEP = 1024  # kinds of pair that a tally holds of each head
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TokenPairTally:
         residual: Float[Tensor, "head query key"],
         mask: Bool[Tensor, "query key"],
         tokens: Int[Tensor, " pos"],
-        keep: int = 1024,
+        keep: int = KEEP,
     ) -> "TokenPairTally":
         """Of one prompt, whose queries and keys are `tokens`.
 
@@ -47,18 +48,9 @@ class TokenPairTally:
             >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
             ([[7]], [[1.0]], [[3.0]])
         """
-        ids, which = tokens.long().unique(return_inverse=True)
-
-        def by_tokens(x: Tensor) -> Tensor:
-            """Summed over queries and over keys that are the same token."""
-            rows = x.new_zeros(len(x), len(ids), x.shape[2]).index_add_(1, which, x)
-            return x.new_zeros(len(x), len(ids), len(ids)).index_add_(2, which, rows)
-
-        values, count = residual.double().masked_fill(~mask, 0), by_tokens(mask[None].double())[0]
-        query, key = count.nonzero(as_tuple=True)
-        total, count = by_tokens(values)[:, query, key], count[query, key]
-        kind = ((ids[query] << ID_BITS) + ids[key]).expand(len(values), -1)
-        return cls(kind, total, count.expand_as(total), values.square().sum((1, 2)), keep)._first()
+        values, sums = residual.double().masked_fill(~mask, 0), TokenSums(tokens, len(residual), residual.device)
+        sums.add(values, mask)
+        return sums.tally(values.square().sum((1, 2)), keep)
 
     @classmethod
     def of_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
@@ -106,3 +98,27 @@ class TokenPairTally:
         at = ranking.topk(min(self.keep, ranking.shape[1])).indices
         kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))
         return TokenPairTally(kind, total, count, self.energy, self.keep)
+
+
+class TokenSums:
+    """Sums of residuals over the pairs of each two tokens of one prompt, from blocks of rows."""
+
+    def __init__(self, tokens: Int[Tensor, " pos"], n_heads: int, device: torch.device):
+        self.ids, self._which = tokens.to(device).long().unique(return_inverse=True)
+        shape = [len(self.ids)] * 2
+        self.total, self._count = (torch.zeros(n, *shape, dtype=torch.float64, device=device) for n in (n_heads, 1))
+
+    def add(self, e: Float[Tensor, "head row key"], mask: Bool[Tensor, "row key"] | Float[Tensor, "row key"]) -> None:
+        """Take in some rows, over the keys up to the last of them; e is 0 where the mask is."""
+        rows, keys = mask.shape
+        of_keys = self._which[:keys]
+        for sums, x in ((self.total, e), (self._count, mask[None].double())):
+            by_key = x.new_zeros(len(x), rows, len(self.ids)).index_add_(2, of_keys, x)
+            sums.index_add_(1, of_keys[-rows:], by_key)
+
+    def tally(self, energy: Float[Tensor, " head"], keep: int = KEEP) -> TokenPairTally:
+        total, count = self.total.flatten(1), self._count.flatten(1)
+        ranking = total.square().div_(count.clamp(min=1)).sub_((count == 0).double())  # kinds that do not occur: last
+        at = ranking.topk(min(keep, int(count.count_nonzero()))).indices
+        kind = (self.ids[at // len(self.ids)] << ID_BITS) + self.ids[at % len(self.ids)]
+        return TokenPairTally(kind, total.gather(1, at), count.expand_as(total).gather(1, at), energy, keep)

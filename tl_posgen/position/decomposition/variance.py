@@ -73,8 +73,10 @@ class VarianceCollector(Collector):
     def update(self, layer: LayerCapture) -> None:
         self._layers[layer.layer] = (layer.geometry, list(layer.heads))
         self._longest = max(self._longest, layer.q.shape[1])
-        for first_token in (True, False):
-            moments = TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=first_token)
+        rope = layer.geometry.rope
+        rest = TripleMoments.of(layer.q, layer.k, rope, first_token=False)
+        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], rope)
+        for first_token, moments in ((True, first + rest), (False, rest)):
             key = layer.layer, first_token
             self._moments[key] = self._moments[key] + moments if key in self._moments else moments
 

@@ -18,12 +18,13 @@ from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks
-from tl_posgen.models.loss import logits_of, losses_of, prompts_of_one_length
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.loss import losses_of, prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.pair_moments import row_blocks
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.length_figures import ATTENTION, FIGURES
@@ -165,30 +166,31 @@ class Run:
 
     def add(self, model: Model, prompt: Int[Tensor, " pos"], hooks: HookList, where: Mapping[str, Any]) -> None:
         """Run one prompt and keep what is measured of it."""
-        needs = frozenset({"v", "attn_scores", "pattern"})
-        tokens = prompt[None].to(next(model.parameters()).device)
-        both = hooks + capture_hooks(model, partial(self.take, len(self.losses)), needs, **where)
-        with torch.no_grad(), model.hooks(fwd_hooks=both):
-            logits = logits_of(model, tokens)
+        needs = frozenset({"v", "attn_scores", "pattern", "logits"})
+        tokens, every_layer = prompt[None].to(next(model.parameters()).device), partial(self.take, len(self.losses))
+        with model.hooks(fwd_hooks=hooks):
+            logits = run_capture(model, tokens, every_layer, needs, **where)
+        assert logits is not None
         self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
 
     def take(self, number: int, capture: LayerCapture) -> None:
-        """One layer of prompt `number`."""
+        """One layer of prompt `number`, a block of its rows at a time."""
         assert capture.v is not None
-        assert capture.pattern is not None
-        assert capture.attn_scores is not None
-        o, layer, inside, capture.prompt = capture.pattern @ capture.v, capture.layer, self.inside, number
-        n, self.heads[layer] = o.shape[1], list(capture.heads)
+        layer, inside, n, capture.prompt = capture.layer, self.inside, capture.length, number
+        self.heads[layer] = list(capture.heads)
+        blocks = []
+        for start, stop in row_blocks(len(capture.heads), n):
+            pattern = capture.pattern_rows(start, stop)
+            attention = entropy_and_normaliser(capture.attn_score_rows(start, stop), pattern)
+            blocks.append((pattern @ capture.v[:, :stop], *attention))
+        o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
         reference = OutputMoments.of(o[:, inside // 2 : inside])
         add_to(self.halves, (layer, number % 2), reference)
         add_to(self.segments, (layer, 0), reference)
         for start in range(inside, n, inside):
             add_to(self.segments, (layer, start // inside), OutputMoments.of(o[:, start : start + inside]))
-        measured = [
-            entropy_and_normaliser(capture.attn_scores[:, start:stop, :stop], capture.pattern[:, start:stop, :stop])
-            for start, stop in bins(n, inside)  # keys behind the last query of a bin are invisible to all of it
-        ]
-        by_bin = (torch.stack([one.mean(-1) for one in values], -1) for values in zip(*measured, strict=True))
+        ranges = bins(n, inside)
+        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
         self.rows.add(capture, **dict(zip(ATTENTION, by_bin, strict=True)))
 
 
