@@ -23,8 +23,8 @@ milliseconds per head, of processor time on one thread unless told otherwise, wh
 "q k'" forms and stores all scores, as a model does that shows them; "visible" forms only the visible half, in blocks
 that are thrown away, which is the least that forming scores can cost. |dr| is the largest difference of r from ours.
 
-A second table has weights by distance: the steps, beside those of the counts alone as preconditioner; the moments, the fit,
-and what is factored once a length. max(8 - d, floor) and e^(-d/8) + 1e-6, which stays what it is from d = 400 on.
+A second table has weights by distance: the steps, beside those of the counts alone as preconditioner; the moments, the
+fit, and what is factored once a length. max(8 - d, floor) and e^(-d/8) + 1e-6, which stays what it is from d = 400 on.
 """
 
 import argparse
@@ -174,7 +174,7 @@ def print_table(lengths: list[int], repeats: int) -> None:
 
 
 def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
-    print(f"\nweights by distance, {heads} heads at once, {ARGUMENTS.clock} ms per head; factored: once a length, in all")
+    print(f"\nweights by distance, {heads} heads at once: {ARGUMENTS.clock} ms per head; factored: once a length")
     print("".join(f"{name:>11}" for name in ["L", "weights", "steps", "by counts", "moments", "fit", "factored"]))
     for length in lengths:
         q, k = random_head(length, heads)

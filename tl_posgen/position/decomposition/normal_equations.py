@@ -123,8 +123,9 @@ def band_of(pairs: CausalPairs) -> int:
     """
     n = pairs.size
     weights = pairs.counts()[0, 0] / n
-    waves = math.pi / n * 2.0 ** torch.arange(n.bit_length(), dtype=torch.float64)
-    turned = torch.polar(weights.expand(len(waves), -1), waves[:, None] * torch.arange(n)).cumsum(-1).abs()
+    octaves, distances = (torch.arange(stop, dtype=torch.float64, device="cpu") for stop in (n.bit_length(), n))
+    angles = math.pi / n * 2 ** octaves[:, None] * distances
+    turned = torch.polar(weights.expand_as(angles), angles).cumsum(-1).abs()
     total = weights.sum()
     cost = (total - turned[:, -1]).clamp(min=1e-12 * total)
     if n == 1 or (total / cost).max() <= SPREAD:

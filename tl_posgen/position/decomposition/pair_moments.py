@@ -67,7 +67,7 @@ def pair_moments(
     *,
     window: int | None = None,
     diagonal: bool = True,
-    distance_weights: Sequence[float] = (1.0,),
+    distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     r"""The moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
 
@@ -103,7 +103,7 @@ def pair_moments(
         >>> query.tolist(), moments.tss.tolist()
         ([[2.0, 4.0, 6.0]], [0.0])
     """
-    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(distance_weights))
+    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     groups = max(1, QUERIES_AT_ONCE // q[0].numel())
     parts = [
         _moments_of_heads(q_group, k_group, scale, pairs)
@@ -122,7 +122,7 @@ def pair_moments_from_scores(
     *,
     window: int | None = None,
     diagonal: bool = True,
-    distance_weights: Sequence[float] = (1.0,),
+    distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     r"""The same moments from the scores themselves, in one pass over blocks of rows: for scores that are not bilinear
     in q and k (soft cap, ALiBi, edited by a hook), and for short texts.
@@ -137,7 +137,8 @@ def pair_moments_from_scores(
         >>> pair_moments_from_scores(scores).within_rows.tolist()
         [2.0]
     """
-    pairs = CausalPairs(scores.shape[1], window, diagonal=diagonal, distance_weights=tuple(distance_weights))
+    weights = tuple(map(float, distance_weights))
+    pairs = CausalPairs(scores.shape[1], window, diagonal=diagonal, distance_weights=weights)
     if not diagonal:
         scores = scores[:, 1:, :-1]
     first_key = scores[:, :, 0].double()

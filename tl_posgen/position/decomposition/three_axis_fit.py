@@ -128,9 +128,9 @@ def iid_r(pairs: CausalPairs) -> float:
     if pairs.unweighted or pairs.saturated:
         return pairs.iid_r
     squared = replace(pairs, distance_weights=tuple(weight**2 for weight in pairs.distance_weights))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     n_probes = math.ceil(SIGNS / pairs.size)
-    signs = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator).double() * 2 - 1
+    signs = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
     signs[0, :, pairs.width :] = 0
     right = squared.normal(signs, squared.counts())
     solution, _ = solve(pairs, pairs.counts(), right, 0.0, 1e-6, torch.zeros_like(right))
