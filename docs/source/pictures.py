@@ -25,7 +25,7 @@ class Picture(NamedTuple):
 PICTURES = {
     "atlas": Picture("demo results", "variance", "atlas", 760),
     "claims": Picture("mini claims", "claims", "table", 1150),
-    "correlation": Picture("stories260K claims", "substitution", "correlation", 860),
+    "correlation": Picture("stories260K weighted", "substitution", "correlation", 860),
     "length": Picture("mini claims", "length_extrapolation", "loss", 860),
     "emergence": Picture("mini emergence", "emergence", "means", 1000),
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),

@@ -46,38 +46,11 @@ def fit_pair_weights(
         [1.0]
     """
     refuse_long(pairs.n_tokens)
-    rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
-    index = torch.arange(pairs.size, device=scores.device)
-    distance = index[:, None] - index
-    seen = (distance >= 0) & (distance < pairs.width)
-    w, p = (x[:, rows, keys].double().masked_fill(~seen, 0) for x in (scores, weights))
-    for what, x, wrong in (("score", w, ~w.isfinite()), ("weight", p, ~(p.isfinite() & (p >= 0)))):
-        if wrong.any():
-            head, query, key = wrong.nonzero()[0].tolist()
-            raise InputError(
-                f"a visible {what} of head {head} is {float(x[head, query, key])} at token "
-                f"{query + pairs.first_query}; give finite scores, and weights of 0 or more"
-            )
-    p = p.maximum(LEAST * p.amax((1, 2), keepdim=True)).masked_fill(~seen, 0)
-    total = p.sum((1, 2))
-    mean = (p * w).sum((1, 2)) / total
-    thetas, chances = [], []
-    for x, weight in zip(w - mean[:, None, None], p, strict=True):
-        equations = _NormalEquations(weight, ridge)
-        thetas.append(equations.fit(_sums(weight * x)))
-        chances.append((_NormalEquations(weight, 0.0) if ridge else equations).noise_r(weight))
-    theta, iid_r = torch.stack(thetas, 1), torch.stack(chances)
-    theta[0, :, pairs.width :] = 0
-    fitted = theta[0][:, distance.clamp(min=0)] + theta[1][:, :, None] + theta[2][:, None]
-    left, tss = w - mean[:, None, None], (p * (w - mean[:, None, None]).square()).sum((1, 2))
-    constant = tss <= ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
-    r = _correlation(p, _centred(left, p, (1, 2)), _centred(fitted, p, (1, 2)))
-    within = _correlation(p, _centred(left, p, (2,)), _centred(fitted, p, (2,)))
-    undefined = constant | torch.tensor(pairs.saturated, device=scores.device)
-    theta[1] = theta[1].flip(-1)  # corner coordinates
+    found = [_fit_head(*both, head, pairs, ridge) for head, both in enumerate(zip(scores, weights, strict=True))]
+    theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
+    r, within, mean, tss, iid_r = numbers
     a, b, c = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     n_distance, n_query, n_key = (n[0].long() for n in pairs.spread(pairs.counts(scores.device), fill=0))
-    r, within = r.masked_fill(undefined, torch.nan), within.masked_fill(undefined, torch.nan)
     return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, tss, iid_r, pairs, 1)
 
 
@@ -87,6 +60,40 @@ def refuse_long(n_tokens: int) -> None:
             f"weights by attention form the [query, key] matrix of every head, and {n_tokens:,} tokens are more than "
             f"{LONGEST:,}; give shorter prompts, or weights by distance"
         )
+
+
+def _fit_head(
+    scores: Float[Tensor, "query key"], weights: Real[Tensor, "query key"], head: int, pairs: CausalPairs, ridge: float
+) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 5"]]:
+    """a, b and c of one head in corner coordinates; r, r within rows, the mean, TSS, and the r of noise."""
+    rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
+    index = torch.arange(pairs.size, device=scores.device)
+    distance = index[:, None] - index
+    hidden = (distance < 0) | (distance >= pairs.width)
+    w, p = (x[rows, keys].double().masked_fill(hidden, 0) for x in (scores, weights))
+    for what, x, wrong in (("score", w, ~w.isfinite()), ("weight", p, ~(p.isfinite() & (p >= 0)))):
+        if wrong.any():
+            query, key = wrong.nonzero()[0].tolist()
+            raise InputError(
+                f"a visible {what} of head {head} is {float(x[query, key])} at token {query + pairs.first_query}; "
+                "give finite scores, and weights of 0 or more"
+            )
+    p = p.clamp(min=LEAST * float(p.max())).masked_fill_(hidden, 0)
+    total = p.sum()
+    mean = (p * w).sum() / total
+    w -= mean
+    equations = _NormalEquations(p, ridge)
+    theta = equations.fit(_sums(p * w))
+    theta[0, pairs.width :] = 0
+    fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
+    tss = (p * w.square()).sum()
+    constant = tss <= ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
+    r = [_correlation(p, _centred(w, p, dims), _centred(fitted, p, dims)) for dims in ((0, 1), (1,))]
+    if pairs.saturated or constant:
+        r = [mean.new_tensor(torch.nan)] * 2
+    iid_r = (_NormalEquations(p, 0.0) if ridge else equations).noise_r(p)
+    theta[1] = theta[1].flip(-1)
+    return theta, torch.stack([*r, mean, tss, iid_r])
 
 
 class _NormalEquations:
@@ -147,6 +154,6 @@ def _centred(x: Tensor, p: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x - (p * x).sum(dims, keepdim=True) / p.sum(dims, keepdim=True)
 
 
-def _correlation(p: Tensor, x: Tensor, y: Tensor) -> Float[Tensor, " head"]:
-    shared, *squares = ((p * one * other).sum((1, 2)) for one, other in ((x, y), (x, x), (y, y)))
+def _correlation(p: Tensor, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
+    shared, *squares = ((p * one * other).sum() for one, other in ((x, y), (x, x), (y, y)))
     return (shared / (squares[0] * squares[1]).sqrt()).nan_to_num().clamp(-1, 1)
