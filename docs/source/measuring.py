@@ -36,6 +36,7 @@ MODELS = {
     "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
 }
 TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+OTHERS = 8  # prompts that a width is chosen on, not those that are reported
 TABLE_ROWS = 200  # a longer table stays in the kept results
 
 
@@ -137,7 +138,7 @@ def widths_chosen(results: Any) -> dict[str, Any]:
     families = {"near": "three_axis_near", "without_query": "mean_query"}
     last = {key: [name for name in conditions if name.startswith(f"{family}_")][-1] for key, family in families.items()}
     summary = results["substitution"].summary
-    return {
+    return {"others": OTHERS} | {
         key: {"width": int(name.rpartition("_")[2]), "recovered": summary[f"recovered_{name}"]}
         for key, name in last.items()
     }
@@ -269,7 +270,7 @@ PARTS = {
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
     **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
     **{
-        f"{name} weighted": Part(name, {"others": 8, "null_seeds": (0,)}, weighted, widths_chosen)
+        f"{name} weighted": Part(name, {"others": OTHERS, "null_seeds": (0,)}, weighted, widths_chosen)
         for name in ("mini", "stories260K", "babyllama105")
     },
     "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),

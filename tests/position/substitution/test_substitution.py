@@ -16,9 +16,8 @@ from tl_posgen.position.claims import two_axes
 from tl_posgen.position.decomposition import variance
 from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution import Substitution, by_free_split, by_split, substitute, substitution, triangle
-from tl_posgen.position.substitution.conditions import conditions_of
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
-from tl_posgen.position.substitution.substituted_loss import recovered
+from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered
 from tl_posgen.position.substitution.substitution import two_sets
 from tl_posgen.summary import jsonable
 

@@ -18,10 +18,16 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole
-from tl_posgen.position.substitution.conditions import conditions_of
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
-from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, WORTHLESS, costs, measure, search_dataset
+from tl_posgen.position.substitution.substituted_loss import (
+    NO_STAND_IN,
+    WORTHLESS,
+    conditions_of,
+    costs,
+    measure,
+    search_dataset,
+)
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import with_ends
@@ -163,9 +169,8 @@ def summarise(data: xr.Dataset) -> Summary:
     loss, share = by_condition(data["loss_mean"]), by_condition(data["recovered"])
     r, kl = (by_condition(data[name].mean(("layer", "head"))) for name in ("r", "attention_kl"))
     splits = [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
-    fits = [name for name in conditions if name.startswith("three_axis_")]
-    best_fit = max(fits, key=lambda name: np.nan_to_num(share[name], nan=-np.inf), default="three_axis")
-    best = max(splits, key=lambda name: np.nan_to_num(share[name], nan=-np.inf))
+    fits = [name for name in conditions if name.startswith("three_axis_")] or ["three_axis"]
+    best, best_fit = (max(names, key=lambda name: np.nan_to_num(share[name], nan=-np.inf)) for names in (splits, fits))
     worth, searched = loss["uniform_attention"] - loss["unchanged"], search_summary(data)
     fitted = searched["search_recovered_free"]
     named = {"loss": loss, "recovered": share, "r": r, "attention_kl": kl}
@@ -299,7 +304,7 @@ MEASURE = Measure(
     source="Han & Ji 2025 (public code of the first author) for gamma, d0 = 1000 and from_layer; all else: ours",
     options=Substitution,
     procedure=run,
-    matrices=22,
+    matrices=26,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
