@@ -8,9 +8,9 @@ Operations and bytes first, for one head of L tokens with D = d_head, chunks of 
     second moments of q and of k     4 D^2
     pairs of chunks in a slab        2 G D^2 / C
     2 D real FFTs of length 2 L      10 D log2(2 L)
-    15 steps on 3 axes               15 * 3 * 15     in float64
+    12 steps on 2 axes               12 * 2 * 20     in float64
 
-With D = 64 and L = 1024 that is 8,192 + 16,384 + 2,048 + 7,040 + 675, about 34 thousand operations a token, or 35
+With D = 64 and L = 1024 that is 8,192 + 16,384 + 2,048 + 7,040 + 480, about 34 thousand operations a token, or 35
 million a head. The product q k' takes 2 D L a token: 134 million in all, half of them visible. By operations the fit
 is cheaper from L = 550 on, against the visible half. But most of its time goes into bytes: a pass over q or k is 4 D
 a token, and there are about 15 of them before the FFTs, which write and read 2 L D complex numbers each: about 12 KB
@@ -22,9 +22,13 @@ it runs in one process, methods by turns, so that a busy machine disturbs all al
 milliseconds per head, of processor time on one thread unless told otherwise, which a busy machine disturbs least.
 "q k'" forms and stores all scores, as a model does that shows them; "visible" forms only the visible half, in blocks
 that are thrown away, which is the least that forming scores can cost. |dr| is the largest difference of r from ours.
+
+A second table has weights by distance: the steps, beside those of the counts alone as preconditioner; the moments, the
+fit, and what is factored once a length. max(8 - d, floor) and e^(-d/8) + 1e-6, which stays what it is from d = 400 on.
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -34,6 +38,12 @@ from pathlib import Path
 
 D_HEAD = 64
 LONGEST_FOR_SOLVERS = 1024
+WEIGHTS = {
+    "none": (1.0,),
+    "floor .05": (*range(8, 0, -1), 0.05),
+    "floor .001": (*range(8, 0, -1), 0.001),
+    "e^(-d/8)": tuple(math.exp(-d / 8) + 1e-6 for d in range(400)),
+}
 PEAK_LENGTH = 131_072
 
 
@@ -55,7 +65,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from tl_posgen.position.decomposition.pair_moments import pair_moments  # noqa: E402
+from tl_posgen.position.decomposition import normal_equations as equations  # noqa: E402
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs  # noqa: E402
+from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments  # noqa: E402
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis  # noqa: E402
 
 
@@ -161,6 +173,38 @@ def print_table(lengths: list[int], repeats: int) -> None:
         print(f"{length:>11}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
 
 
+def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
+    print(f"\nweights by distance, {heads} heads at once: {ARGUMENTS.clock} ms per head; factored: once a length")
+    print("".join(f"{name:>11}" for name in ["L", "weights", "steps", "by counts", "moments", "fit", "factored"]))
+    for length in lengths:
+        q, k = random_head(length, heads)
+        for name, weights in WEIGHTS.items():
+            moments = pair_moments(q, k, D_HEAD**-0.5, distance_weights=weights)
+            methods: dict[str, Callable[[], object]] = {
+                "moments": lambda q=q, k=k, w=weights: pair_moments(q, k, D_HEAD**-0.5, distance_weights=w),
+                "fit": lambda m=moments: fit_three_axis(m),
+                "factored": lambda m=moments: factored(m.pairs),
+            }
+            seconds, steps = measure(methods, repeats), fit_three_axis(moments).iterations
+            cells = [f"{1000 * time / (1 if key == 'factored' else heads):.2f}" for key, time in seconds.items()]
+            cells = [length, name, steps, steps_by_counts(moments), *cells]
+            print("".join(f"{cell:>11}" for cell in cells), flush=True)
+
+
+def factored(pairs: CausalPairs) -> None:
+    equations.blocks.cache_clear()
+    if band := equations.band_of(pairs):
+        equations.blocks(pairs, 0.0, band, torch.device("cpu"))
+
+
+def steps_by_counts(moments: PairMoments) -> int:
+    chosen, equations.band_of = equations.band_of, lambda pairs: 0
+    try:
+        return fit_three_axis(moments).iterations
+    finally:
+        equations.band_of = chosen
+
+
 def print_peak(length: int) -> None:
     """Peak memory of this process before and after one fit of one head, and the seconds it took."""
     q, k = random_head(length, 1)
@@ -186,5 +230,6 @@ if __name__ == "__main__":
         print_peak(ARGUMENTS.peak)
     else:
         print_table(ARGUMENTS.lengths, ARGUMENTS.repeats)
+        print_weights([256, 1024, 4096], ARGUMENTS.repeats)
         again = [sys.executable, __file__, "--peak", str(PEAK_LENGTH), "--threads", str(ARGUMENTS.threads)]
         subprocess.run(again, check=True)

@@ -52,6 +52,7 @@ OF_VALUES = {
     "scores at any distance": lambda q: scores_at(q, q, ROPE, 0.3, lambda distance: 2 * distance),
     "complex frequencies": lambda q: complex_frequencies(ROPE, 9),
     "bands": lambda q: bands_by_wavelength(ROPE, 20),
+    "weighted axes": lambda q: fit_three_axis(pair_moments(q, q, distance_weights=(2.0, 0.001))),
     "three axes": lambda q: fit_three_axis(pair_moments(q, q, window=4)),
     "three axes of scores": lambda q: fit_three_axis(pair_moments_from_scores(q @ q.mT)),
     "attention profile": lambda q: attention_profile((q @ q.mT).softmax(-1)),

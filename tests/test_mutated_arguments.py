@@ -95,7 +95,8 @@ def calls(mini, alice, tmp_path_factory):
         ),
         "ablate_bands": (lambda **options: ablate_bands(mini, **options), {"kind": "no_rope", "band": None, **where}),
         "options": (
-            registry.find("three_axis").make_options, {"ridge": 0.0, "gauge": "flat_keys", "diagonal": True},
+            registry.find("three_axis").make_options,
+            {"ridge": 0.0, "gauge": "flat_keys", "diagonal": True, "weights": (2.0, 0.5)},
         ),
     }  # fmt: skip
 

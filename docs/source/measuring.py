@@ -36,6 +36,7 @@ MODELS = {
     "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
 }
 TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+OTHERS = 8  # prompts that a width is chosen on, not those that are reported
 TABLE_ROWS = 200  # a longer table stays in the kept results
 
 
@@ -114,6 +115,33 @@ def other_end(part: Part) -> Mapping[str, Any]:
     turned = text[len(text) // 2 :] + text[: len(text) // 2]
     options = {"dummy_distances": (), "widths": (8,), "head_costs": False}
     return tl_posgen.analyze(model_of(part.model), turned, measures=Substitution(**options), **{**CUT, **part.settings})
+
+
+def weighted(part: Part) -> Mapping[str, Any]:
+    """Three-axis fits under several weightings, and splits of the mean query; their widths chosen on other prompts."""
+    from tl_posgen.models.loss import prompts_of_one_length
+    from tl_posgen.position.substitution.optimise_split import best_width
+
+    model, text, n = model_of(part.model), text_of(part.model), CUT["n_prompts"]
+    others = prompts_of_one_length(model, text, CUT["length"], n + part.settings["others"])[n:]
+    chosen = [best_width(model, others, family, {}, progress=False) for family in ("three_axis", "mean_query")]
+    near, first = ((8, *({int(width)} - {8})) for width in chosen)
+    options = Substitution(near_widths=near, mean_query_distances=first, widths=(8,), search=False)
+    return tl_posgen.analyze(
+        model, text, measures=[options, "three_axis"], **CUT, null_seeds=part.settings["null_seeds"]
+    )
+
+
+def widths_chosen(results: Any) -> dict[str, Any]:
+    """The widths that were chosen on other prompts, and what they recover."""
+    conditions = [str(name) for name in results["substitution"].dataset["condition"].values]
+    families = {"near": "three_axis_near", "without_query": "mean_query"}
+    last = {key: [name for name in conditions if name.startswith(f"{family}_")][-1] for key, family in families.items()}
+    summary = results["substitution"].summary
+    return {"others": OTHERS} | {
+        key: {"width": int(name.rpartition("_")[2]), "recovered": summary[f"recovered_{name}"]}
+        for key, name in last.items()
+    }
 
 
 def training(part: Part) -> Mapping[str, Any]:
@@ -243,6 +271,10 @@ PARTS = {
     "width alone": Part("", {"width_per_k": 8}, width),
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
     **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
+    **{
+        f"{name} weighted": Part(name, {"others": OTHERS, "null_seeds": (0,)}, weighted, widths_chosen)
+        for name in ("mini", "stories260K", "babyllama105")
+    },
     "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),
     **{
         f"benchmark {name}": Part("", {"file": f"benchmarks/{name}.py", **more}, benchmark)

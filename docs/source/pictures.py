@@ -27,7 +27,7 @@ PICTURES = {
     "claims": Picture("mini claims", "claims", "table", 1150),
     "distances": Picture("stories260K distance", "dummy_distance", "agreement", 860),
     "tables": Picture("stories260K distance", "dummy_distance", "tables", 860),
-    "correlation": Picture("stories260K claims", "substitution", "correlation", 860),
+    "correlation": Picture("stories260K weighted", "substitution", "correlation", 860),
     "length": Picture("mini claims", "length_extrapolation", "loss", 860),
     "emergence": Picture("mini emergence", "emergence", "means", 1000),
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),

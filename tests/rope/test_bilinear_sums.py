@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tl_posgen.rope import bilinear_sums
-from tl_posgen.rope.bilinear_sums import _fft_length, products_over_band, sums_over_band
+from tl_posgen.rope.bilinear_sums import fft_length, products_over_band, sums_over_band
 
 
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
@@ -31,7 +31,7 @@ def test_sums_from_chunk_to_chunk_lose_no_digit(width, short, monkeypatch):
 
 def test_lengths_of_the_fft_are_the_least_of_those_it_is_fast_at():
     fast = sorted(odd * 2**power for odd in (1, 3, 5) for power in range(1, 12))
-    assert [_fft_length(n) for n in range(1, 2000)] == [min(x for x in fast if x >= n) for n in range(1, 2000)]
+    assert [fft_length(n) for n in range(1, 2000)] == [min(x for x in fast if x >= n) for n in range(1, 2000)]
 
 
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])

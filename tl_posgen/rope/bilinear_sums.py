@@ -1,5 +1,7 @@
 """Sums of <q_i, k_j> over a causal band, by distance, by query and by key, without the [query, key] matrix."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -31,6 +33,27 @@ def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head p
     """
     short = q.shape[1] <= SHORT + 3 * q.shape[2]
     return (_short_sums if short else _long_sums)(q, k, width)
+
+
+def weighted_sums_over_band(
+    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], weights: Sequence[float], width: int
+) -> Sums:
+    r"""The same with weights: sums of v_{i-j} w_ij and of v_{i-j} w_ij^2, v_d = weights[d], the last for all beyond.
+
+    Pairs nearer than there are weights are formed in blocks of rows; what all pairs have in common is not.
+
+    Example:
+        >>> q = k = torch.ones(1, 3, 1)
+        >>> [x.tolist() for x in weighted_sums_over_band(q, k, [4.0, 1.0], width=3)]
+        [[[12.0, 2.0, 1.0]], [[4.0, 5.0, 6.0]], [[6.0, 5.0, 4.0]], [15.0]]
+    """
+    *near, far = weights
+    distance, query, key, squares = sums_over_band(q, k, width)
+    if not near:
+        return (distance, query, key, squares) if far == 1 else (far * distance, far * query, far * key, far * squares)
+    above = torch.tensor(near, dtype=torch.float64, device=q.device) - far
+    more = _near_sums(q, k, above)
+    return far * distance + more[0], far * query + more[1], far * key + more[2], far * squares + more[3]
 
 
 def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
@@ -88,6 +111,27 @@ def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
     scores = (q @ k.mT).tril_().triu_(1 - width)
     distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
     return distance.double(), query.double(), key.double(), scores.square_().sum((-2, -1)).double()
+
+
+def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
+    """Weighted sums over the pairs nearer than there are weights, from blocks of their scores."""
+    (heads, n, _), reach = q.shape, min(len(weights), q.shape[1])
+    distance, query, key = torch.zeros(3, heads, n, dtype=torch.float64, device=q.device)
+    squares, index = distance.new_zeros(heads), torch.arange(n, device=q.device)
+    step = max(CHUNK, min(reach, WORKING_SET // (heads * reach)))
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        keys = slice(max(0, start - reach + 1), rows.stop)
+        apart = index[rows, None] - index[keys]
+        counted = torch.where((apart >= 0) & (apart < reach), weights[apart.clamp(0, reach - 1)], 0)
+        scores = (q[:, rows] @ k[:, keys].mT).double()
+        weighted = counted * scores
+        along = sums_along_diagonals(weighted)[:, :reach]
+        distance[:, : along.shape[1]] += along
+        query[:, rows] = weighted.sum(-1)
+        key[:, keys] += weighted.sum(-2)
+        squares += weighted.mul_(scores).sum((-2, -1))
+    return distance, query, key, squares
 
 
 def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
@@ -153,7 +197,7 @@ def _products_between_chunks(q: Tensor, k: Tensor, other_q: Tensor, other_k: Ten
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
     heads, n, _ = q.shape
-    length = _fft_length(n + width - 1)
+    length = fft_length(n + width - 1)
     spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
     group = max(1, WORKING_SET // (heads * length))
     for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
@@ -163,6 +207,6 @@ def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     return sums
 
 
-def _fft_length(at_least: int) -> int:
+def fft_length(at_least: int) -> int:
     """The least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: lengths the FFT is fast at."""
     return min(odd << max(1, (-(-at_least // odd) - 1).bit_length()) for odd in (1, 3, 5))

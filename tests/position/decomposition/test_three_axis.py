@@ -7,10 +7,13 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen.analysis import analyze
+from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import read_text
-from tl_posgen.position.decomposition import three_axis
+from tl_posgen.position.decomposition import pair_weights_fit, three_axis
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture
+from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture, weighting
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 
 QUICK = {"null_seeds": (), "progress": False}
@@ -79,13 +82,72 @@ def test_the_interval_follows_the_seed(mini, prompts):
     assert not first["r_low"].equals(other["r_low"])
 
 
-@pytest.mark.parametrize("options", [{"diagonal": False}, {"ridge": 5.0}, {"gauge": "flat_distance"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"diagonal": False}, {"ridge": 5.0}, {"gauge": "flat_distance"}, {"weights": (8, 3, 0.05)}),
+        *({"weights": "attention"}, {"weights": "attention", "diagonal": False, "ridge": 0.1}),
+    ],
+)
 def test_options_change_the_fit_that_they_name(capture, collected, options):
     found, fit = collected(three_axis, capture, **options), fit_capture(capture, **options)[0]
     np.testing.assert_allclose(found["r"].squeeze("layer"), fit.r)
     np.testing.assert_allclose(found["a"].squeeze("layer"), fit.a)
     usual = collected(three_axis, capture)
     assert not np.allclose(found["a"], usual["a"], equal_nan=True)
+
+
+NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
+
+
+@pytest.mark.parametrize("weights", [NEAR, "attention"], ids=str)
+def test_weighted_fits_are_those_of_the_scores_weighted_alike(capture, weights):
+    """By distance and by pair must agree where the weights of pairs are those of distances."""
+    fit, rest = fit_capture(capture, weights=weights)
+    scores = capture.scores().double()
+    if weights == "attention":
+        of_pairs = scores.softmax(-1)
+    else:
+        of_pairs = torch.tensor(NEAR, dtype=torch.float64)[(torch.arange(64)[:, None] - torch.arange(64)).clamp(0, 8)]
+        of_pairs = of_pairs.expand_as(scores)
+    assert rest is not None
+    for found, first_token in ((fit, True), (rest, False)):
+        expected = fit_pair_weights(scores, of_pairs, CausalPairs(64, first_token=first_token))
+        torch.testing.assert_close(found.r, expected.r, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.r_within_rows, expected.r_within_rows, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("weights", [NEAR, "attention"], ids=str)
+def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
+    result = three_axis(mini, prompts[:1], weights=weights, layers=[1], null_seeds=(0,), progress=False)
+    words = weighting(weights)
+    assert result.summary["weighting"] == words
+    assert words in result.findings()[0]
+    for kind in ("map", "curves"):
+        assert words in result.plot(kind).layout.title.text
+    assert result.null_summary is not None
+    assert result.null_summary["r"] < result.summary["r"]
+    # noise is no match for what it reaches with all pairs alike: near pairs alone leave many parameters a pair
+    assert float(result.dataset["iid_r"].mean()) > 0.4
+    assert float(result.dataset["iid_r"].mean()) < result.summary["r"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((1.0, 0.0), r"distance_weights \[1.0, 0.0\]: each must be above 0"),
+        ((), r"distance_weights \[\]: each must be above 0"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weights, message):
+    with pytest.raises(InputError, match=message):
+        ThreeAxis(weights=weights)
+
+
+def test_weights_by_attention_refuse_what_is_too_long(capture, monkeypatch):
+    monkeypatch.setattr(pair_weights_fit, "LONGEST", 63)
+    with pytest.raises(InputError, match="64 tokens are more than 63; give shorter prompts, or weights by distance"):
+        fit_capture(capture, weights="attention")
 
 
 def test_a_fit_of_some_heads_is_that_of_all_at_these(capture):

@@ -6,6 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     add_residual,
@@ -128,6 +132,49 @@ def test_a_distribution_per_query_equals_one_split_per_query(rope, head):
     for i in range(N):
         own = DistanceDistribution(distribution.distances, distribution.weights[:, i])
         torch.testing.assert_close(found.content[:, i], split_scores(q, k, rope, SCALE, own).content[:, i])
+
+
+def test_without_the_query_the_authors_simplified_logits_remain(mini, alice):
+    """`k_q_simplify`: <R_d qbar, kbar> + <mean_t R_t qbar, k_j>, but for a constant a head, which softmax ignores."""
+    found = {}
+
+    def compare(capture):
+        q, k, n, geometry = capture.q.double(), capture.k.double(), capture.length, capture.geometry
+        mean_q, mean_k = q.mean(1, keepdim=True), k.mean(1, keepdim=True)
+        turned = rotate(mean_q.expand(-1, n, -1), torch.arange(n), geometry.rope)
+        position = geometry.scale * (turned @ mean_k.mT)[..., 0]
+        content = geometry.scale * (turned.mean(1, keepdim=True) @ k.mT)
+        distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+        gap = (by_split(all_positions, query="mean")(capture) - position[:, distance] - content)[:, VISIBLE]
+        found[capture.layer] = float((gap - gap.mean(1, keepdim=True)).abs().max() / position.abs().max())
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
+    assert len(found) == mini.cfg.n_layers
+    assert max(found.values()) < 1e-5
+
+
+def test_the_mean_query_over_near_distances_is_the_split_of_the_mean_query(mini, alice):
+    def compare(capture):
+        q = capture.q.mean(1, keepdim=True).expand_as(capture.q)
+        split = split_scores(q, capture.k, capture.geometry.rope, capture.geometry.scale, uniform(4))
+        scores = by_split(uniform(4), query="mean")(capture)
+        torch.testing.assert_close(scores, split.scores)
+        # a(i - j) + c(j): the second difference along the diagonals and keys is 0
+        second = scores[:, 1:, 1:] - scores[:, :-1, :-1]
+        torch.testing.assert_close(second, second[:, -1:].expand_as(second), atol=1e-4, rtol=0)
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
+
+
+@pytest.mark.parametrize("weights", [None, near(3), "attention"], ids=str)
+def test_weighted_fits_stand_in_as_the_measure_fits_them(mini, alice, weights):
+    def compare(capture):
+        fit = fit_capture(capture, weights=weights)[0]
+        expected = fit.fitted(capture.positions, capture.positions)[:, VISIBLE]
+        found = by_three_axis(capture, weights)[:, VISIBLE]
+        torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
 
 
 def test_constant_keys_leave_no_content(rope, head):

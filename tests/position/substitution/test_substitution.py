@@ -14,23 +14,29 @@ from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.random_like import random_like
 from tl_posgen.position.claims import two_axes
 from tl_posgen.position.decomposition import variance
+from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution import Substitution, by_free_split, by_split, substitute, substitution, triangle
-from tl_posgen.position.substitution.optimise_split import FAMILIES, free_splits
-from tl_posgen.position.substitution.substituted_loss import recovered
+from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
+from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered
 from tl_posgen.position.substitution.substitution import two_sets
 from tl_posgen.summary import jsonable
 
 QUIET = {"progress": False, "null_seeds": ()}
 CONDITIONS = (
-    *("unchanged", "uniform_attention", "three_axis", "mean_key_0", "mean_key_64", "mean_key_1000", "triangle_8"),
-    *("triangle_256", "own_profile", "query_profile", "position", "content"),
+    *("unchanged", "uniform_attention", "three_axis", "three_axis_near_8", "three_axis_attention"),
+    *("mean_key_0", "mean_key_64", "mean_key_1000", "triangle_8", "triangle_256", "mean_query_8", "k_q_simplify"),
+    *("own_profile", "query_profile", "position", "content"),
 )
 STORIES = {
     **{"unchanged": 1.754, "uniform_attention": 4.193, "three_axis": 4.186, "mean_key_64": 3.268},
+    **{"three_axis_near_8": 2.585, "three_axis_attention": 3.170, "mean_query_8": 2.479, "k_q_simplify": 4.358},
     **{"triangle_8": 1.870, "own_profile": 2.117, "query_profile": 1.793, "position": 2.570},
 }
 FEW = {"widths": (4,), "dummy_distances": (0,)}
-MINI = (3.4464, 4.7218, 4.2407, 3.5687, 4.1845, 4.4452, 3.5230, 4.2772, 3.5773, 3.5660, 4.2145, 4.2576)
+MINI = (
+    *(3.4464, 4.7218, 4.2407, 3.9327, 3.9509, 3.5687, 4.1845, 4.4452, 3.5230, 4.2772, 4.0952, 4.3603),
+    *(3.5773, 3.5660, 4.2145, 4.2576),
+)
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +59,7 @@ def test_stories260k_has_the_reference_losses(stories, tinystories):
     assert float(found.recovered.sel(condition="triangle_8")) == pytest.approx(0.95, abs=0.005)
     assert float(found.r.sel(condition="three_axis").mean()) > 0.85  # a good correlation, and yet:
     assert float(found.recovered.sel(condition="three_axis")) < 0.01
+    assert float(found.recovered.sel(condition="three_axis_near_8")) > 0.6  # the same form, other weights
 
 
 def test_the_bundled_model_has_its_reference_losses(mini, alice):
@@ -141,6 +148,21 @@ def test_the_free_split_of_a_triangle_is_that_triangles(mini, alice):
     torch.testing.assert_close(free, fixed, atol=1e-5, rtol=1e-5)
 
 
+def test_every_width_is_the_best_on_the_prompts_of_the_search(result, mini, alice):
+    others = prompts_of_one_length(mini, alice, 24, 6)[2:]
+    for family, by in BY_WIDTH.items():
+        losses = [float(token_losses(mini, others, substitute(mini, by(width))).mean()) for width in WIDTHS]
+        suffix = "" if family == "triangle" else f"_{family}"
+        assert result.summary[f"search_width{suffix}"] == WIDTHS[int(np.argmin(losses))]
+        assert float(result.dataset.search_loss_chosen_on.sel(family=family)) == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_the_fit_by_attention_is_left_out_of_long_prompts():
+    options = Substitution()
+    conditions = [list(conditions_of(options, length)) for length in (LONGEST, LONGEST + 1)]
+    assert [name for name in conditions[0] if name not in conditions[1]] == ["three_axis_attention"]
+
+
 def test_what_was_searched_is_a_distribution_per_head(result):
     np.testing.assert_allclose(result.dataset.distribution.sum("distance"), 1)
 
@@ -188,8 +210,8 @@ def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
     for values in (data.r.sel(condition="triangle_4"), data.uniform_cost, data.turn.isel(free_family=0, plane=0)):
         assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
     d_head = mini.cfg.d_head
-    numbers = dict(zip(FAMILIES, (1, 24, 2 * d_head, 2 * d_head, d_head, d_head), strict=True))
-    expected = [n if family == "triangle" else len(chosen) * n for family, n in numbers.items()]
+    numbers = dict(zip(FAMILIES, (1, 1, 1, 24, 2 * d_head, 2 * d_head, d_head, d_head), strict=True))
+    expected = [n if family in BY_WIDTH else len(chosen) * n for family, n in numbers.items()]
     assert data.search_parameters.values.tolist() == expected
     hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
     hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])

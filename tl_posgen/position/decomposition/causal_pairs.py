@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError
+from tl_posgen.rope.bilinear_sums import fft_length
 
 
 @dataclass(frozen=True)
@@ -27,26 +30,35 @@ class CausalPairs:
         window: a query sees the `window` last keys, itself included; None sees all.
         first_token: whether token 0 counts.
         diagonal: whether a query paired with its own key counts.
+        distance_weights: w_0, w_1, ...: how much a pair at each distance counts; the last one holds for all beyond.
 
     Raises:
-        InputError: where no pair is left.
+        InputError: where no pair is left, or a weight is not above 0.
 
     Example:
         >>> pairs = CausalPairs(1024)
         >>> pairs.size, pairs.n_pairs, pairs.rank, round(pairs.iid_r, 3)
         (1024, 524800, 3069, 0.076)
+        >>> CausalPairs(4, distance_weights=(3.0, 2.0, 0.5)).counts()[0].tolist()
+        [[12.0, 6.0, 1.0, 0.5]]
     """
 
     n_tokens: int
     window: int | None = None
     first_token: bool = True
     diagonal: bool = True
+    distance_weights: tuple[float, ...] = (1.0,)
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise InputError(f"window must be at least 1, or None for no window; got {self.window}")
         if self.size < 1 or self.width < 1:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
+        if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
+            raise InputError(
+                f"distance_weights {list(self.distance_weights)}: each must be above 0, since distances without "
+                "weight leave a, b and c open; give far ones a small weight, such as 1e-6, or a window"
+            )
 
     @property
     def first_key(self) -> int:
@@ -89,31 +101,59 @@ class CausalPairs:
 
     @property
     def iid_r(self) -> float:
-        """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): the r that iid Gaussian scores reach by chance."""
+        """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): what iid Gaussian scores reach by chance, unweighted."""
         return math.sqrt((self.rank - 1) / (self.n_pairs - 1)) if self.n_pairs > 1 else math.nan
 
+    @cached_property
+    def own_weights(self) -> tuple[float, ...]:
+        """w at the distances that count; the last holds for all beyond."""
+        return self.distance_weights[self.first_distance :][: self.width] or self.distance_weights[-1:]
+
+    @property
+    def unweighted(self) -> bool:
+        return set(self.own_weights) == {1.0}
+
+    @cached_property
+    def total(self) -> float:
+        """The weights of all pairs together: their number where nothing is weighted."""
+        return float(self.counts()[1].sum())
+
+    def weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " size"]:
+        """w by distance, from the first one that counts; 0 beyond the window."""
+        given = torch.tensor(self.own_weights, dtype=torch.float64, device=device)
+        far = given[-1:].expand(self.width - len(given))
+        return pad(torch.cat([given, far]), (0, self.size - self.width))
+
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
-        """Number of pairs at every index of every axis, in corner coordinates."""
-        counts = torch.arange(self.size, 0, -1, dtype=torch.float64, device=device).expand(3, 1, -1).clone()
-        counts[0, :, self.width :] = 0
-        counts[1:].clamp_(max=self.width)
-        return counts
+        """Weight of the pairs at every index of every axis, in corner coordinates: their number without weights."""
+        weights = self.weights(device)
+        at_tokens = weights.cumsum(0).flip(0)
+        return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
+
+    def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
+        """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum where nothing is weighted, else by FFT."""
+        if not self.unweighted:
+            length = fft_length(2 * self.size)
+            spectrum = torch.fft.rfft(self.weights(x.device), length) * torch.fft.rfft(x, length)
+            return torch.fft.irfft(spectrum, length)[..., : self.size]
+        below = x.cumsum(-1)
+        if self.width < self.size:
+            below[..., self.width :] -= below[..., : -self.width].clone()
+        return below
 
     def normal(
         self, x: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
     ) -> Float[Tensor, "axis=3 head size"]:
-        r"""X'X x, where X is the design matrix of pairs by (distance, query, key): O(n) by cumulative sums.
+        r"""X'WX x, X the design matrix of pairs by (distance, query, key), W the weights: O(n), by FFT O(n log n).
 
-        (X'X x)_t = N_t x_t + sum of the other two axes over the indices that t meets. Also the distance, query and
-        key sums of the additive matrix x stands for. In a window x must be 0 at the distances beyond it.
+        (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the indices that t meets. Also the distance,
+        query and key sums of the additive matrix x stands for.
         """
-        below = x.cumsum(-1)
-        met = below.sum(0) - below
-        met[1, :, self.width :] -= below[2, :, : -self.width]
-        met[2, :, self.width :] -= below[1, :, : -self.width]
-        met = met.flip(-1)
-        met[0, :, self.width :] = 0
-        return met.addcmul_(counts, x)
+        weights = self.weights(x.device)
+        of_tokens = weights * x[1:].sum(0).cumsum(-1).flip(-1)
+        of_distances = (weights * x[0]).cumsum(-1).flip(-1)
+        met = self.over_band(x[1:]).flip(0, -1) + of_distances
+        return torch.cat([of_tokens[None], met]).addcmul_(counts, x)
 
     def consistent(
         self, sums: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
@@ -144,6 +184,6 @@ class CausalPairs:
         distance, query, key = x[0, :, : self.width], x[1].flip(-1), x[2]
 
         def place(part: Tensor, start: int) -> Tensor:
-            return torch.nn.functional.pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
+            return pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
 
         return place(distance, self.first_distance), place(query, self.first_query), place(key, self.first_key)

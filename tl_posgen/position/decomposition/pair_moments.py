@@ -1,7 +1,7 @@
 """The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.rope.bilinear_sums import sums_along_diagonals, sums_over_band
+from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
 
 QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
 SCORES_AT_ONCE = 2**18  # entries of a block of rows: it stays in the cache
@@ -23,11 +23,13 @@ ROUNDING = 1e-14  # variance below this share of the mean square is float32 roun
 class PairMoments:
     r"""Pair moments of W: its sums over the pairs of each axis, and its sum of squares within rows; float64.
 
+    Where the pairs have weights by distance, every sum and mean here is weighted.
+
     Attributes:
-        pairs: the pairs that count.
+        pairs: the pairs that count, and their weights.
         sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `CausalPairs`.
-        within_rows: sum_ij (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does not see
-            that mean, and because nothing then cancels when the scores are large and nearly constant.
+        within_rows: sum_ij w_{i-j} (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does
+            not see that mean, and because nothing then cancels when the scores are large and nearly constant.
         without_first_token: the moments of the same scores with token 0 left out as query and as key; None where
             nothing would be left, or where it is left out already.
     """
@@ -39,11 +41,11 @@ class PairMoments:
 
     @cached_property
     def mean(self) -> Float[Tensor, " head"]:
-        return self.sums[2].sum(-1) / self.pairs.n_pairs
+        return self.sums[2].sum(-1) / self.pairs.total
 
     @cached_property
     def tss(self) -> Float[Tensor, " head"]:
-        """sum_ij (W_ij - mean)^2."""
+        """sum_ij w_{i-j} (W_ij - mean)^2."""
         counts = self.pairs.counts(self.sums.device)[1]
         between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
         return self.within_rows + between.sum(-1)
@@ -53,8 +55,9 @@ class PairMoments:
 
         Also where scores vary by less than float32 can tell from zero: of such there are none but rounded ones.
         """
-        rounded = ROUNDING * (self.tss + self.pairs.n_pairs * self.mean.square())
-        return squares <= rounded + self.pairs.n_pairs * torch.finfo(torch.float32).tiny ** 2
+        total = self.pairs.total
+        rounded = ROUNDING * (self.tss + total * self.mean.square())
+        return squares <= rounded + total * torch.finfo(torch.float32).tiny ** 2
 
 
 def pair_moments(
@@ -64,6 +67,7 @@ def pair_moments(
     *,
     window: int | None = None,
     diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     r"""The moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
 
@@ -76,14 +80,19 @@ def pair_moments(
     summed in float64 from chunk to chunk. The mean query and the mean key are taken out first and put back as the
     row and column they add, so that large constant parts cost no digits.
 
+    With `distance_weights` that stay the same from distance p on, the pairs nearer than p are formed too, in blocks of
+    rows, in float64: O(L p d_head) operations more.
+
     Args:
         q, k: queries and keys after RoPE.
         scale: the attention scale.
         window: a query sees the `window` last keys, itself included.
         diagonal: whether a query paired with its own key counts.
+        distance_weights: w_0, w_1, ...: how much a pair at each distance counts, above 0; the last one holds for all
+            beyond.
 
     Raises:
-        InputError: where a score would not be finite, or no pair is left.
+        InputError: where a score would not be finite, no pair is left, or a weight is not above 0.
 
     Source: the four moments suffice because the design matrix of the fit depends on the mask alone [ours].
 
@@ -94,7 +103,7 @@ def pair_moments(
         >>> query.tolist(), moments.tss.tolist()
         ([[2.0, 4.0, 6.0]], [0.0])
     """
-    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal)
+    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     groups = max(1, QUERIES_AT_ONCE // q[0].numel())
     parts = [
         _moments_of_heads(q_group, k_group, scale, pairs)
@@ -109,7 +118,11 @@ def pair_moments(
 
 
 def pair_moments_from_scores(
-    scores: Float[Tensor, "head query key"], *, window: int | None = None, diagonal: bool = True
+    scores: Float[Tensor, "head query key"],
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     r"""The same moments from the scores themselves; entries that the mask hides are not read, whatever they hold.
 
@@ -122,7 +135,8 @@ def pair_moments_from_scores(
         [2.0]
     """
     n = scores.shape[1]
-    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], n, window=window, diagonal=diagonal)
+    how = {"window": window, "diagonal": diagonal, "distance_weights": distance_weights}
+    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], n, **how)
 
 
 def pair_moments_from_rows(
@@ -131,6 +145,7 @@ def pair_moments_from_rows(
     *,
     window: int | None = None,
     diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
     r"""The same moments from a block of rows of the scores at a time, each asked for once: for scores that are not
     bilinear in q and k (soft cap, ALiBi, edited by a hook), and where every digit of them counts.
@@ -142,7 +157,7 @@ def pair_moments_from_rows(
     Raises:
         InputError: where an entry that the mask shows is not finite.
     """
-    pairs = CausalPairs(n_tokens, window, diagonal=diagonal)
+    pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
     first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
     rest = _RowSums(_without_first_token(pairs), first_key[:, 1:]) if pairs.size > 1 else None
@@ -172,8 +187,8 @@ def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tenso
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
-    windowed = pairs.width < pairs.size  # then the band is the difference of two triangles, and digits are lost
-    dtype = torch.float64 if windowed else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    parted = pairs.width < pairs.size or not pairs.unweighted  # then sums are added up from parts, and digits are lost
+    dtype = torch.float64 if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     if not pairs.diagonal:
         q, k = q[:, 1:], k[:, :-1]
@@ -191,13 +206,13 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) ->
 
 
 def _without_first_token(pairs: CausalPairs) -> CausalPairs:
-    return CausalPairs(pairs.n_tokens, pairs.window, first_token=False, diagonal=pairs.diagonal)
+    return replace(pairs, first_token=False)
 
 
 def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
     """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
     counts = pairs.counts(q.device)
-    distance, query, key, squares = sums_over_band(q, k, pairs.width)
+    distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)
     sums = torch.stack([distance, query.flip(-1), key])
     none = torch.zeros_like(key_part)
     sums += pairs.normal(torch.stack([none, none, key_part]), counts)
@@ -210,7 +225,7 @@ class _RowSums:
     """Moments of scores, [head, query, key] over the pairs, from blocks of rows."""
 
     def __init__(self, pairs: CausalPairs, like: Float[Tensor, "head query"]):
-        self.pairs = pairs
+        self.pairs, self.weights = pairs, pairs.weights(like.device)
         self.sums = like.new_zeros(3, *like.shape)
         self.within_rows = like.new_zeros(len(like))
 
@@ -219,12 +234,14 @@ class _RowSums:
         stop, width = block.shape[2], self.pairs.width
         keys = slice(max(0, start - width + 1), stop)
         block = causal_rows(block[..., keys].double(), width)
-        row_sums = block.sum(-1)
-        self.sums[0, :, : stop - keys.start] += sums_along_diagonals(block)
+        weights = causal_rows(along_diagonals(self.weights[None, : stop - keys.start], block.shape[1]), width)
+        weighted = block if self.pairs.unweighted else weights * block
+        row_sums = weighted.sum(-1)
+        self.sums[0, :, : stop - keys.start] += sums_along_diagonals(weighted)
         self.sums[1, :, start:stop] = row_sums
-        self.sums[2, :, keys] += block.sum(-2)
-        counts = torch.arange(start + 1, stop + 1, device=block.device).clamp(max=width)
-        self.within_rows += causal_rows(block - (row_sums / counts)[..., None], width).square_().sum((-2, -1))
+        self.sums[2, :, keys] += weighted.sum(-2)
+        within = block - (row_sums / weights.sum(-1))[..., None]
+        self.within_rows += within.square_().mul_(weights).sum((-2, -1))
 
     def moments(self) -> PairMoments:
         distance, query, key = self.sums
@@ -233,18 +250,19 @@ class _RowSums:
 
 def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:
     """Add the scores of key 0, [head, query], to the moments of all the other keys."""
-    n, seen = pairs.size, min(pairs.width, pairs.size)
+    n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
     first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
-    key_sum = first_key.sum(-1, keepdim=True)
+    weighted = weights * first_key
+    key_sum = weighted.sum(-1, keepdim=True)
     if rest is None:
-        return PairMoments(pairs, first_key.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
-    others = rest.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # keys that rows 1 .. seen - 1 have besides
+        return PairMoments(pairs, weighted.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
+    own, others = weights[1:seen], rest.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # rows 1 .. seen - 1
     others_mean = rest.sums[1].flip(-1)[:, : seen - 1] / others
-    gained = others / (others + 1) * (first_key[:, 1:seen] - others_mean).square()
+    gained = own * others / (others + own) * (first_key[:, 1:seen] - others_mean).square()
     sums = torch.stack(
         [
-            pad(rest.sums[0], (0, 1)) + first_key,
-            pad(rest.sums[1], (0, 1)) + first_key.flip(-1),
+            pad(rest.sums[0], (0, 1)) + weighted,
+            pad(rest.sums[1], (0, 1)) + weighted.flip(-1),
             torch.cat([key_sum, rest.sums[2]], -1),
         ]
     )

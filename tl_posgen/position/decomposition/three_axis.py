@@ -1,8 +1,9 @@
 """The three-axis fit: how far each head's scores are position + query + key."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 import torch
@@ -13,7 +14,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.options import Options
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
+from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights, refuse_long
 from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis, pooled_r
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.figures import head_map, layer_curves
@@ -28,6 +31,9 @@ GAUGES = {
     "flat_queries": "sum b = sum c = 0, b without a linear trend",
 }
 
+Weights = Sequence[int | float] | Literal["attention"]
+ALIKE = "all pairs weighted alike"
+
 
 @dataclass(frozen=True)
 class ThreeAxis(Options):
@@ -41,12 +47,16 @@ class ThreeAxis(Options):
         gauge: which constraint fixes levels and slope of a, b, c, which no data can place: all have
             sum b = sum c = 0, and no linear trend in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
         diagonal: whether a query paired with its own key counts.
+        weights: how much a pair counts, in the fit and in every correlation: w_0, w_1, ... by distance, above 0, the
+            last one for all distances beyond; or "attention", what the query pays the key, for prompts of 1,024 tokens
+            at most; None: all alike.
 
     Raises:
-        InputError: an unknown gauge, a ridge below 0; later, scores that are not finite.
+        InputError: an unknown gauge, a ridge below 0, a weight that is not above 0; later, scores that are not finite,
+            a prompt too long for weights by attention.
 
     Source: three axes: Han & Ji 2025 (arXiv 2503.13305), who report .959 for an estimator that is not public; the
-    exact fit, r within rows and the nulls are ours.
+    exact fit, the weights, r within rows and the nulls are ours.
 
     Example:
         >>> import tl_posgen
@@ -59,8 +69,11 @@ class ThreeAxis(Options):
     ridge: float = 0.0
     gauge: Gauge = "flat_keys"
     diagonal: bool = True
+    weights: Weights | None = None
 
     def check(self) -> None:
+        if self.weights is not None and not isinstance(self.weights, str):
+            CausalPairs(1, distance_weights=tuple(map(float, self.weights)))  # refuses those that are not above 0
         if not 0 <= self.ridge < float("inf"):
             raise InputError(f"three_axis: ridge={self.ridge!r}: give a number of pairs, 0 or more")
 
@@ -73,13 +86,13 @@ class ThreeAxisCollector(Collector):
         self._too_short: set[tuple[int, int | None]] = set()  # length and window of what leaves too few pairs
 
     def update(self, layer: LayerCapture) -> None:
-        usual = self.options == ThreeAxis()
+        usual = self.options.weights is None and self.options == ThreeAxis()
         full, rest = layer.once(fit_capture) if usual else fit_capture(layer, **vars(self.options))
         if full.pairs.saturated:
             window = layer.geometry.window
             self._too_short.add((layer.length, None if window is None or window >= layer.length else window))
         self.add(layer, r=full.r, r_within_rows=full.r_within_rows, tss=full.tss, a=full.a, b=full.b, c=full.c)
-        self.add(layer, n_distance=full.n_distance.expand_as(full.a), iid_r=torch.full_like(full.r, full.pairs.iid_r))
+        self.add(layer, n_distance=full.n_distance.expand_as(full.a), iid_r=full.iid_r)
         unknown = torch.full_like(full.r, torch.nan)
         r, within, tss = (unknown, unknown, full.tss) if rest is None else (rest.r, rest.r_within_rows, rest.tss)
         self.add(layer, rest=r, rest_within_rows=within, rest_tss=tss)
@@ -104,7 +117,9 @@ class ThreeAxisCollector(Collector):
             "n_distance": rows.array("n_distance", "distance").sum("prompt").max("head"),
         }
         data |= {name: rows.array(name, dim).mean("prompt") for name, dim in CURVES.items()}
-        return xr.Dataset(data).assign_attrs(gauge=self.options.gauge, not_defined=self._why_not_defined(r))
+        return xr.Dataset(data).assign_attrs(
+            gauge=self.options.gauge, weighting=weighting(self.options.weights), not_defined=self._why_not_defined(r)
+        )
 
     def _why_not_defined(self, r: xr.DataArray) -> str:
         if lengths := sorted({length for length, window in self._too_short if window is None}):
@@ -116,10 +131,19 @@ class ThreeAxisCollector(Collector):
 
 
 def fit_capture(
-    layer: LayerCapture, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", diagonal: bool = True
+    layer: LayerCapture,
+    *,
+    ridge: float = 0.0,
+    gauge: Gauge | str = "flat_keys",
+    diagonal: bool = True,
+    weights: Weights | None = None,
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
     """The fits of a layer with and without the first token; ask for the usual one by `layer.once(fit_capture)`."""
-    return fits_of(layer.once(moments_of) if diagonal else moments_of(layer, diagonal=False), ridge=ridge, gauge=gauge)
+    if isinstance(weights, str):
+        return fit_by_attention(layer, ridge=ridge, gauge=gauge, diagonal=diagonal)
+    usual = diagonal and weights is None
+    moments = layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights)
+    return fits_of(moments, ridge=ridge, gauge=gauge)
 
 
 def fits_of(
@@ -131,13 +155,30 @@ def fits_of(
     return full, None if without is None else fit_three_axis(without, ridge=ridge, gauge=gauge)
 
 
-def moments_of(layer: LayerCapture, *, diagonal: bool = True) -> PairMoments:
+def fit_by_attention(
+    layer: LayerCapture, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", diagonal: bool = True
+) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """The same with every pair weighted by its attention, softmax_j W_ij."""
+    refuse_long(layer.length)
+    scores = layer.scores().double()
+    attention = scores.softmax(-1)
+
+    def fit(first_token: bool) -> ThreeAxisFit:
+        pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)
+        return fit_pair_weights(scores, attention, pairs, ridge=ridge, gauge=gauge)
+
+    return fit(True), fit(False) if layer.length > (1 if diagonal else 2) else None
+
+
+def moments_of(
+    layer: LayerCapture, *, diagonal: bool = True, weights: Sequence[int | float] | None = None
+) -> PairMoments:
     """Pair moments of a layer's scores: from q and k where the score is bilinear in them, else from the scores."""
-    geometry = layer.geometry
+    geometry, weights = layer.geometry, (1.0,) if weights is None else weights
+    how: dict[str, Any] = {"window": geometry.window, "diagonal": diagonal, "distance_weights": weights}
     if layer.bilinear:
-        q, k = layer.rotated_q, layer.rotated_k
-        return pair_moments(q, k, geometry.scale, window=geometry.window, diagonal=diagonal)
-    return pair_moments_from_rows(layer.score_rows, layer.length, window=geometry.window, diagonal=diagonal)
+        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, **how)
+    return pair_moments_from_rows(layer.score_rows, layer.length, **how)
 
 
 def pooled(r: xr.DataArray, tss: xr.DataArray) -> float:
@@ -148,11 +189,28 @@ def pooled(r: xr.DataArray, tss: xr.DataArray) -> float:
 # What is shown
 
 
+def weighting(weights: Weights | None) -> str:
+    """How pairs count, in words.
+
+    Example:
+        >>> weighting((2.0, 1.0, 0.05)), weighting("attention")
+        ('pairs weighted by distance: 2, 1, then .05', 'pairs weighted by attention')
+    """
+    if weights is None:
+        return ALIKE
+    if isinstance(weights, str):
+        return f"pairs weighted by {weights}"
+    *near, far = (f"{weight:.3g}".removeprefix("0") for weight in weights)
+    shown = near if len(near) <= 8 else [*near[:7], "..."]
+    return f"pairs weighted by distance: {', '.join(shown)}, then {far}"
+
+
 def summarise(data: xr.Dataset) -> Summary:
     names = ("r", "r_without_first_token", "r_within_rows", "r_within_rows_without_first_token")
     return {
         "n_heads": int(data["r"].notnull().sum()),
         "not_defined": data.attrs.get("not_defined", ""),
+        "weighting": data.attrs.get("weighting", ALIKE),
         **means(data, *names, "iid_r", "r_pooled", "r_pooled_without_first_token"),
         **extremes(data, "r_within_rows"),
     }
@@ -161,9 +219,10 @@ def summarise(data: xr.Dataset) -> Summary:
 def findings(own: Summary, null: Any) -> list[str]:
     if not own["n_heads"]:
         return [f"Whether scores are position + query + key cannot be said: {own['not_defined']}."]
+    weighted = "" if own["weighting"] == ALIKE else f" ({own['weighting']})"
     return [
-        f"Scores correlate with position + query + key at r = {beside(own, null, 'r')}, mean over {own['n_heads']} "
-        f"heads; without the first token {beside(own, null, 'r_without_first_token')}.",
+        f"Scores correlate with position + query + key at r = {beside(own, null, 'r')}{weighted}, mean over "
+        f"{own['n_heads']} heads; without the first token {beside(own, null, 'r_without_first_token')}.",
         f"Within rows, which is all that softmax sees, r = {beside(own, null, 'r_within_rows')}. Highest: "
         f"{at_head(own['r_within_rows_highest_head'], own['r_within_rows_highest'])}; lowest: "
         f"{at_head(own['r_within_rows_lowest_head'], own['r_within_rows_lowest'])}.",
@@ -171,7 +230,9 @@ def findings(own: Summary, null: Any) -> list[str]:
 
 
 def curves(result: Any) -> go.Figure:
-    subtitle = f"gauge: {GAUGES[result.dataset.attrs['gauge']]}. Curvature is identified; level and slope are not"
+    attrs = result.dataset.attrs
+    gauge = f"gauge: {GAUGES[attrs['gauge']]}. Curvature is identified; level and slope are not"
+    subtitle = f"{attrs.get('weighting', ALIKE)}; {gauge}"
     title = "Score by distance, a(i-j)"
     return layer_curves(result, "a", "distance", title=title, subtitle=subtitle, y_title="a", log_x=True, share=1.0)
 
@@ -219,7 +280,8 @@ MEASURE = Measure(
         "map": head_map(
             *("r", "r_without_first_token", "r_within_rows"),
             title="Three-axis fit",
-            subtitle="correlation of the scores with a(i-j) + b(i) + c(j); within rows is what softmax can see",
+            subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
+            "within rows is what softmax can see",
         ),
         "curves": curves,
         "prompts": partial(

@@ -1,5 +1,6 @@
 """Scores replaced by position + content, or by less: what the model still does then says what it runs on."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,8 +14,11 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.three_axis import Weights
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
@@ -26,9 +30,11 @@ from tl_posgen.position.substitution.splits import (
     positional_profile,
     running_mean_key,
     split_scores,
+    uniform,
 )
 
 Part = Literal["both", "position", "content"]
+Query = Literal["own", "mean"]
 MeanKey = Literal["prompt", "seen"]
 Distances = DistanceDistribution | Mapping[int, DistanceDistribution] | Callable[[LayerCapture], DistanceDistribution]
 
@@ -116,7 +122,12 @@ def stand_in(
     return torch.where(below_quantile(exact, visible, gamma, threshold), scores, exact)
 
 
-def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey | str = "prompt") -> ScoresOf:
+def by_split(
+    distances: Distances,
+    part: Part | str = "both",
+    mean_key: MeanKey | str = "prompt",
+    query: Query | str = "own",
+) -> ScoresOf:
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <E_p[R_d] q_i, k_j - kbar>.
 
     A soft cap is applied to the sum; an ALiBi bias counts as position.
@@ -127,13 +138,18 @@ def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey 
             distance d0.
         part: "both", or one alone.
         mean_key: kbar over the keys of the "prompt", or over those "seen" by each query.
+        query: "own", or "mean": every query is the prompt's mean query, and what is left is a(i - j) + c(j).
 
     Raises:
-        InputError: an unknown part or mean_key; in the forward pass, a distribution with rows for another number of
-            heads, or none for a layer.
+        InputError: an unknown part, mean_key or query; in the forward pass, a distribution with rows for another number
+            of heads, or none for a layer.
+
+    Source: the mean query and key with p uniform over all positions (`all_positions`) are what `k_q_simplify` of the
+    first author's public code puts in the place of the scores; any other p is ours.
     """
     check_choice("part", part, get_args(Part))
     check_choice("mean_key", mean_key, get_args(MeanKey))
+    check_choice("query", query, get_args(Query))
     for one in distances.values() if isinstance(distances, Mapping) else [distances]:
         if not callable(one) and not isinstance(one, DistanceDistribution):
             raise InputError(f"by_split: {one!r} is no distribution of distances; give one, such as triangle(8)")
@@ -142,7 +158,8 @@ def by_split(distances: Distances, part: Part | str = "both", mean_key: MeanKey 
         geometry = capture.geometry
         kbar = running_mean_key(capture.k, geometry.window) if mean_key == "seen" else None
         distribution = distribution_of(distances, capture)
-        split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
+        q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
+        split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
         return part_of(split, part, capture)
 
     return scores_of
@@ -222,10 +239,33 @@ def query_profile(capture: LayerCapture) -> DistanceDistribution:
     return positional_profile(capture.q, capture.k, capture.geometry.rope, capture.geometry.scale)
 
 
-def by_three_axis(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs."""
-    exact = capture.scores()
-    fit = fit_three_axis(pair_moments_from_scores(exact, window=capture.geometry.window))
+def all_positions(capture: LayerCapture) -> DistanceDistribution:
+    """p(d) uniform over as many distances as the prompt has tokens: for `by_split`."""
+    return uniform(capture.length)
+
+
+def near(width: int | float, floor: float = 0.05) -> tuple[float, ...]:
+    """w_d = max(width - d, floor): weights by distance for `by_three_axis`, a triangle with a floor.
+
+    Example:
+        >>> near(3)
+        (3.0, 2.0, 1.0, 0.05)
+    """
+    return (*(float(max(width - d, floor)) for d in range(math.ceil(width))), floor)
+
+
+def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Float[Tensor, "head query key"]:
+    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs.
+
+    Args:
+        weights: how much pairs count in the fit, as in `ThreeAxis`: by distance, such as `near(8)`, or "attention".
+    """
+    exact, window = capture.scores(), capture.geometry.window
+    if isinstance(weights, str):
+        fit = fit_pair_weights(exact, exact.double().softmax(-1), CausalPairs(capture.length, window))
+    else:
+        distance_weights = (1.0,) if weights is None else weights
+        fit = fit_three_axis(pair_moments_from_scores(exact, window=window, distance_weights=distance_weights))
     return fit.fitted(capture.positions, capture.positions).nan_to_num().to(exact.dtype)
 
 

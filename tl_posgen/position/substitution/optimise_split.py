@@ -1,6 +1,7 @@
 """Which split carries the model best? Chosen by loss on some prompts, reported on others, beside controls."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,17 @@ from tl_posgen.models.loss import logits_of, losses_of, token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, substitute
-from tl_posgen.position.substitution.splits import DistanceDistribution, triangle
+from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
+from tl_posgen.position.substitution.splits import DistanceDistribution, triangle, uniform
 
-FAMILIES = ("triangle", "distribution", "free", "imitating", "position", "content")
+FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")
 WIDTHS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0)
+BY_WIDTH: dict[str, Callable[[float], ScoresOf]] = {
+    "triangle": lambda width: by_split(triangle(width)),
+    "three_axis": lambda width: partial(by_three_axis, weights=near(width)),
+    "mean_query": lambda width: by_split(uniform(int(width)), query="mean"),
+}
 N_DISTANCES = 24
 RATE = 0.04
 AT_ONCE = 4  # prompts per step
@@ -35,13 +41,15 @@ def optimise_split(
     steps: int,
     seed: int,
     progress: bool,
-) -> tuple[xr.Dataset, float]:
-    """The best split of every family, and the best width of a triangle.
+) -> tuple[xr.Dataset, dict[str, float]]:
+    """The best split of every family, and the best width of those that have one.
 
     The dataset has a row a family: losses of the prompts that were not searched on ("search_losses"), mean loss of
     those that were, the KL of the predictions, how many numbers were chosen; and what p(d) and |Rbar| were found.
 
     - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
+    - three_axis: a(i-j) + b(i) + c(j) fitted with weights max(width - d, .05), likewise.
+    - mean_query: a(i-j) + c(j) of the mean query and the mean key, p uniform on so many distances, likewise.
     - distribution: a p(d) on 0 .. 23 per head, by gradient descent from that triangle.
     - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from that triangle.
     - imitating: as free, chosen by KL of the predictions from the unchanged model's instead of by loss.
@@ -73,14 +81,16 @@ def optimise_split(
 
     rows: list[xr.Dataset] = []
     n_heads, layers = len(where["heads"]), sorted({layer for layer, _ in where["heads"]})
-    width = best_width(model, chosen_on, where, progress)
-    report("triangle", 1, by_split(triangle(width)))
+    widths = {family: best_width(model, chosen_on, family, where, progress) for family in BY_WIDTH}
+    for family, width in widths.items():
+        report(family, 1, BY_WIDTH[family](width))
+    width = widths["triangle"]
     logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
     logits = logits.repeat(model.cfg.n_layers, model.cfg.n_heads, 1).requires_grad_(True)
     optimise("distribution", [logits], lambda: by_split(distributions(logits)))
     report("distribution", n_heads * N_DISTANCES, by_split(distributions(logits.detach())))
     sizes = {}
-    for family in FAMILIES[2:]:
+    for family in FAMILIES[4:]:
         part = family if family in CONTROLS else "both"
         splits = free_splits(model, width, layers)
         turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
@@ -98,14 +108,17 @@ def optimise_split(
     )
     weights = xr.DataArray(logits.detach().softmax(-1).cpu().numpy(), dims=("layer", "head", "distance"))
     families = xr.concat(rows, "family")
-    return families.assign(distribution=weights, turn=turn.reindex(layer=range(model.cfg.n_layers))), width
+    families = families.assign(distribution=weights, turn=turn.reindex(layer=range(model.cfg.n_layers)))
+    return families, widths
 
 
-def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], where: Mapping[str, Any], progress: bool) -> float:
-    """The width of the triangle with the least loss."""
+def best_width(
+    model: Model, tokens: Int[Tensor, "prompt pos"], family: str, where: Mapping[str, Any], progress: bool
+) -> float:
+    """The width of this family with the least loss."""
     losses = {}
-    for width in tqdm(WIDTHS, desc="search, triangle", unit="width", disable=not progress):
-        hooks = substitute(model, by_split(triangle(width)), **where)
+    for width in tqdm(WIDTHS, desc=f"search, {family}", unit="width", disable=not progress):
+        hooks = substitute(model, BY_WIDTH[family](width), **where)
         losses[width] = float(token_losses(model, tokens, hooks).mean())
     return min(losses, key=losses.__getitem__)
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,22 @@ from torch import Tensor
 
 from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole
-from tl_posgen.position.substitution.hooks import (
-    by_constant,
-    by_split,
-    by_three_axis,
-    heads_from,
-    own_profile,
-    query_profile,
-    substitute,
-)
+from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
-from tl_posgen.position.substitution.splits import Threshold, point_mass, triangle
-from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, WORTHLESS, costs, measure, search_dataset
+from tl_posgen.position.substitution.splits import Threshold
+from tl_posgen.position.substitution.substituted_loss import (
+    NO_STAND_IN,
+    WORTHLESS,
+    conditions_of,
+    costs,
+    measure,
+    search_dataset,
+)
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import with_ends
@@ -40,7 +37,7 @@ from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
 COST_PROMPTS = 4
-NO_SPLIT = (*NO_STAND_IN, "three_axis", *CONTROLS)
+NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,18 @@ class Substitution(Options):
 
     NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise.
 
-    Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`; `mean_key_<d0>`;
-    `triangle_<width>` (the optimal split for p(d) proportional to width - d); `own_profile` (p is the head's own
-    attention); `query_profile` (p is each query's own, from its position part alone: nothing is fitted); `position` and
-    `content` alone, at the first width.
+    Conditions: `unchanged`; `uniform_attention` (one constant per head: the control); `three_axis`, the fit with all
+    pairs weighted alike, `three_axis_near_<width>` (pairs weighted by max(width - distance, .05)) and
+    `three_axis_attention` (by the attention they get; up to 1,024 tokens); `mean_key_<d0>`; `triangle_<width>` (the
+    optimal split for p(d) proportional to width - d); `own_profile` (p is the head's own attention); `query_profile` (p
+    is each query's own, from its position part alone: nothing is fitted); `mean_query_<n>` and `k_q_simplify` (a(i-j) +
+    c(j) of the mean query and the mean key, p uniform on the first n distances, or on all); `position` and `content`
+    alone, at the first width.
 
     Args:
         dummy_distances, widths: of the conditions.
+        near_widths: of the three-axis fit weighted to near distances.
+        mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
         search: look for the best split on other prompts of the text, and report it on these; see `optimise_split`.
@@ -67,9 +69,9 @@ class Substitution(Options):
         InputError: a share outside [0, 1], no width or one that is not above 0, a negative distance, layer or number of
             steps; later, unusable prompts, a layer that does not exist, a search with fewer than two prompts.
 
-    Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4 is in the public code
-    of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other conditions, the share
-    recovered, the residual's dose and the searches are ours.
+    Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
+    are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other
+    conditions, the share recovered, the residual's dose and the searches are ours.
 
     Example:
         >>> import tl_posgen
@@ -84,6 +86,8 @@ class Substitution(Options):
 
     dummy_distances: Sequence[int | float] = (0, 64, 1000)
     widths: Sequence[int | float] = (8, 256)
+    near_widths: Sequence[int | float] = (8,)
+    mean_query_distances: Sequence[int] = (8,)
     gamma: int | float = 1.0
     threshold: Threshold = "head"
     from_layer: int = 0
@@ -98,25 +102,15 @@ class Substitution(Options):
             raise InputError("gamma 0 replaces no score, so nothing would be measured; give a share above 0, up to 1")
         check_whole("substitution", 0, from_layer=self.from_layer, search_steps=self.search_steps)
         check_whole("substitution", 1, search_prompts=self.search_prompts)
-        if infinite := [x for x in (*self.dummy_distances, *self.widths) if not math.isfinite(x)]:
+        if infinite := [x for x in (*self.dummy_distances, *self.widths, *self.near_widths) if not math.isfinite(x)]:
             raise InputError(f"dummy_distances and widths: {infinite[0]} is no distance; give finite numbers")
-        conditions_of(self)
+        if narrow := [width for width in self.near_widths if width < 1]:
+            raise InputError(f"near_widths: {narrow[0]} leaves no near distance; give numbers of tokens, 1 or more")
+        conditions_of(self, 1)
 
     @property
     def costs_heads(self) -> bool:
         return self.search if self.head_costs is None else self.head_costs
-
-
-def conditions_of(options: Substitution) -> dict[str, ScoresOf | None]:
-    """What stands in for the scores, by name; None for the unchanged model."""
-    if not len(options.widths):
-        raise InputError("widths: give at least one triangle width")
-    splits = {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in options.dummy_distances}
-    splits |= {f"triangle_{width:g}": by_split(triangle(width)) for width in options.widths}
-    uniform = partial(by_constant, gamma=options.gamma, threshold=options.threshold)
-    splits |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
-    splits |= {part: by_split(triangle(options.widths[0]), part) for part in CONTROLS}
-    return {"unchanged": None, "uniform_attention": uniform, "three_axis": by_three_axis, **splits}
 
 
 def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
@@ -131,16 +125,18 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     held_out, others = (tokens, others) if others is not None else (tokens[:half], tokens[half:])
 
     def of_model(one: Model, label: str, after: Mapping[str, Any]) -> xr.Dataset:
-        data = measure(one, tokens, conditions_of(options), where, label, job.seed, job.progress)
+        data = measure(one, tokens, conditions_of(options, tokens.shape[1]), where, label, job.seed, job.progress)
         data.attrs |= {"gamma": options.gamma, "from_layer": options.from_layer}
         if one is not model:
             return data
         replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(options.widths[0])
         if options.search:
             steps = {"steps": options.search_steps, "seed": job.seed, "progress": job.progress}
-            found, width = optimise_split(one, others, held_out, where, **steps)
+            found, widths = optimise_split(one, others, held_out, where, **steps)
+            width = widths["triangle"]
             data = data.merge(search_dataset(found, data.isel(prompt=slice(len(held_out))), replaced, job.seed))
             data.attrs |= {"search_prompts": len(others), "held_out_prompts": len(held_out), "search_width": width}
+            data.attrs |= {f"search_width_{family}": widths[family] for family in ("three_axis", "mean_query")}
         if options.costs_heads:
             data = data.merge(costs(one, tokens[:COST_PROMPTS], width, replaced, job.progress))
             data.attrs["cost_width"] = width
@@ -175,8 +171,9 @@ def summarise(data: xr.Dataset) -> Summary:
 
     loss, share = by_condition(data["loss_mean"]), by_condition(data["recovered"])
     r, kl = (by_condition(data[name].mean(("layer", "head"))) for name in ("r", "attention_kl"))
-    splits = [name for name in conditions if name not in NO_SPLIT]
-    best = max(splits, key=lambda name: np.nan_to_num(share[name], nan=-np.inf))
+    splits = [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
+    fits = [name for name in conditions if name.startswith("three_axis_")] or ["three_axis"]
+    best, best_fit = (max(names, key=lambda name: np.nan_to_num(share[name], nan=-np.inf)) for names in (splits, fits))
     worth, searched = loss["uniform_attention"] - loss["unchanged"], search_summary(data)
     fitted = searched["search_recovered_free"]
     named = {"loss": loss, "recovered": share, "r": r, "attention_kl": kl}
@@ -185,6 +182,8 @@ def summarise(data: xr.Dataset) -> Summary:
         "nothing_to_recover": worth < WORTHLESS,
         "best": best,
         "recovered_best": share[best],
+        "best_weighted_fit": best_fit,
+        "recovered_best_weighted_fit": share[best_fit],
         "r_best": r[best],
         "split_recovered": share["query_profile"] if fitted is None else fitted,
         "n_stand_ins": len(conditions) - len(NO_STAND_IN),
@@ -198,7 +197,8 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def search_summary(data: xr.Dataset) -> dict[str, Any]:
     """What the searches found; None everywhere where nothing was searched."""
-    settings = {name: data.attrs.get(name) for name in ("search_prompts", "held_out_prompts", "search_width")}
+    widths = ("search_width", "search_width_three_axis", "search_width_mean_query")
+    settings = {name: data.attrs.get(name) for name in ("search_prompts", "held_out_prompts", *widths)}
     names = ("search_recovered", "search_recovered_low", "search_recovered_high", "search_prediction_kl")
     return settings | {
         f"{name}_{family}": float(data[name].sel(family=family)) if name in data else None
@@ -221,9 +221,11 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         f"alone {percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
         f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
         f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
-        f"loss. The best split ({best}), at r = {said(own['r_best'], '.3f')}, recovers "
-        f"{percent(own, 'recovered_best')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r with the "
-        f"share recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is {said(own['kl_rank'], '.2f')}.",
+        f"loss with all pairs weighted alike, {percent(own, 'recovered_best_weighted_fit')} with other weights "
+        f"({in_words(own['best_weighted_fit'])}). The best split ({best}), at r = {said(own['r_best'], '.3f')}, "
+        f"recovers {percent(own, 'recovered_best')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r "
+        f"with the share recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is "
+        f"{said(own['kl_rank'], '.2f')}.",
         *search_findings(own),
     ]
 
@@ -243,7 +245,9 @@ def search_findings(own: Summary) -> list[str]:
     kl = {name: said(own[f"search_prediction_kl_{name}"], ".3f") for name in ("triangle", "free", "imitating")}
     return [
         f"Chosen on {own['search_prompts']} prompts, reported on {own['held_out_prompts']} others: one triangle for "
-        f"the model (width {own['search_width']:g}) recovers {found('triangle')}, a distribution of distances per head "
+        f"the model (width {own['search_width']:g}) recovers {found('triangle')}, a three-axis fit weighted to near "
+        f"pairs (width {own['search_width_three_axis']:g}) {found('three_axis')}, the mean query and key (first "
+        f"{own['search_width_mean_query']:g} distances) {found('mean_query')}, a distribution of distances per head "
         f"{found('distribution')}, a mean rotation and a reference key per head {found('free')}. "
         f"With the same freedom position alone recovers {found('position')}, content alone {found('content')}.",
         f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']} nats "
@@ -303,7 +307,7 @@ MEASURE = Measure(
     source="gamma by layer, d0 = 1000, from_layer: public code of the first author of Han & Ji 2025; all else: ours",
     options=Substitution,
     procedure=run,
-    matrices=22,
+    matrices=26,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,

@@ -22,7 +22,11 @@ def drawn(data: xr.Dataset) -> list[str]:
 
 
 NAMES = {
-    "three_axis": "three-axis fit",
+    "three_axis": "three-axis fit, all pairs",
+    "three_axis_near": "three-axis fit, near pairs, width",
+    "three_axis_attention": "three-axis fit, attended pairs",
+    "mean_query": "mean query and key, distances",
+    "k_q_simplify": "mean query and key, all distances",
     "mean_key": "mean key at distance",
     "triangle": "triangle of width",
     "own_profile": "own attention profile",
