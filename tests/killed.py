@@ -21,7 +21,8 @@ def killed_until_done(command, out, kills, rng, workers_of=children, finished=wr
     """Run a driver again and again; kill -9 one of its workers, then itself, at random moments; then let it end.
 
     Returns:
-        How many kills there were. What was finished before a kill is never written again.
+        How many kills there were, fewer if all was finished before. What was finished before a kill is never written
+        again.
     """
     for number in range(kills):
         driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

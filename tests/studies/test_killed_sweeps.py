@@ -54,12 +54,25 @@ def undisturbed(study, tmp_path_factory):
     return {path.name: path.read_bytes() for path in out.glob("*.nc")}
 
 
+def kill(study, undisturbed, place, kills, seed, *words, **how):
+    """How many kills there were until the study was whole; its files are those of the run that nobody disturbed."""
+    command = [sys.executable, "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(place), *words]
+    rng, of_jobs = random.Random(seed), partial(written, pattern="*.nc")
+    found = killed_until_done(command, place, kills, rng, finished=of_jobs, **how)
+    assert set(states(study, place).values()) == {"finished"}
+    assert {path.name: path.read_bytes() for path in place.glob("*.nc")} == undisturbed
+    assert not list(place.glob("*.json"))
+    return found
+
+
 def test_twenty_kills_of_local_processes(study, undisturbed, tmp_path):
-    command = [sys.executable, "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(tmp_path)]
-    command += ["--executor", "processes", "--workers", "2"]
-    found = killed_until_done(command, tmp_path, 20, random.Random(0), finished=partial(written, pattern="*.nc"))
-    assert found == 20
-    require_same(study, tmp_path, undisturbed)
+    kills = 0
+    for seed in range(20):  # whole again after some five
+        (place := tmp_path / str(seed)).mkdir()
+        kills += kill(study, undisturbed, place, 20 - kills, seed, "--executor", "processes", "--workers", "2")
+        if kills == 20:
+            break
+    assert kills == 20
 
 
 def test_three_kills_on_two_nodes_of_ray(study, undisturbed, tmp_path):
@@ -68,24 +81,14 @@ def test_three_kills_on_two_nodes_of_ray(study, undisturbed, tmp_path):
 
     cluster = Cluster()
     nodes = [cluster.add_node(num_cpus=1, memory=4 * 2**30, object_store_memory=10**8) for _ in range(2)]
+    words = ["--executor", "ray", "--address", cluster.address]
     try:
-        command = [sys.executable, "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(tmp_path)]
-        command += ["--executor", "ray", "--address", cluster.address]
-        of_ray = partial(written, pattern="*.nc")
-        found = killed_until_done(command, tmp_path, 3, random.Random(0), workers_of=ray_workers, finished=of_ray)
+        assert kill(study, undisturbed, tmp_path, 3, 0, *words, workers_of=ray_workers) == 3
     finally:
         for node in nodes:
             cluster.remove_node(node)
-    assert found == 3
-    require_same(study, tmp_path, undisturbed)
 
 
 def ray_workers(driver):
     """The processes of Ray that are at a task of ours now."""
     return [one for one in psutil.process_iter() if "ray::" in " ".join(one.cmdline()) and "IDLE" not in one.name()]
-
-
-def require_same(study, out, undisturbed):
-    assert set(states(study, out).values()) == {"finished"}
-    assert {path.name: path.read_bytes() for path in out.glob("*.nc")} == undisturbed
-    assert not list(out.glob("*.json"))
