@@ -18,11 +18,12 @@ from tl_posgen.report.figures import (
     sides,
     thinned,
 )
+from tl_posgen.result import Result
 
 KEPT = {OUT: "first token out", "": "all tokens"}
 
 
-def agreement(result: Any) -> go.Figure:
+def agreement(result: Result) -> go.Figure:
     """Whether the key part stays: its correlation between every two distances, mean over heads."""
     shown = [(side, data, out) for side, data, _ in sides(result) for out in KEPT]
     panels = Panels([f"{side}, {KEPT[out]}" for side, _, out in shown], columns=2, row_height=380)
@@ -47,7 +48,7 @@ refits = partial(
 )
 
 
-def curves(result: Any) -> go.Figure:
+def curves(result: Result) -> go.Figure:
     """The distance curve of the intervention beside the fitted one, a panel a layer and a colour a head."""
     layers, data = result.dataset["layer"].values, thinned(result.dataset, share=1.0)
     panels = Panels([f"layer {layer}" for layer in layers], row_height=250)
@@ -63,7 +64,7 @@ def curves(result: Any) -> go.Figure:
     return panels.finish(f"Score by distance · {model_label(result.dataset)}", subtitle)
 
 
-def loss(result: Any) -> go.Figure:
+def loss(result: Result) -> go.Figure:
     """The model's loss with every pair at one distance, and with distances frozen beyond a limit."""
     panels = Panels(["every pair at d0", "distances frozen beyond the limit"], columns=2, row_height=280)
     for side, data, colour in sides(result):
