@@ -69,8 +69,9 @@ def substitute(
     """Replace the scores by position + content and measure the loss: does the model run on the split?"""
     from tl_posgen.position import Substitution
 
-    chosen = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
-    setup.measure(Substitution(gamma=gamma, threshold=threshold, from_layer=from_layer, **chosen))
+    searched = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
+    replaced: dict[str, Any] = {"gamma": gamma, "threshold": threshold, "from_layer": from_layer}
+    setup.measure(Substitution(**searched, **replaced))
 
 
 @command()
