@@ -1,7 +1,7 @@
 """The commands: each takes its measures of a model and shows what was found."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
