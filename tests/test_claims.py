@@ -12,8 +12,6 @@ from tl_posgen.claims import PAPERS, judge_claims, request_of
 from tl_posgen.errors import InputError
 from tl_posgen.slash.slash_toy import slash_toy
 
-pytestmark = pytest.mark.slow
-
 CLAIMS = [claim for claims in PAPERS.values() for claim in claims]
 ELSEWHERE = {"emergence", "coupling_scores", "slash_toy"}  # not of one model and one text
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
@@ -50,6 +48,7 @@ def table(results):
     return judged(CLAIMS, results, "small", {}).frame().set_index("claim")
 
 
+@pytest.mark.slow
 def test_every_claim_has_a_row_and_those_that_cannot_be_measured_here_say_why(table):
     assert table.index.tolist() == [claim.name for claim in CLAIMS]
     lacking = [claim.name for claim in CLAIMS if set(claim.needs) & {"emergence", "coupling_scores"}]
@@ -63,6 +62,7 @@ def test_names_are_unique():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
 
 
+@pytest.mark.slow
 def test_each_row_has_numbers_a_null_and_a_criterion(table):
     assert set(table["verdict"]) <= {"held", "partly", "not held", "open"}
     measured = table[~table["measured"].str.startswith("not measured: ")]
@@ -72,12 +72,14 @@ def test_each_row_has_numbers_a_null_and_a_criterion(table):
     assert table["criterion"].str.len().min() > 5
 
 
+@pytest.mark.slow
 def test_the_first_claim_is_judged_by_the_correlation_without_the_first_token(table, results):
     r = float(results["three_axis"].dataset["r_without_first_token"].mean())
     assert f"{r:.3f}" in table.loc["position 1", "measured"]
     assert table.loc["position 1", "verdict"] == threshold(r, 0.95, 0.75)
 
 
+@pytest.mark.slow
 def test_a_claim_without_its_results_is_open(results):
     found = judged(CLAIMS, {"cone": results["cone"]}, "small", {}).frame().set_index("claim")
     said = ~found["measured"].str.startswith("not measured: ")
@@ -90,6 +92,7 @@ def test_thresholds_are_reached_at_their_value():
     assert threshold(math.nan, 0.9, 0.5) == "open"
 
 
+@pytest.mark.slow
 def test_the_table_is_saved_read_and_drawn(results, tmp_path):
     result = judged(CLAIMS, results, "small", {})
     read = tl_posgen.load(result.save(tmp_path / "claims.nc"))["claims"]
@@ -98,6 +101,7 @@ def test_the_table_is_saved_read_and_drawn(results, tmp_path):
     assert list(rows[2]) == result.frame()["verdict"].tolist()
 
 
+@pytest.mark.slow
 def test_every_number_of_a_judgement_is_one_of_a_summary(table, results):
     """Claims format what measures have summarised; they compute nothing of their own."""
     for claim in CLAIMS:
@@ -127,6 +131,7 @@ def test_options_that_claims_ask_for_are_those_of_their_measures():
             assert all(isinstance(options[key], int | None) for key in OF_A_RUN if key in options)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
@@ -137,6 +142,7 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     assert len(first["claims"].frame()) == 5
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_named_with_the_remedy(small_model, alice, tmp_path):
     run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
     judge_claims(small_model, alice, **run)
@@ -153,6 +159,7 @@ def test_a_damaged_part_is_named_with_the_remedy(small_model, alice, tmp_path):
     assert len(judge_claims(small_model, alice, **run)["claims"].frame()) == 6
 
 
+@pytest.mark.slow
 def test_parts_of_other_weights_or_settings_are_never_taken_up(small_model, alice, tmp_path):
     run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
     other = tl_posgen.random_like(small_model, seed=1)
@@ -161,6 +168,7 @@ def test_parts_of_other_weights_or_settings_are_never_taken_up(small_model, alic
     assert len(list(tmp_path.glob("parts/coupling-*.nc"))) == 3
 
 
+@pytest.mark.slow
 def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
@@ -169,6 +177,7 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
     assert all(not result.nulls for result in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "said"), [({"papers": ["tea"]}, "tea"), ({"papers": "slash"}, "give a list")])
 def test_papers_that_nobody_wrote_are_refused(small_model, alice, tmp_path, wrong, said):
     with pytest.raises(InputError, match=said):

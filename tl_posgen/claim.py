@@ -14,6 +14,7 @@ from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure
 from tl_posgen.report.figures import finish, model_label
 from tl_posgen.result import Result
+from tl_posgen.summary import NullSummary
 
 Verdict = Literal["held", "partly", "not held", "open"]
 COLUMNS = ("says", "verdict", "measured", "null", "criterion")
@@ -37,7 +38,8 @@ class Claim:
         says: the claim, in our words.
         criterion: from when on we say it held; ours.
         needs: names of the measures that it is read off. Where one is missing, the claim is open and says what lacks.
-        judge: their results, in order, to a judgement; every number comes from `Result.summary`.
+        judge: their results, in order, to a judgement; every number comes from `Result.summary`. None of a claim that
+            one model cannot show.
         options: of a measure, by its name, where the claim needs others than the usual ones.
     """
 
@@ -46,7 +48,7 @@ class Claim:
     says: str
     criterion: str
     needs: tuple[str, ...]
-    judge: Callable[..., Judgement]
+    judge: Callable[..., Judgement] | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -54,9 +56,19 @@ class Claim:
         return f"{self.paper} {self.number}"
 
 
-def judged(claims: Sequence[Claim], results: Mapping[str, Result], label: str, provenance: Mapping[str, Any]) -> Result:
-    """Every claim as a row of a Result named "claims", all of it words."""
-    judgements = [judgement_of(claim, results) for claim in claims]
+def judged(
+    claims: Sequence[Claim],
+    results: Mapping[str, Result],
+    label: str,
+    provenance: Mapping[str, Any],
+    reasons: Mapping[str, str] | None = None,
+) -> Result:
+    """Every claim as a row of a Result named "claims", all of it words.
+
+    Args:
+        reasons: why a measure could not be had.
+    """
+    judgements = [judgement_of(claim, results, {**BY_ITSELF, **(reasons or {})}) for claim in claims]
     columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
     columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
     data = {name: ("claim", columns[name]) for name in COLUMNS}
@@ -70,12 +82,18 @@ BY_ITSELF = {  # measures that one model and one text do not give -> what does
 }
 
 
-def judgement_of(claim: Claim, results: Mapping[str, Result]) -> Judgement:
+def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str]) -> Judgement:
     """The claim's own judgement, or that it is open, and why."""
-    if lacking := [name for name in claim.needs if name not in results]:
-        why = "; ".join(BY_ITSELF.get(name, f"{name} cannot be had of this model") for name in lacking)
+    lacking = [name for name in claim.needs if name not in results]
+    if lacking or claim.judge is None:
+        why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
     return claim.judge(*(results[name] for name in claim.needs))
+
+
+def highest(null: NullSummary | None, key: str, *, default: float) -> float:
+    """The highest value of a number over the random inits; `default` without one."""
+    return default if null is None else max(seed[key] for seed in null.seeds)
 
 
 def threshold(value: float, held: float, partly: float) -> Verdict:

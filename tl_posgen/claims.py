@@ -102,7 +102,7 @@ def judge_claims(
     }
     parts = require_writable(Path(keep) / "parts")
     run = cut | {"null_seeds": random_inits, "progress": progress}
-    results = measure_all(model, prompts, claims, run, partial(kept, parts), settings)
+    results, reasons = measure_all(model, prompts, claims, run, partial(kept, parts), settings)
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
         tokenizer = wrap(model).origin.directory
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
@@ -118,7 +118,7 @@ def judge_claims(
     if any(TOY in claim.needs for claim in claims):
         toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
         results |= kept(parts, TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
-    return Report({"claims": judged(claims, results, model_label(model), provenance), **results}, provenance)
+    return Report({"claims": judged(claims, results, model_label(model), provenance, reasons), **results}, provenance)
 
 
 def measure_all(
@@ -128,8 +128,9 @@ def measure_all(
     run: Mapping[str, Any],
     keep: Callable[..., Report],
     settings: dict[str, Any],
-) -> dict[str, Result]:
-    """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest."""
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest; and
+    why what is missing could not be had."""
     asked: dict[str, dict[str, Any]] = {}
     for claim in claims:
         for name in claim.needs:
@@ -137,6 +138,7 @@ def measure_all(
     for name in (WITH_CHECKPOINTS, OF_MANY, TOY):
         asked.pop(name, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
+    reasons = {request.name: str(why) for request in requests if (why := refusal(request, model))}
     requests = supported(requests, model, skip=True)
     shared = [request for request in requests if request.measure.procedure is None]
     results: dict[str, Result] = {}
@@ -155,7 +157,17 @@ def measure_all(
             results |= keep(request.name, settings | own | {"measures": {request.name: request.as_dict()}}, make)
         except ModelError as reason:
             tqdm.write(f"{request.name} is left out: {reason}")
-    return results
+            reasons[request.name] = str(reason)
+    return results, reasons
+
+
+def refusal(request: Request, model: Any) -> UnsupportedModelError | None:
+    """Why a measure cannot be had of this model."""
+    try:
+        request.measure.requires(model)
+    except UnsupportedModelError as reason:
+        return reason
+    return None
 
 
 def alone(model: Any, text: str, request: Request, **options: Any) -> Report:

@@ -98,13 +98,17 @@ def between(low, chance=0.02):
 
 @pytest.mark.parametrize(
     ("own", "null", "verdict"),
-    [(0.3, 0.2, "held"), (0.3, 0.3, "partly"), (0.3, None, "partly"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
+    [(0.3, 0.2, "held"), (0.3, 0.3, "not held"), (0.3, None, "held"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
 )
 def test_coupling_between_tokens_must_clear_random_bases_and_random_init(own, null, verdict):
     nulls = [] if null is None else [between(null)]
     assert judge(4, between(own), *nulls).verdict == verdict
 
 
-def test_one_kind_below_chance_is_enough_to_fail():
-    own = between(0.3) | {"same_output_low": 0.01}
-    assert judge(4, own, between(0.0)).verdict == "not held"
+def test_some_kinds_are_a_part():
+    assert judge(4, between(0.3) | {"same_output_low": 0.01}, between(0.0)).verdict == "partly"
+
+
+def test_every_random_init_has_to_be_cleared():
+    assert judge(4, between(0.3), between(0.0), between(0.4)).verdict == "not held"
+    assert judge(0, numbers(), numbers(coupling_high=0.03), numbers(coupling_high=0.9)).verdict == "not held"

@@ -92,3 +92,14 @@ def test_one_token_couples_with_none(tiny, prompts):
         token_coupling(tiny, prompts, k=2, tokens=[-1, 19], null_seeds=(), progress=False)
     with pytest.raises(InputError, match="leave heads out"):
         token_coupling(tiny, prompts, k=2, heads=[0], null_seeds=(), progress=False)
+
+
+def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model):
+    model = family_model("mistral")
+    tokens = torch.arange(2, 26)[None]
+    found = token_coupling(model, tokens, k=2, tokens=[3, 12, 23], null_seeds=(), progress=False)
+    far = found.dataset.coupling.sel(kind="same_input", k=2)
+    assert far.sel(token=3, token_2=12).isnull().all()
+    assert far.sel(token=12, token_2=3).isnull().all()
+    assert found.dataset.coupling.sel(kind="self").notnull().all()
+    assert found.findings()[-1].startswith(f"In {found.summary['unknown_layers']} layers some of the tokens")

@@ -28,6 +28,7 @@ def summary(drop, low_alone, planes=(5, 5, 6), heads=9):
         ((0.21, 0.98, 1.00), 0.08, "partly"),  # the medium band makes nothing of it
         ((0.21, 0.55, 1.00), 0.60, "partly"),  # the low band makes much of it alone
         ((0.45, 0.59, 0.62), 0.16, "not held"),  # all cost alike
+        ((1.0, 1.0, 1.0), 1.0, "not held"),  # none costs anything
     ],
 )
 def test_one_scheme_is_judged_by_all_three_bands(drop, low_alone, verdict):
@@ -68,12 +69,14 @@ def test_schemes_that_disagree_are_named_first(mini, alice):
 
 
 @pytest.mark.parametrize(
-    ("formed", "unseen", "verdict"), [(3, 0.9, "held"), (3, 0.5, "held"), (3, 0.4, "partly"), (2, 0.9, "not held")]
+    ("trained", "unseen", "verdict"),
+    [(0.9, 0.9, "held"), (0.5, 0.5, "held"), (0.9, 0.4, "partly"), (0.4, 0.9, "not held")],
 )
-def test_the_toy_has_to_form_its_head_in_every_seed_and_on_unseen_features(formed, unseen, verdict):
-    scores = {"score_trained_mean": 0.95, "score_unseen_mean": unseen, "score_at_start": 0.02, "uniform": 0.03}
-    own = {"seeds": 3, "distance": 3, "formed": formed, "r1_q_end_mean": 0.9, "r1_k_end_mean": 0.8, **scores}
+def test_the_toy_has_to_keep_its_head_in_every_seed_and_on_unseen_features(trained, unseen, verdict):
+    least = {"score_trained_least": trained, "score_unseen_least": unseen, "steps": 500}
+    scores = {"score_trained_mean": 0.95, "score_unseen_mean": 0.93, "score_at_start": 0.02, "uniform": 0.03}
+    own = {"seeds": 3, "distance": 3, "r1_q_end_mean": 0.9, "r1_k_end_mean": 0.8, **scores, **least}
     judged = training(result_of(own))
     assert judged.verdict == verdict
-    assert f"{unseen:.2f} on unseen ones" in judged.measured
+    assert f"0.93 on unseen ones (least {unseen:.2f})" in judged.measured
     assert judged.null.startswith("before training 0.020")

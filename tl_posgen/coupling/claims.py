@@ -2,7 +2,7 @@
 
 import math
 
-from tl_posgen.claim import Claim, Judgement, both
+from tl_posgen.claim import Claim, Judgement, both, highest
 from tl_posgen.report.intervals import with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
@@ -17,7 +17,7 @@ def alignment(coupling: Result) -> Judgement:
         )
 
     own, null = coupling.summary, coupling.null_summary
-    least, low = max(own["chance"], 0.0 if null is None else null["coupling_high"]), own["coupling_low"]
+    least, low = max(own["chance"], highest(null, "coupling_high", default=0.0)), own["coupling_low"]
     above = "held" if low >= max(0.2, least) else "partly" if low > least else "not held"
     verdict = "open" if math.isnan(low) else above  # one prompt has no interval
     return Judgement(verdict, *both(say, coupling))
@@ -38,7 +38,7 @@ def growth(coupling: Result) -> Judgement:
         return f"R² of ln |x| against depth {own['growth_r2']:.2f}, expodistance {own['expodistance']:.2f}"
 
     value, null = coupling.summary["growth_r2"], coupling.null_summary
-    above = value > (0.0 if null is None else null["growth_r2"])
+    above = value > highest(null, "growth_r2", default=0.0)
     verdict = "not held" if value < 0.9 else "held" if above else "partly"
     return Judgement(verdict, *both(say, coupling))
 
@@ -66,14 +66,12 @@ def between_tokens(token_coupling: Result) -> Judgement:
     own, null = token_coupling.summary, token_coupling.null_summary
     if any(math.isnan(own[f"{kind}_low"]) for kind in OF_TOKENS):
         return Judgement("open", *both(say, token_coupling))
-    by_chance = all(own[f"{kind}_low"] > own[f"{kind}_chance"] for kind in OF_TOKENS)
-    above = null is not None and all(own[f"{kind}_low"] > null[f"{kind}_high"] for kind in OF_TOKENS)
-    verdict = "held" if by_chance and above else "partly" if by_chance else "not held"
+    above = [
+        own[f"{kind}_low"] > max(own[f"{kind}_chance"], highest(null, f"{kind}_high", default=0.0))
+        for kind in OF_TOKENS
+    ]
+    verdict = "held" if all(above) else "partly" if any(above) else "not held"
     return Judgement(verdict, *both(say, token_coupling))
-
-
-def with_scores(coupling_scores: Result) -> Judgement:
-    return Judgement("open", " ".join(coupling_scores.findings()), "not measured")
 
 
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
@@ -115,7 +113,7 @@ CLAIMS = [
         "coupling",
         5,
         "Top singular vectors align across the tokens of a layer; not at random init.",
-        "95% intervals of all three kinds above random bases: partly; and above random init: held",
+        "95% intervals above random bases and above random init: of all three kinds held, of some partly",
         ("token_coupling",),
         between_tokens,
     ),
@@ -125,6 +123,5 @@ CLAIMS = [
         "Over many models coupling goes with benchmark score.",
         "not judged of one model",
         ("coupling_scores",),
-        with_scores,
     ),
 ]

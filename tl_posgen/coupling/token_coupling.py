@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -113,7 +114,8 @@ def measure(
     for name, array in of_prompts.items():
         first = array.transpose("prompt", "kind", "k")
         data = data.assign(mean_and_ends(name, first.values, ("kind", "k"), settings.seed))
-    return data.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model)
+    unknown = int(found["coupling"].isnull().any([dim for dim in found["coupling"].dims if dim != "layer"]).sum())
+    return data.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, unknown_layers=unknown)
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
@@ -135,6 +137,10 @@ def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) ->
         np.stack([np.stack([settings.by_k(pairs, of=of) for pairs in found], 1) for found in layers.values()])
         for of in ("aligned", "chance")
     )
+    sizes = torch.stack([torch.stack([pairs.values[:, 0] for pairs in found]) for found in layers.values()])
+    known = (sizes > 0).cpu().numpy()[:, None]  # a token outside the layer's window has no Jacobian
+    couplings = np.where(known[..., None] & known[..., None, :], couplings, np.nan)
+    chances = np.where(known[..., None], chances, np.nan)
     of_tokens = ("kind", "k", "layer", "token")
     return xr.Dataset(
         {"coupling": ((*of_tokens, "token_2"), couplings), "chance": (of_tokens, chances.mean(-1))},
@@ -149,6 +155,7 @@ def summarise(data: xr.Dataset) -> Summary:
     """Means over layers and pairs of different tokens, of each kind: of the first k under its name, then with _k30."""
     ks = [int(k) for k in data["k"].values]
     numbers: dict[str, Any] = {"k": ks, "tokens": data.sizes["token"]}
+    numbers["unknown_layers"] = int(data.attrs["unknown_layers"])
     for kind, k, end in product(KINDS, ks, ENDS):
         at = data.sel(kind=kind, k=k)
         numbers[of_k(kind, k, ks) + end] = float(at[f"mean_coupling{end}"])
@@ -166,6 +173,11 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
             for name in [of_k(kind, k, own["k"])]
         ]
         sentences.append(f"Top-{k} coupling over pairs of {own['tokens']} tokens within layers: {'; '.join(parts)}.")
+    if own["unknown_layers"]:
+        sentences.append(
+            f"In {own['unknown_layers']} layers some of the tokens are further apart than the window, and have no "
+            "Jacobian: those pairs are left out."
+        )
     return sentences
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tl_posgen.claim import Claim, Judgement, both, threshold
+from tl_posgen.claim import Claim, Judgement, both, highest, threshold
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
 from tl_posgen.report.intervals import with_interval
@@ -60,7 +60,7 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
     verdict = threshold(own[key_part_r], 0.95, 0.75)
     if dummy_distance.encodings and set(dummy_distance.encodings) <= set(dummy_distance.measure.caveats):
         verdict = "open"
-    elif null is not None and own[key_part_r] <= max(seed[key_part_r] for seed in null.seeds):
+    elif own[key_part_r] <= highest(null, key_part_r, default=0.0):
         verdict = "not held"
     return Judgement(verdict, *both(say, dummy_distance))
 
@@ -120,7 +120,7 @@ def downstream(perturbation: Result) -> Judgement:
             f"{one['cloze_chance']:.1%}"
         )
 
-    whole, floor = own["cloze_accuracy_least"], own["cloze_chance"] if null is None else null["cloze_accuracy_least"]
+    whole, floor = own["cloze_accuracy_least"], highest(null, "cloze_accuracy_least", default=own["cloze_chance"])
     few, many = own["words_cloze_accuracy_few"], own["words_cloze_accuracy_many"]
     kept, lost = whole - few <= SLIGHT, whole - many > SLIGHT
     verdict = "open" if whole <= floor else "held" if kept and lost else "partly" if kept else "not held"

@@ -57,12 +57,16 @@ def frequencies(band_ablation: Result) -> Judgement:
 
     own = band_ablation.summary
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
-    found: list[Verdict] = [one for one in dict.fromkeys(by_scheme.values()) if one != "open"]
-    verdict: Verdict = found[0] if len(found) == 1 else "partly" if found else "open"
+    found = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    verdicts: set[Verdict] = {*found.values()}
+    verdict: Verdict = "open" if not found else "partly" if "held" in verdicts else "not held"
+    verdict = next(iter(verdicts)) if len(verdicts) == 1 else verdict
     measured, null = both(say, band_ablation)
-    if len(set(by_scheme.values())) > 1:
-        told = ", ".join(f"{one} by {scheme}" for scheme, one in by_scheme.items())
+    if len(verdicts) > 1:
+        told = ", ".join(f"{one} by {scheme}" for scheme, one in found.items())
         measured = f"the two ways of making bands disagree: {told}; {measured}"
+    elif found and len(found) < len(by_scheme):
+        measured = f"judged by {next(iter(found))} alone, as by the other a band has no plane; {measured}"
     return Judgement(verdict, measured, null)
 
 
@@ -84,19 +88,20 @@ def frequencies_by(own: Summary, scheme: str) -> Verdict:
     high, medium, low = (left(f"drop {band}") for band in BANDS)
     if low >= 0.75 > max(high, medium) and left("keep low") <= 0.25:
         return "held"
-    return "partly" if 1 - low <= 0.5 * (1 - (high + medium) / 2) else "not held"
+    of_others = 1 - (high + medium) / 2
+    return "partly" if of_others >= 0.25 and 1 - low <= 0.5 * of_others else "not held"
 
 
 def training(slash_toy: Result) -> Judgement:
     own = slash_toy.summary
     measured = (
-        f"shallow RoPE transformer of {own['seeds']} seeds, slash score at D = {own['distance']}: "
-        f"{own['score_trained_mean']:.2f} on trained features, {own['score_unseen_mean']:.2f} on unseen ones; r1 of Q "
-        f"{own['r1_q_end_mean']:.2f}, of K {own['r1_k_end_mean']:.2f}"
+        f"shallow RoPE transformer, {own['seeds']} seeds of {own['steps']} steps, slash score at D = "
+        f"{own['distance']}: {own['score_trained_mean']:.2f} on trained features (least "
+        f"{own['score_trained_least']:.2f}), {own['score_unseen_mean']:.2f} on unseen ones (least "
+        f"{own['score_unseen_least']:.2f}); r1 of Q {own['r1_q_end_mean']:.2f}, of K {own['r1_k_end_mean']:.2f}"
     )
     null = f"before training {own['score_at_start']:.3f}, uniform attention {own['uniform']:.3f}"
-    everywhere = own["formed"] == own["seeds"]
-    unseen = own["score_unseen_mean"] >= 0.5
+    everywhere, unseen = (own[f"score_{features}_least"] >= 0.5 for features in ("trained", "unseen"))
     return Judgement("held" if everywhere and unseen else "partly" if everywhere else "not held", measured, null)
 
 
@@ -139,7 +144,7 @@ CLAIMS = [
         "slash",
         5,
         "Gradient descent makes slash-dominant heads in a shallow RoPE transformer, and they generalise.",
-        "slash score of at least .5 in every seed: partly; and on unseen features: held; a toy of ours, not this model",
+        "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, not this model",
         ("slash_toy",),
         training,
     ),

@@ -165,11 +165,13 @@ def summarise(data: xr.Dataset) -> Summary:
     spread = {f"{name}_mean": float(mean) for name, mean in ends.mean().items()}
     if data.sizes["seed"] > 1:
         spread |= {f"{name}_std": float(std) for name, std in ends.std(ddof=1).items()}
+    spread |= {f"score_{features}_least": float(ends[f"score_{features}"].min()) for features in FEATURES}
     formed = data["slash_step"].dropna("seed")
     return {
         "distance": distance,
         "planes": str(data.attrs["planes"]),
         "seeds": data.sizes["seed"],
+        "steps": int(data["step"][-1]),
         "uniform": float(data["uniform"].sel(distance=distance)),
         # before any training: the null of this measure
         "score_at_start": float(data["score"].sel(features="trained").isel(step=0).mean()),

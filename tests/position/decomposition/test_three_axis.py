@@ -8,12 +8,14 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import pair_weights_fit, three_axis
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture, weighting
+from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture, shuffled, weighting
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 
 QUICK = {"null_seeds": (), "progress": False}
@@ -142,6 +144,24 @@ def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
 def test_weights_that_cannot_be_are_refused(weights, message):
     with pytest.raises(InputError, match=message):
         ThreeAxis(weights=weights)
+
+
+def test_noise_under_its_own_attention_reaches_what_its_null_says():
+    """Weights that follow the scores let a fit of anything look good: of these more than half."""
+    q, k = torch.randn(2, 8, 64, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = LayerCapture(LayerGeometry(0, "none", 8, 8, 512, 2 * 512**-0.5), range(8), 0, None, q, k)
+    alike, _ = fit_capture(noise)
+    full, _ = fit_capture(noise, weights="attention")
+    assert float(full.r.mean()) > 1.5 * float(alike.r.mean())
+    torch.testing.assert_close(full.r.mean(), full.iid_r.mean(), rtol=0.03, atol=0)
+
+
+def test_shuffled_scores_are_the_same_in_another_order(capture):
+    scores = capture.scores()
+    mixed = shuffled(scores)
+    assert torch.equal(mixed == -torch.inf, scores == -torch.inf)
+    torch.testing.assert_close(mixed.flatten(1).sort(-1).values, scores.flatten(1).sort(-1).values)
+    assert not torch.equal(mixed, scores)
 
 
 def test_weights_by_attention_refuse_what_is_too_long(capture, monkeypatch):

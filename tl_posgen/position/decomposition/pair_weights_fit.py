@@ -25,8 +25,9 @@ def fit_pair_weights(
     r"""min over a, b, c of sum_ij w_ij (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
 
     Distances are eliminated exactly, and the matrix of b and c is factored head by head: O(L^3), up to LONGEST tokens.
-    Means and correlations are weighted alike. A pair with less than LEAST of its head's largest weight counts as much
-    as that, so that no entry of a, b or c is left without a pair.
+    Means and correlations are weighted alike; `iid_r` is NaN, as noise may make weights of its own. A pair with less
+    than LEAST of its head's largest weight counts as much as that, so that no entry of a, b or c is left without a
+    pair.
 
     Args:
         weights: not negative; entries that the pairs leave out are not read.
@@ -48,10 +49,11 @@ def fit_pair_weights(
     refuse_long(pairs.n_tokens)
     found = [_fit_head(*both, head, pairs, ridge) for head, both in enumerate(zip(scores, weights, strict=True))]
     theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
-    r, within, mean, tss, iid_r = numbers
+    r, within, mean, tss = numbers
     a, b, c = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     n_distance, n_query, n_key = (n[0].long() for n in pairs.spread(pairs.counts(scores.device), fill=0))
-    return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, tss, iid_r, pairs, 1)
+    unknown = torch.full_like(r, torch.nan)  # of weights that the scores themselves may have made
+    return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, tss, unknown, pairs, 1)
 
 
 def refuse_long(n_tokens: int) -> None:
@@ -64,8 +66,8 @@ def refuse_long(n_tokens: int) -> None:
 
 def _fit_head(
     scores: Float[Tensor, "query key"], weights: Real[Tensor, "query key"], head: int, pairs: CausalPairs, ridge: float
-) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 5"]]:
-    """a, b and c of one head in corner coordinates; r, r within rows, the mean, TSS, and the r of noise."""
+) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 4"]]:
+    """a, b and c of one head in corner coordinates; r, r within rows, the mean, TSS."""
     rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
     index = torch.arange(pairs.size, device=scores.device)
     distance = index[:, None] - index
@@ -82,8 +84,7 @@ def _fit_head(
     total = p.sum()
     mean = (p * w).sum() / total
     w -= mean
-    equations = _NormalEquations(p, ridge)
-    theta = equations.fit(_sums(p * w))
+    theta = _NormalEquations(p, ridge).fit(_sums(p * w))
     theta[0, pairs.width :] = 0
     fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
     tss = (p * w.square()).sum()
@@ -91,9 +92,8 @@ def _fit_head(
     r = [_correlation(p, _centred(w, p, dims), _centred(fitted, p, dims)) for dims in ((0, 1), (1,))]
     if pairs.saturated or constant:
         r = [mean.new_tensor(torch.nan)] * 2
-    iid_r = (_NormalEquations(p, 0.0) if ridge else equations).noise_r(p)
     theta[1] = theta[1].flip(-1)
-    return theta, torch.stack([*r, mean, tss, iid_r])
+    return theta, torch.stack([*r, mean, tss])
 
 
 class _NormalEquations:
@@ -119,15 +119,6 @@ class _NormalEquations:
         x = self.solve(left)
         x = (x + self.solve(left - self.matrix @ x))[:, 0]  # what the shift and rounding left
         return torch.stack([self.at_distance * right[0] - self.mixed @ x, *x.view(2, -1)])
-
-    def noise_r(self, p: Float[Tensor, "query key"]) -> Float[Tensor, ""]:
-        """sqrt(E ESS / E TSS) of iid scores, see `three_axis_fit.iid_r`; of equations without a ridge."""
-        of_distances, mixed, tokens = _normal(p.square())
-        crossed = mixed.T @ self.mixed
-        left = tokens - crossed - crossed.T + self.mixed.T @ (of_distances[:, None] * self.mixed)
-        trace = (self.at_distance * of_distances).sum() + self.solve(left).diagonal().sum()
-        total, mean_part = p.sum(), p.square().sum() / p.sum()
-        return ((trace - mean_part) / (total - mean_part)).clamp(0, 1).sqrt()
 
 
 def _sums(x: Float[Tensor, "query key"]) -> Float[Tensor, "axis=3 size"]:

@@ -1,13 +1,15 @@
 """The three-axis fit: how far each head's scores are position + query + key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
@@ -158,16 +160,30 @@ def fits_of(
 def fit_by_attention(
     layer: LayerCapture, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", diagonal: bool = True
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """The same with every pair weighted by its attention, softmax_j W_ij."""
+    """The same with every pair weighted by its attention, softmax_j W_ij, what a sink takes left out.
+
+    `iid_r` is the r of the same scores shuffled over the head's pairs, under the attention that they then make: weights
+    that follow the scores let a fit of anything look good.
+    """
     refuse_long(layer.length)
     scores = layer.scores().double()
-    attention = scores.softmax(-1)
 
-    def fit(first_token: bool) -> ThreeAxisFit:
+    def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
         pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)
-        return fit_pair_weights(scores, attention, pairs, ridge=ridge, gauge=gauge)
+        return fit_pair_weights(scores, scores.softmax(-1), pairs, ridge=ridge, gauge=gauge)
 
-    return fit(True), fit(False) if layer.length > (1 if diagonal else 2) else None
+    full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
+    return full, fit(scores, False) if layer.length > (1 if diagonal else 2) else None
+
+
+def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
+    """The visible scores of every head in an order drawn with seed 0."""
+    visible = scores[0] != -torch.inf
+    values = scores[:, visible].cpu()
+    order = torch.rand(values.shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    mixed = torch.full_like(scores, -torch.inf)
+    mixed[:, visible] = values.gather(1, order).to(scores)
+    return mixed
 
 
 def moments_of(
@@ -243,6 +259,7 @@ WITHOUT = "the first token left out, as query and as key"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 INTERVAL = "95 % bootstrap interval over prompts; none of a single prompt"
 OF_LAYER = "mean over its heads and prompts"
+NOISE = "what iid Gaussian scores reach by chance on these pairs; weighted by attention, the scores shuffled"
 VARIABLES = {
     "r": Variable("r of position + query + key", "", "Pearson's r of W and the fit", HEAD, "three_axis_r", "r"),
     "r_without_first_token": Variable("r, first token out", "", WITHOUT, HEAD, f"three_axis_r{OUT}", "r-1st"),
@@ -255,7 +272,7 @@ VARIABLES = {
     "r_layer_without_first_token": Variable("r of a layer, first token out", "", OF_LAYER, ("layer",)),
     "r_pooled": Variable("pooled r", "", "one correlation over the entries of all heads and prompts", ()),
     "r_pooled_without_first_token": Variable("pooled r, first token out", "", WITHOUT, ()),
-    "iid_r": Variable("r of noise", "", "what iid Gaussian scores reach by chance on these pairs", ("layer",)),
+    "iid_r": Variable("r of noise", "", NOISE, ("layer",)),
     "n_distance": Variable("pairs behind each entry of a", "pairs", dims=("layer", "distance")),
     "a": Variable("score by distance", "logits", MEAN, (*HEAD, "distance")),
     "b": Variable("score by query position", "logits", MEAN, (*HEAD, "query")),

@@ -34,7 +34,8 @@ class ThreeAxisFit:
         a, b, c: float64.
         n_distance, n_query, n_key: number of pairs behind each entry of a, b and c.
         tss: weighted sum of (W - mean)^2; `pooled_r` needs it.
-        iid_r: the r that iid Gaussian scores reach by chance on these pairs, with these weights.
+        iid_r: the r that iid Gaussian scores reach by chance on these pairs, with these weights; NaN where pairs have
+            weights of their own.
         pairs: which pairs counted, and with which weights.
         iterations: conjugate-gradient steps taken.
     """

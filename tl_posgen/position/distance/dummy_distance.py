@@ -200,8 +200,8 @@ def findings(own: Summary, null: Any) -> list[str]:
         f"First token left out, distance part and key part together correlate with the table at "
         f"{beside(own, null, f'additive_r{OUT}')}; with it {beside(own, null, 'additive_r')}. Of its variance the "
         f"distance takes {beside(own, null, f'distance_share{OUT}', '.0%')}, the key alone "
-        f"{beside(own, null, f'key_share{OUT}', '.0%')}, both together "
-        f"{beside(own, null, f'interaction_share{OUT}', '.0%')}.",
+        f"{beside(own, null, f'key_share{OUT}', '.0%')}, and neither "
+        f"explains {beside(own, null, f'interaction_share{OUT}', '.0%')}.",
         f"Where each distance's mean is taken away the key part correlates with the table at "
         f"{with_interval(own, f'key_part_r{OUT}')} ({null_of(null, f'key_part_r{OUT}')}), most in "
         f"{at_head(own[f'key_part_r{OUT}_highest_head'], own[f'key_part_r{OUT}_highest'])}, least in "

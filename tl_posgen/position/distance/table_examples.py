@@ -49,6 +49,8 @@ def take_tables(
     queries = (q[:, -1], q.mean(1))
     distances = distances.to(q.device)
     tables = [distance_table(one, layer.k.double(), geometry.rope, geometry.scale, distances) for one in queries]
+    if geometry.window is not None:  # the table's numbers are of distances inside it
+        tables = [one.masked_fill((distances >= geometry.window)[:, None], torch.nan) for one in tables]
     for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):
         found[layer.layer, head] = two
 
@@ -73,4 +75,4 @@ def head_title(data: xr.Dataset) -> str:
     """'layer 3 head 6, key part r .64' of an example, over all prompts."""
     layer, head = map(int, str(data["example"].values).split("."))
     r = float(data["key_part_r_without_first_token"].sel(layer=layer, head=head))
-    return f"layer {layer} head {head}, key part r {r:.2f}"
+    return f"layer {layer} head {head}, key part r {r:.2f} without the first token"
