@@ -92,9 +92,10 @@ def _conjugate_gradients(
     steps = 0
     while (unfinished := size > enough).any():
         if steps == MAX_ITERATIONS:
+            cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
             raise InputError(
-                f"no fit within {steps} steps: a window of {pairs.width} ties {pairs.size} tokens too loosely "
-                "together; give a ridge, or a shorter text"
+                f"no fit within {steps} steps: {cause} {pairs.size} tokens too loosely together; give a ridge, or a "
+                "shorter text"
             )
         steps += 1
         moved = image(direction)
@@ -138,7 +139,7 @@ def band_of(pairs: CausalPairs) -> int:
     return 0
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def blocks(pairs: CausalPairs, ridge: float, band: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Block Cholesky factors: the inverse of every pivot, and the pivot's rows of the block before it."""
     size, n_blocks = pairs.size, -(-pairs.size // band)
