@@ -155,7 +155,7 @@ def summarise(data: xr.Dataset) -> Summary:
     """Means over layers and pairs of different tokens, of each kind: of the first k under its name, then with _k30."""
     ks = [int(k) for k in data["k"].values]
     numbers: dict[str, Any] = {"k": ks, "tokens": data.sizes["token"]}
-    numbers["unknown_layers"] = int(data.attrs["unknown_layers"])
+    numbers["unknown_layers"] = int(data.attrs.get("unknown_layers", 0))
     for kind, k, end in product(KINDS, ks, ENDS):
         at = data.sel(kind=kind, k=k)
         numbers[of_k(kind, k, ks) + end] = float(at[f"mean_coupling{end}"])
