@@ -103,3 +103,9 @@ def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model)
     assert far.sel(token=12, token_2=3).isnull().all()
     assert found.dataset.coupling.sel(kind="self").notnull().all()
     assert found.findings()[-1].startswith(f"In {found.summary['unknown_layers']} layers some of the tokens")
+
+
+def test_the_frame_has_a_row_a_kind_and_k(result):
+    frame = result.frame()
+    assert len(frame) == len(KINDS) * 2
+    assert {"kind", "k", "mean_coupling", "mean_chance"} <= set(frame.columns)

@@ -115,7 +115,7 @@ def measure(
         first = array.transpose("prompt", "kind", "k")
         data = data.assign(mean_and_ends(name, first.values, ("kind", "k"), settings.seed))
     unknown = int(found["coupling"].isnull().any([dim for dim in found["coupling"].dims if dim != "layer"]).sum())
-    return data.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, unknown_layers=unknown)
+    return data.assign_attrs(rows=("kind", "k"), model=label, d_model=model.cfg.d_model, unknown_layers=unknown)
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:

@@ -37,7 +37,7 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "
         >>> null_of(NullSummary([{"loss": 0.3}, {"loss": 0.4}]), "loss", ".2f", " nats")
         'random init 0.35 ± 0.07 nats'
     """
-    if null is None:
+    if null is None or key not in null:
         return "no null measured"
     spread = null.spread(key)
     return f"random init {said(null[key], form)}{'' if spread is None else f' ± {said(spread, form)}'}{unit}"

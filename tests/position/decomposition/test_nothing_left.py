@@ -87,3 +87,9 @@ def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_m
 def test_a_report_of_a_text_of_one_token_is_written(mini, tmp_path):
     report = analyze(mini, torch.full((1, 24), 7), null_seeds=(0,), progress=False, measures=["residual", "three_axis"])
     assert report.write(tmp_path / "report").is_file()
+
+
+def test_two_tokens_say_nothing_of_what_varies(mini):
+    report = analyze(mini, torch.tensor([[3, 4]]), measures="variance", null_seeds=(), progress=False)
+    assert report["variance"].dataset["position"].isnull().all()
+    assert any("one token besides the first says nothing" in said for said in report.findings())

@@ -67,12 +67,14 @@ class VarianceCollector(Collector):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._longest = 0
+        self._samples: dict[int, int] = {}  # layer -> tokens besides the first ones
         self._layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
         self._moments: dict[tuple[int, bool], TripleMoments] = {}  # (layer, whether the first token counts)
 
     def update(self, layer: LayerCapture) -> None:
         self._layers[layer.layer] = (layer.geometry, list(layer.heads))
         self._longest = max(self._longest, layer.q.shape[1])
+        self._samples[layer.layer] = self._samples.get(layer.layer, 0) + layer.q.shape[1] - 1
         rope = layer.geometry.rope
         rest = TripleMoments.of(layer.q, layer.k, rope, first_token=False)
         first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], rope)
@@ -87,6 +89,8 @@ class VarianceCollector(Collector):
         return dataset.assign_attrs(n_distances=n, weights=self.options.weights, not_defined=self._why_not_defined())
 
     def _why_not_defined(self) -> str:
+        if max(self._samples.values()) < 2:
+            return "one token besides the first says nothing of what varies; give longer prompts"
         alone = [str(layer) for layer, (geometry, _) in sorted(self._layers.items()) if geometry.window == 1]
         return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""
 
@@ -98,6 +102,8 @@ class VarianceCollector(Collector):
         values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
         values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
         values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
+        if self._samples[layer] < 2:
+            values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
         heads = self._layers[layer][1]
         return xr.Dataset({name: ("head", one.cpu().numpy()) for name, one in values.items()}, {"head": heads})
 
