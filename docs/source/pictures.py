@@ -33,6 +33,7 @@ PICTURES = {
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
+    "alignment": Picture("babyllama105 slash", "coupling", "alignment", 860),
 }
 
 
