@@ -209,7 +209,6 @@ CLAIMS = [
         "words: at most .1 nats at 5 % and more at 20 %; index and features within a quarter of each other",
         ("perturbation",),
         word_order,
-        {"perturbation": {"n_cloze": 0}},
     ),
     Claim(
         "position",
