@@ -10,9 +10,10 @@ PLUGIN := $(dir $(wildcard tests/*/pyproject.toml)) # another distribution's mea
 PYTEST = -m pytest -q
 # one torch thread a process: with tiny tensors a second one costs more than it brings
 ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
-# numbers, notebooks and the training script depend on no backend; they are tested once, on 3.9.0
-ON_BRIDGE = tests --ignore=tests/rope --ignore=tests/stats --ignore=tests/test_imports.py \
-	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_docs.py
+# numbers, notebooks, executors and the training script depend on no backend; they are tested once, on 3.9.0
+ON_BRIDGE = tests --ignore=tests/rope --ignore=tests/stats --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
+	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/studies/test_executors.py \
+	--ignore=tests/test_memory_of_measures.py
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
