@@ -110,7 +110,7 @@ def word_order(perturbation: Result) -> Judgement:
 def downstream(perturbation: Result) -> Judgement:
     own, null = perturbation.summary, perturbation.null_summary
     if not own["cloze_items"] or own["words_cloze_accuracy_few"] is None:
-        return Judgement("open", "no cloze could be made of this text", "not measured")
+        return Judgement("open", "not measured: no cloze was made of this text", "not measured")
 
     def say(one: Summary) -> str:
         few, many = (said(one[f"words_cloze_accuracy_{place}"], ".1%") for place in ("few", "many"))
