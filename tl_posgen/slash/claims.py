@@ -59,8 +59,9 @@ def frequencies(band_ablation: Result) -> Judgement:
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
     found = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
     verdicts: set[Verdict] = {*found.values()}
-    verdict: Verdict = "open" if not found else "partly" if "held" in verdicts else "not held"
-    verdict = next(iter(verdicts)) if len(verdicts) == 1 else verdict
+    verdict: Verdict = "open"
+    if verdicts:
+        verdict = next(iter(verdicts)) if len(verdicts) == 1 else "partly" if "held" in verdicts else "not held"
     measured, null = both(say, band_ablation)
     if len(verdicts) > 1:
         told = ", ".join(f"{one} by {scheme}" for scheme, one in found.items())
