@@ -57,11 +57,11 @@ def frequencies(band_ablation: Result) -> Judgement:
 
     own = band_ablation.summary
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
-    found = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
-    verdicts: set[Verdict] = {*found.values()}
-    verdict: Verdict = "open"
-    if verdicts:
-        verdict = next(iter(verdicts)) if len(verdicts) == 1 else "partly" if "held" in verdicts else "not held"
+    found: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    verdicts = list(dict.fromkeys(found.values()))
+    verdict: Verdict = verdicts[0] if verdicts else "open"
+    if len(verdicts) > 1:
+        verdict = "partly" if "held" in verdicts else "not held"
     measured, null = both(say, band_ablation)
     if len(verdicts) > 1:
         told = ", ".join(f"{one} by {scheme}" for scheme, one in found.items())
