@@ -73,7 +73,8 @@ def solve(
         return others.sub_(met(eliminated * met(x.sum(0)))).addcmul_(diagonal, x)
 
     left = right[1:] - met(weights * at_distance * right[0])
-    rounded = rounding[1:] + met(weights * at_distance * rounding[0])
+    operands = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # of a difference that may cancel
+    rounded = operands[1:] + met(weights * at_distance * operands[0])
     x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal)
     a = at_distance * (right[0] - weights * met(x.sum(0)))
     return torch.cat([a[None], x]), steps
