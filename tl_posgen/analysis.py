@@ -178,21 +178,28 @@ def supported(requests: Sequence[Request], model: Any, skip: bool) -> list[Reque
     Raises:
         UnsupportedModelError: such a measure; with `skip`, where it leaves none of them.
     """
-    refused: dict[str, UnsupportedModelError] = {}
-    for request in requests:
-        try:
-            request.measure.requires(model)
-            if lacking := [name for name in request.measure.after if name in refused]:
-                raise refused[lacking[0]]
-        except UnsupportedModelError as reason:
-            if not skip:
-                raise
-            refused[request.name] = reason
+    refused = refusals(requests, model)
+    if refused and not skip:
+        raise next(iter(refused.values()))
     if refused and len(refused) == len(requests):
         raise UnsupportedModelError("; ".join(f"{name} cannot be had: {reason}" for name, reason in refused.items()))
     for name, reason in refused.items():
         tqdm.write(f"{name} is left out: {reason}")
     return [request for request in requests if request.name not in refused]
+
+
+def refusals(requests: Sequence[Request], model: Any) -> dict[str, UnsupportedModelError]:
+    """Why measures cannot be had of this model, or of what they come after, by name."""
+    refused: dict[str, UnsupportedModelError] = {}
+    for request in requests:
+        try:
+            request.measure.requires(model)
+        except UnsupportedModelError as reason:
+            refused[request.name] = reason
+        for name in request.measure.after:
+            if name in refused:
+                refused.setdefault(request.name, refused[name])
+    return refused
 
 
 def require_prompts(requests: Sequence[Request], tokens: Sequence[Int[Tensor, " _"]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
-from tl_posgen.analysis import analyze, supported
+from tl_posgen.analysis import analyze, refusals, supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
@@ -138,7 +138,7 @@ def measure_all(
     for name in (WITH_CHECKPOINTS, OF_MANY, TOY):
         asked.pop(name, None)
     requests = registry.requested([request_of(name, own) for name, own in asked.items()])
-    reasons = {request.name: str(why) for request in requests if (why := refusal(request, model))}
+    reasons = {name: str(reason) for name, reason in refusals(requests, model).items()}
     requests = supported(requests, model, skip=True)
     shared = [request for request in requests if request.measure.procedure is None]
     results: dict[str, Result] = {}
@@ -159,15 +159,6 @@ def measure_all(
             tqdm.write(f"{request.name} is left out: {reason}")
             reasons[request.name] = str(reason)
     return results, reasons
-
-
-def refusal(request: Request, model: Any) -> UnsupportedModelError | None:
-    """Why a measure cannot be had of this model."""
-    try:
-        request.measure.requires(model)
-    except UnsupportedModelError as reason:
-        return reason
-    return None
 
 
 def alone(model: Any, text: str, request: Request, **options: Any) -> Report:
