@@ -65,7 +65,9 @@ def tables(result: Any) -> go.Figure:
             picture = heat(one["table"].sel(query_shown=query).drop_vars(("example", "query_shown")))
             panels.add(2 * row + column, picture.update(coloraxis=None, showscale=False, colorscale=DIVERGING, zmid=0))
     panels.figure.update_annotations(font_size=11).update_yaxes(autorange="reversed", type="category")
-    subtitle = "first prompt, each panel on its own scale; the key part stays where rows share one pattern of columns"
+    subtitle = (
+        "first prompt, each panel on its own scale; r over all, first token out: do rows share a pattern of columns?"
+    )
     return panels.axes("key", "distance").finish(
         f"Scores by distance and key · {model_label(result.dataset)}", subtitle
     )
@@ -75,4 +77,4 @@ def head_title(data: xr.Dataset) -> str:
     """'layer 3 head 6, key part r .64' of an example, over all prompts."""
     layer, head = map(int, str(data["example"].values).split("."))
     r = float(data["key_part_r_without_first_token"].sel(layer=layer, head=head))
-    return f"layer {layer} head {head}, key part r {r:.2f} without the first token"
+    return f"layer {layer} head {head}, key part r {r:.2f}"
