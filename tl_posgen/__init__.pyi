@@ -7,6 +7,7 @@ from .attaching import attach as attach
 from .claims import judge_claims as judge_claims
 from .collector import Collector as Collector
 from .collector import Variable as Variable
+from .comparison import compare as compare
 from .errors import PosgenError as PosgenError
 from .measure import Measure as Measure
 from .models.load import load_model as load_model

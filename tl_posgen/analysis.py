@@ -110,7 +110,7 @@ def analyze(
             for name, result in known.items():
                 require_same(name, result, provenance)
         if shared:
-            own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model))
+            own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model), intervals=True)
             results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
         later: dict[str, Callable[..., xr.Dataset]] = {}
         for request in requests:

@@ -1,15 +1,20 @@
 """What measures gather from captured layers: named variables, an array a head, prompt by prompt."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
+
+KEPT = {"options", "seed", "rows", "_variables"}  # what every collector has
+Collecting = TypeVar("Collecting", bound="Collector")
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,9 @@ class Variable:
         dims: its dimensions; (layer, head) makes it a column of `Result.frame()`.
         headline: its column in the per-head table of a report and in summary.json; "" for none.
         short: its heading in the terminal's table, which has room for few letters; a legend says the label.
+        interval: whether a collector's number stands with its 95 % interval over prompts, `<name>_low` and
+            `<name>_high`, and its mean over everything with `mean_<name>_low` and `_high`. For smooth functions of
+            what is summed over prompts, see `tl_posgen.stats.jackknife`.
     """
 
     label: str
@@ -31,6 +39,7 @@ class Variable:
     dims: tuple[str, ...] = ("layer", "head")
     headline: str = ""
     short: str = ""
+    interval: bool = False
 
 
 class Collector:
@@ -59,10 +68,34 @@ class Collector:
         """Keep per-head values of this layer and prompt: [head] or [head, *dims]."""
         self.rows.add(layer, **values)
 
+    def joined(self: Collecting, other: Collecting) -> Collecting:
+        """One that has taken in what both took in, of different prompts: what intervals over prompts are made of.
+
+        A collector that keeps anything besides `rows` overrides it.
+        """
+        more = sorted(vars(self).keys() - KEPT)
+        if more and type(self).joined is Collector.joined:
+            raise InputError(
+                f"{type(self).__name__} keeps {', '.join(more)} besides rows, so it must override `joined`"
+            )
+        both = copy(self)
+        both.rows = self.rows.joined(other.rows)
+        return both
+
     def dataset(self) -> xr.Dataset:
         """What was found: unless overridden, the mean over prompts of everything that was added."""
         dims = {name: self._variables[name].dims[2:] if name in self._variables else () for name in self.rows.names}
         return xr.Dataset({name: self.rows.array(name, *dims[name]).mean("prompt") for name in self.rows.names})
+
+
+def added(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The sums of what both hold under a key, and what only one holds.
+
+    Example:
+        >>> added({"a": 1, "b": 2}, {"b": 3})
+        {'a': 1, 'b': 5}
+    """
+    return {**one, **{key: one[key] + value if key in one else value for key, value in other.items()}}
 
 
 class HeadRows:
@@ -85,6 +118,15 @@ class HeadRows:
         for name, value in values.items():
             rows = self._rows.setdefault(name, {})
             rows[layer.prompt, layer.layer] = value.detach().to("cpu", torch.float64).numpy()
+
+    def joined(self, other: "HeadRows") -> "HeadRows":
+        """The rows of both, of different prompts."""
+        both = HeadRows()
+        both._heads = self._heads | other._heads
+        for rows in (self._rows, other._rows):
+            for name, values in rows.items():
+                both._rows[name] = both._rows.get(name, {}) | values
+        return both
 
     def array(self, name: str, *dims: str) -> xr.DataArray:
         rows = self._rows[name]

@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.collector import Collector
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Request
 from tl_posgen.models.capture import EditedCapture, LayerCapture
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import token_strings
+from tl_posgen.prompt_groups import PromptGroups
 
 
 def one_pass(
@@ -29,9 +29,14 @@ def one_pass(
     seed: int = 0,
     progress: bool = True,
     label: str,
+    intervals: bool = False,
 ) -> dict[str, xr.Dataset]:
-    """Every prompt through the model once, each layer handed to each collector; datasets by measure name."""
-    feed = Feed(requests, seed)
+    """Every prompt through the model once, each layer handed to each collector; datasets by measure name.
+
+    Args:
+        intervals: whether they have intervals over prompts, see `Variable.interval`.
+    """
+    feed = Feed(requests, seed, intervals)
     for prompt in tqdm(tokens, desc=label, unit="prompt", disable=not progress):
         feed.first_prompt = len(feed.prompts)
         logits = run_capture(model, prompt[None], feed, needs=feed.needs, layers=layers, heads=heads)
@@ -43,9 +48,9 @@ def one_pass(
 class Feed:
     """Hands every captured layer to every collector, and remembers the prompts."""
 
-    def __init__(self, requests: Sequence[Request], seed: int = 0):
-        self.collectors: dict[str, Collector] = {request.name: request.collect(seed) for request in requests}
-        self.finishing = [self.collectors[one.name] for one in requests if "logits" in one.measure.needs]
+    def __init__(self, requests: Sequence[Request], seed: int = 0, intervals: bool = True):
+        self.takers = [PromptGroups(request, seed, intervals) for request in requests]
+        self.finishing = [one for one in self.takers if "logits" in one.request.measure.needs]
         self.needs = frozenset[str]().union(*(request.measure.needs for request in requests))
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.layers: dict[int, int] = {}  # prompt -> how many of its layers were captured
@@ -66,13 +71,13 @@ class Feed:
         if capture.edited_pattern:
             self.edited_patterns.add(capture.layer)
         self.layers[capture.prompt] = self.layers.get(capture.prompt, 0) + 1
-        for collector in self.collectors.values():
-            collector.update(capture)
+        for groups in self.takers:
+            groups.of(capture.prompt).update(capture)
 
     def finish(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
         """Hand the logits of a whole prompt to the collectors that need them."""
-        for collector in self.finishing:
-            collector.finish(tokens, logits)
+        for groups in self.finishing:
+            groups.of(self.first_prompt).finish(tokens, logits)
 
     def counted(self) -> dict[str, Any]:
         """What the provenance says of all prompts, whether or not their token ids are known."""
@@ -105,7 +110,7 @@ class Feed:
         if self.edits:
             layers = sorted(self.edits)
             said |= {"edited_layers": layers, "edited": self.edits[layers[0]]}
-        found = {name: one.dataset().assign_attrs(said) for name, one in self.collectors.items()}
+        found = {one.request.name: one.dataset(self.prompts).assign_attrs(said) for one in self.takers}
         for name in self.of_patterns if self.edited_patterns else ():
             found[name] = found[name].assign_attrs(edited_patterns=sorted(self.edited_patterns))
         return {name: with_token_texts(dataset, model) for name, dataset in found.items()}

@@ -175,6 +175,14 @@ class Measure:
                 described[name].attrs |= {key: value for key, value in words.items() if value}
         return described
 
+    def summary(self, dataset: xr.Dataset) -> dict[str, Any]:
+        """What `summarise` says, and `<name>_low`, `<name>_high` of the means over heads that have an interval."""
+        found = dict(self.summarise(dataset))
+        for name in (name for name in self.variables if name in found and f"mean_{name}_low" in dataset):
+            if found[name] == float(dataset[name].mean()):
+                found |= {f"{name}{end}": float(dataset[f"mean_{name}{end}"]) for end in ("_low", "_high")}
+        return found
+
     def kinds(self, dataset: xr.Dataset) -> list[str]:
         """The figures that this dataset has data for."""
         return (

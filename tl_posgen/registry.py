@@ -37,6 +37,7 @@ BUILT_IN = {
     "token_coupling": "tl_posgen.coupling.token_coupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores",
     "emergence": "tl_posgen.studies.emergence",
+    "comparison": "tl_posgen.comparison",
     "study": "tl_posgen.studies.overview",
     "claims": "tl_posgen.claim",
 }

@@ -19,6 +19,7 @@ from tl_posgen.measure import Measure, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.options import require_name
+from tl_posgen.report.intervals import ENDS
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
 from tl_posgen.summary import NullSummary, Summary
@@ -64,12 +65,12 @@ class Result:
     @cached_property
     def summary(self) -> Summary:
         """The numbers that sentences, tables, figure titles and claims show."""
-        return self.measure.summarise(self.dataset)
+        return self.measure.summary(self.dataset)
 
     @cached_property
     def null_summary(self) -> NullSummary | None:
         """The same of the random inits."""
-        return NullSummary([self.measure.summarise(null) for null in self.nulls]) if self.nulls else None
+        return NullSummary([self.measure.summary(null) for null in self.nulls]) if self.nulls else None
 
     @property
     def encodings(self) -> list[str]:
@@ -112,12 +113,16 @@ class Result:
         """What to keep in mind for the model's encoding; None where the measure means what it says."""
         return caveat(self.name, self.measure.caveats, self.encodings)
 
-    def frame(self, *, null: bool = False) -> pd.DataFrame:
-        """One row per head (or per `rows`), one column per scalar measure. `null=True`: of the first random init."""
+    def frame(self, *, null: bool = False, intervals: bool = True) -> pd.DataFrame:
+        """One row per head (or per `rows`), one column per scalar measure. `null=True`: of the first random init.
+        `intervals=False` leaves the ends of intervals over prompts out."""
         dataset = self._side(null)
         rows = rows_of(dataset)
         labels = [name for name, array in dataset.coords.items() if array.dims == rows and name not in rows]
         scalars = [name for name, array in dataset.data_vars.items() if set(array.dims) == set(rows)]
+        if not intervals:
+            ends = {f"{name}{end}" for name, one in self.measure.variables.items() if one.interval for end in ENDS[1:]}
+            scalars = [name for name in scalars if name not in ends]
         return dataset[scalars].to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *labels, *scalars]]
 
     def table(self, *, null: bool = False) -> pd.DataFrame | None:

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from tl_posgen.report.intervals import with_interval
-from tl_posgen.report.sentences import at_head, beside, said
+from tl_posgen.report.sentences import at_head, beside, said, with_interval
 from tl_posgen.report.terminal import cell, short
 from tl_posgen.summary import NullSummary
 

@@ -13,6 +13,7 @@ import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.studies.collect import open_study, report_study
+from tl_posgen.studies.processes import local
 from tl_posgen.studies.run import states, sweep
 
 CUT = {"length": 12, "n_prompts": 1, "progress": False}
@@ -113,6 +114,24 @@ def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
     for run in (lambda: sweep(study, out=tmp_path, progress=False), lambda: open_study(tmp_path)):
         with pytest.raises(InputError, match=rf"{path.name}: .*; delete the file, and it is measured again"):
             run()
+
+
+def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("Down, down, down. Would the fall never come to an end?")
+    study = {"name": "two", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
+    study["texts"] = ["bundled", str(tmp_path / "text.txt")]
+
+    def interrupted(groups, work):
+        yield from local([groups[0][:1]], work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tl_posgen.studies.run.local", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(study, out=tmp_path / "runs")
+    said = f"1 of 2 jobs are finished and kept in {tmp_path / 'runs'}; the same command goes on from there"
+    assert said in "".join(capsys.readouterr())
+    monkeypatch.undo()
+    assert sweep(study, out=tmp_path / "runs", progress=False).is_whole
 
 
 def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):

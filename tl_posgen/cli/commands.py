@@ -201,6 +201,18 @@ def emerge(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A report's directory, or its results.nc.")],
+    second: Annotated[Path, typer.Argument(help="Another: of another model or text, or under an intervention.")],
+    out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "comparison",
+) -> None:
+    """What changes per head from one report to another; intervals are paired where the prompts are the same."""
+    from tl_posgen.comparison import compare as run
+
+    Setup(out=out).present(run(first, second))
+
+
+@app.command()
 def sweep(
     study: Annotated[Path, typer.Argument(help="TOML: models, revisions, texts, measures.")],
     out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),

@@ -3,7 +3,6 @@
 import math
 
 from tl_posgen.claim import Claim, Judgement, both, highest
-from tl_posgen.report.intervals import with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 

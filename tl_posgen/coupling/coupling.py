@@ -24,8 +24,8 @@ from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.options import Options
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import beside, null_of, said
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
+from tl_posgen.report.sentences import beside, null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 

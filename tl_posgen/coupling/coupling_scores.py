@@ -25,8 +25,8 @@ from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
 from tl_posgen.options import require
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label
-from tl_posgen.report.intervals import ENDS, error_bars, with_ends, with_interval
-from tl_posgen.report.sentences import at_most, null_of
+from tl_posgen.report.intervals import ENDS, error_bars, with_ends
+from tl_posgen.report.sentences import at_most, null_of, with_interval
 from tl_posgen.result import Result
 from tl_posgen.stats.partial_correlation import correlation, partial_correlation, regression_line, unexplained
 from tl_posgen.summary import NullSummary, Summary

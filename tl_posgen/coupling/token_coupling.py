@@ -26,8 +26,8 @@ from tl_posgen.models.model import Model
 from tl_posgen.options import Options
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import model_label, sides
-from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import null_of, said
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
+from tl_posgen.report.sentences import null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 

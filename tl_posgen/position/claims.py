@@ -6,8 +6,7 @@ from typing import Any
 from tl_posgen.claim import Claim, Judgement, both, highest, threshold
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
-from tl_posgen.report.intervals import with_interval
-from tl_posgen.report.sentences import said
+from tl_posgen.report.sentences import said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 

@@ -15,5 +15,5 @@ def without_first_token(variables: Mapping[str, Variable]) -> dict[str, Variable
         text = "_text" if name.endswith("_text") else ""
         label = f"{one.label}, first token out"
         new = f"{name.removesuffix(text)}{WITHOUT_FIRST_TOKEN}{text}"
-        found[new] = Variable(label, one.unit, one.description, one.dims)
+        found[new] = Variable(label, one.unit, one.description, one.dims, interval=one.interval)
     return found

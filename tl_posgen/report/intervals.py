@@ -1,4 +1,4 @@
-"""A mean and its 95% bootstrap interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, said, drawn."""
+"""A mean and its 95% bootstrap interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, drawn."""
 
 from typing import Any
 
@@ -7,9 +7,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.collector import Variable
-from tl_posgen.report.sentences import said
 from tl_posgen.stats.bootstrap import bootstrap_interval
-from tl_posgen.summary import Summary
 
 ENDS = ("", "_low", "_high")
 OVER_PROMPTS = "of the 95% bootstrap interval over prompts"
@@ -32,17 +30,6 @@ def with_ends(
         f"{name}_low": Variable(f"{label}, lower end", unit, ends, dims),
         f"{name}_high": Variable(f"{label}, upper end", unit, ends, dims),
     }
-
-
-def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
-    """A number of the summary with its interval; without where one prompt leaves none.
-
-    Example:
-        >>> with_interval({"r": 0.058, "r_low": 0.041, "r_high": 0.073}, "r")
-        '0.058 [0.041, 0.073]'
-    """
-    low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
-    return said(own[key], form) + ("" if low is None or low != low else f" [{said(low, form)}, {said(high, form)}]")
 
 
 def error_bars(data: xr.Dataset, name: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    measure, frame, table = result.measure, result.frame(), result.table()
+    measure, frame, table = result.measure, result.frame(intervals=False), result.table()
     labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
     return {
         "id": result.name,

@@ -17,17 +17,29 @@ ENCODINGS = {
 
 
 def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") -> str:
-    """A number of the summary with the random init's beside it; over several seeds, their mean and spread.
+    """A number of the summary, with its interval over prompts where it has one, and the random init's beside it; over
+    several seeds, their mean and spread.
 
     Example:
-        >>> beside({"r": 0.917}, NullSummary([{"r": 0.323}]), "r")
-        '0.917 (random init 0.323)'
+        >>> beside({"r": 0.917, "r_low": 0.905, "r_high": 0.929}, NullSummary([{"r": 0.323}]), "r")
+        '0.917 [0.905, 0.929] (random init 0.323)'
         >>> beside({"r": 0.917}, NullSummary([{"r": 0.3}, {"r": 0.4}]), "r", ".2f")
         '0.92 (random init 0.35 ± 0.07)'
         >>> beside({"r": 0.917}, None, "r", ".0%")
         '92% (no null measured)'
     """
-    return f"{said(own[key], form)} ({null_of(null, key, form)})"
+    return f"{with_interval(own, key, form)} ({null_of(null, key, form)})"
+
+
+def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
+    """A number of the summary with its interval; without where one prompt leaves none.
+
+    Example:
+        >>> with_interval({"r": 0.058, "r_low": 0.041, "r_high": 0.073}, "r")
+        '0.058 [0.041, 0.073]'
+    """
+    low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
+    return said(own[key], form) + ("" if low is None or low != low else f" [{said(low, form)}, {said(high, form)}]")
 
 
 def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "") -> str:

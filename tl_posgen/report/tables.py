@@ -19,7 +19,7 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     for name, result in results.items():
         if rows_of(result.dataset) != ("layer", "head") or (null and result.null is None):
             continue
-        frame = result.frame(null=null)
+        frame = result.frame(null=null, intervals=False)
         headlines = {key: one.headline for key, one in result.measure.variables.items() if one.headline}
         columns = headlines or {c: f"{name}_{c}" for c in frame.columns if c not in ("layer", "head")}
         columns = {old: new for old, new in columns.items() if old in frame}
@@ -36,7 +36,7 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
     table = result.table(null=null)
     if table is not None:
         return table
-    frame = result.frame(null=null)
+    frame = result.frame(null=null, intervals=False)
     declared = result.measure.variables.items()
     if headlines := {name: one.label for name, one in declared if one.headline and name in frame}:
         frame = pd.DataFrame(frame[["layer", "head", *headlines]])

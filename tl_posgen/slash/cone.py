@@ -1,6 +1,5 @@
 """Why queries and keys of slash heads are nearly of rank one: the cone of their inputs, and what is made of it."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.collector import HeadRows, Variable, added
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
@@ -63,7 +62,12 @@ class ConeCollector(VariantCollector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._cones: list[dict[int, list[ConeFit]]] = [defaultdict(list) for _ in SUFFIXES]
+        self._cones: list[dict[int, list[ConeFit]]] = [{} for _ in SUFFIXES]
+
+    def joined(self, other: "ConeCollector") -> "ConeCollector":
+        both = super().joined(other)
+        both._cones = [added(one, more) for one, more in zip(self._cones, other._cones, strict=True)]
+        return both
 
     def measured(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
@@ -72,7 +76,7 @@ class ConeCollector(VariantCollector):
         assert layer.projections is not None
         inputs, heads = layer.inputs[first:], list(layer.heads)
         cone, along = fit_cone(inputs), rank_one(inputs)
-        self._cones[first][layer.layer].append(cone)
+        self._cones[first] = added(self._cones[first], {layer.layer: [cone]})
         found = rank_measures(layer, inputs, cone.axis, first)
         for name, kept in {"axis_only": along, "off_axis": inputs - along}.items():
             q, k = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
@@ -222,7 +226,7 @@ MEANINGS = {
 }
 VARIABLES = {
     **{
-        f"{name}_{side}": Variable(f"{name} of {side.upper()}", description=meaning, dims=PER_HEAD)
+        f"{name}_{side}": Variable(f"{name} of {side.upper()}", description=meaning, dims=PER_HEAD, interval=True)
         for name, meaning in MEANINGS.items()
         for side in "qk"
     },
@@ -231,15 +235,21 @@ VARIABLES = {
         description="measured, and with a part of the inputs",
         dims=("variant", "input", "layer", "head", "distance"),
     ),
-    "best_measured": Variable("slash score", description="highest, over D < N/2", dims=PER_HEAD),
-    "best_axis_only": Variable("slash score of the axis alone", description="at the same distance", dims=PER_HEAD),
-    "best_off_axis": Variable("slash score of all but the axis", description="at the same distance", dims=PER_HEAD),
+    "best_measured": Variable("slash score", description="highest, over D < N/2", dims=PER_HEAD, interval=True),
+    "best_axis_only": Variable(
+        "slash score of the axis alone", description="at the same distance", dims=PER_HEAD, interval=True
+    ),
+    "best_off_axis": Variable(
+        "slash score of all but the axis", description="at the same distance", dims=PER_HEAD, interval=True
+    ),
     "best_uniform": Variable("slash score of uniform attention", description="at the same distance", dims=PER_HEAD),
     "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
     "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
-    "cosine_mean": Variable("mean cosine with the axis", description="of the inputs h: <h, u> / |h|", dims=PER_LAYER),
+    "cosine_mean": Variable(
+        "mean cosine with the axis", description="of the inputs h: <h, u> / |h|", dims=PER_LAYER, interval=True
+    ),
     "cosine_std": Variable("spread of the cosine", description="standard deviation over inputs", dims=PER_LAYER),
-    "r1_h": Variable("r1 of the inputs", description="s_1^2 / sum s^2 of H", dims=PER_LAYER),
+    "r1_h": Variable("r1 of the inputs", description="s_1^2 / sum s^2 of H", dims=PER_LAYER, interval=True),
     "axis_agreement": Variable(
         "agreement on the axis", description="mean |<u, u'>| over pairs of prompts", dims=PER_LAYER
     ),

@@ -37,6 +37,11 @@ class VariantCollector(Collector):
             score, uniform = (getattr(found, f"{name}{suffix}") for name in ("score", "uniform"))
             rows.add(layer, score=score, uniform=uniform.expand_as(score), **self.measured(layer, first, score))
 
+    def joined(self, other: "VariantCollector") -> "VariantCollector":
+        both = super().joined(other)
+        both._of_variant = [one.joined(more) for one, more in zip(self._of_variant, other._of_variant, strict=True)]
+        return both
+
     def measured(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
     ) -> dict[str, Float[Tensor, "head *dims"]]:

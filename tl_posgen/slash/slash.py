@@ -91,6 +91,12 @@ class SlashCollector(Collector):
             self._first_prompt = layer.tokens[:CROP].cpu().numpy()
             self._patterns |= cropped(layer)
 
+    def joined(self, other: "SlashCollector") -> "SlashCollector":
+        both = super().joined(other)
+        both._patterns = self._patterns | other._patterns
+        both._first_prompt = other._first_prompt if self._first_prompt is None else self._first_prompt
+        return both
+
     def dataset(self) -> xr.Dataset:
         data = means_over_prompts(self.rows)
         score, place = data["score"], best_distance(data["score"])
@@ -186,26 +192,39 @@ VARIABLES = {
                 "slash score", description="1/(N-D) sum_{i>=D} S_{i,i-D}", dims=("layer", "head", "distance")
             ),
             "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
-            "attention_distance": Variable("attention distance", "tokens", "E_i sum_j S_ij (i - j)"),
-            "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij"),
-            "relative_entropy": Variable("relative entropy", "", "each query's entropy over log(keys it sees)"),
+            "attention_distance": Variable("attention distance", "tokens", "E_i sum_j S_ij (i - j)", interval=True),
+            "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", interval=True),
+            "relative_entropy": Variable(
+                "relative entropy", "", "each query's entropy over log(keys it sees)", interval=True
+            ),
         }
     ),
-    "first_token": Variable("attention to the first token", description="E_i S_i0"),
-    "best_score": Variable("highest slash score", description="over D < N/2", headline="slash_score", short="slash"),
+    "first_token": Variable("attention to the first token", description="E_i S_i0", interval=True),
+    "best_score": Variable(
+        "highest slash score", description="over D < N/2", headline="slash_score", short="slash", interval=True
+    ),
     "best_distance": Variable(
         "its distance", "tokens", "the D of the highest slash score", headline="slash_distance", short="D"
     ),
-    "best_ratio": Variable("highest slash score over uniform", description="best_score / uniform at best_distance"),
+    "best_ratio": Variable(
+        "highest slash score over uniform", description="best_score / uniform at best_distance", interval=True
+    ),
     "previous_token": Variable(
-        "previous token, D = 1", description="slash score at D = 1", headline="slash_previous_token", short="D=1"
+        "previous token, D = 1",
+        description="slash score at D = 1",
+        headline="slash_previous_token",
+        short="D=1",
+        interval=True,
     ),
     "dominant": Variable(
         "slash-dominant", description="score >= kappa at this distance", dims=("layer", "head", "short_distance")
     ),
     "n_dominant": Variable("dominant distances", description="how many of the short distances reach kappa"),
     "n_long": Variable("long dominant distances", description="how many D of 50 .. N/2 reach kappa_long"),
-    **{f"r1_{side}": Variable(f"r1 of {side.upper()}", "", "s_1^2 / sum s^2 before RoPE") for side in "qk"},
+    **{
+        f"r1_{side}": Variable(f"r1 of {side.upper()}", "", "s_1^2 / sum s^2 before RoPE", interval=True)
+        for side in "qk"
+    },
     **{
         f"rank95_{side}": Variable(f"rank of {side.upper()} at 95%", "", "how many s^2 make 95% of their sum")
         for side in "qk"

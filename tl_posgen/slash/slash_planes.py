@@ -76,6 +76,11 @@ class SlashPlanesCollector(VariantCollector):
         predicted = rank_one_profile(q, k, geometry.rope, geometry.scale, geometry.window).score
         return {"contribution": self._chosen(planes, score, geometry.window), "predicted": predicted}
 
+    def joined(self, other: "SlashPlanesCollector") -> "SlashPlanesCollector":
+        both = super().joined(other)
+        both._ropes, both._longest = self._ropes | other._ropes, max(self._longest, other._longest)
+        return both
+
     def dataset(self) -> xr.Dataset:
         data, layers = super().dataset(), sorted(self._ropes)
         planes = [planes_of(*self._ropes[layer], self._longest) for layer in layers]
@@ -219,14 +224,20 @@ VARIABLES = {
         "wavelength", "tokens", "2 pi / theta; infinite where nothing turns", dims=("layer", "plane")
     ),
     "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
-    "best_score": Variable("highest slash score", description="over D < N/2", dims=PER_HEAD),
+    "best_score": Variable("highest slash score", description="over D < N/2", dims=PER_HEAD, interval=True),
     "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
     "predicted_peak": Variable("distance of the predicted peak", "tokens", dims=PER_HEAD),
     "score_at_peak": Variable(
-        "measured score at the predicted peak", description="over the highest measured score", dims=PER_HEAD
+        "measured score at the predicted peak",
+        description="over the highest measured score",
+        dims=PER_HEAD,
+        interval=True,
     ),
     "correlation": Variable(
-        "correlation with its own profile", description="predicted with measured, less uniform attention", dims=PER_HEAD
+        "correlation with its own profile",
+        description="predicted with measured, less uniform attention",
+        dims=PER_HEAD,
+        interval=True,
     ),
     "chance_correlation": Variable(
         "correlation with other heads' profiles", description="mean over the other heads measured", dims=PER_HEAD

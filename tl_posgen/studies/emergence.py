@@ -26,8 +26,7 @@ from tl_posgen.models.weights import release
 from tl_posgen.null import RandomInits, check_seeds
 from tl_posgen.options import require
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
-from tl_posgen.report.intervals import with_interval
-from tl_posgen.report.sentences import null_of
+from tl_posgen.report.sentences import null_of, with_interval
 from tl_posgen.result import Result
 from tl_posgen.studies.curves import (
     PER_HEAD,

@@ -116,11 +116,16 @@ def sweep(
         outcomes = local(groups, work) if executor == "local" else processes(groups, work, workers=workers)
     unfinished: dict[str, str] = {}
     with tqdm(total=sum(map(len, groups)), desc=study.name, unit="job", disable=not progress) as bar:
-        for outcome in outcomes:
-            bar.update()
-            if outcome.state != "finished":
-                (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
-                bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
+        try:
+            for outcome in outcomes:
+                bar.update()
+                if outcome.state != "finished":
+                    (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
+                    bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
+        except (KeyboardInterrupt, SystemExit):
+            kept = sum((out / job.file).is_file() for job in jobs)
+            bar.write(f"{kept} of {len(jobs)} jobs are finished and kept in {out}; the same command goes on from there")
+            raise
     finished = {job.name for job in jobs if (out / job.file).is_file()}
     for left in out.glob(f"{PARTIAL}*"):  # what killed runs left half-written; a younger one may be another shard's
         if left.stat().st_mtime < time.time() - STALE:

@@ -1,7 +1,7 @@
 """What is the same in every prompt: how much of each head's scores is position, whatever the encoding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.collector import Collector, Variable, added
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
@@ -75,6 +75,9 @@ class LayerSums:
     scores: Float[Tensor, "head pair"]
     energy: Float[Tensor, "variant head part=5"]
 
+    def __add__(self, other: "LayerSums") -> "LayerSums":
+        return replace(self, scores=self.scores + other.scores, energy=self.energy + other.energy)
+
 
 class AcrossPromptsCollector(Collector):
     options: AcrossPrompts
@@ -88,7 +91,7 @@ class AcrossPromptsCollector(Collector):
     def update(self, layer: LayerCapture) -> None:
         n = min(self.options.crop, layer.length)
         self._prompts.add(layer.prompt)
-        window, sums = layer.geometry.window, self._layers.get(layer.layer)
+        window = layer.geometry.window
         if window == 1:
             raise InputError(
                 f"across_prompts: in layer {layer.layer} a token sees itself alone (a window of 1), so nothing varies "
@@ -102,10 +105,15 @@ class AcrossPromptsCollector(Collector):
         seen, within = scores[:, parts[0].mask].double(), row_centred(scores, parts[0].mask).square().sum((1, 2))
         constant = is_rounding(within, layer, CausalPairs(n, window), seen.square().sum(-1))
         seen, scores = seen.masked_fill(constant[:, None], 0), scores.masked_fill(constant[:, None, None], 0)
-        energy = energies(scores, parts)
-        if sums is not None:
-            seen, energy = seen + sums.scores, energy + sums.energy
-        self._layers[layer.layer] = LayerSums(list(layer.heads), parts, seen, energy)
+        new = LayerSums(list(layer.heads), parts, seen, energies(scores, parts))
+        self._layers = added(self._layers, {layer.layer: new})
+
+    def joined(self, other: "AcrossPromptsCollector") -> "AcrossPromptsCollector":
+        check_lengths([parts[0].n for one in (self, other) for parts in one._parts.values()])
+        both = super().joined(other)
+        both._layers, both._parts = added(self._layers, other._layers), self._parts | other._parts
+        both._prompts = self._prompts | other._prompts
+        return both
 
     def dataset(self) -> xr.Dataset:
         if len(self._prompts) < 2:
@@ -253,10 +261,10 @@ def by_layer(data: xr.Dataset) -> pd.DataFrame:
 OF_SCORES = "share of the mean square of the scores within rows"
 OF_POSITION = "as a share of position; none where that is less than chance"
 PARTS = {
-    "position": Variable("position", description=f"the same in every prompt; {OF_SCORES}"),
-    "by_distance": Variable("distance alone", description=f"a function of i - j; {OF_SCORES}"),
-    "by_key": Variable("key position alone", description=f"a function of j; {OF_SCORES}"),
-    "by_either": Variable("distance + key position", description=f"a(i - j) + c(j); {OF_SCORES}"),
+    "position": Variable("position", description=f"the same in every prompt; {OF_SCORES}", interval=True),
+    "by_distance": Variable("distance alone", description=f"a function of i - j; {OF_SCORES}", interval=True),
+    "by_key": Variable("key position alone", description=f"a function of j; {OF_SCORES}", interval=True),
+    "by_either": Variable("distance + key position", description=f"a(i - j) + c(j); {OF_SCORES}", interval=True),
     "by_line": Variable("straight line", description=f"linear in j, so in i - j; {OF_SCORES}"),
     "chance": Variable("chance", description="what chance leaves in a mean over so few prompts; subtracted already"),
     "variance": Variable("variance within rows", "logits^2", "mean square of the scores within rows"),

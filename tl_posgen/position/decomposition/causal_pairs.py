@@ -56,7 +56,7 @@ class CausalPairs:
             raise InputError(f"no (query, key) pair is left in {self}; give more tokens or leave out less")
         if not self.distance_weights or not all(0 < weight < math.inf for weight in self.distance_weights):
             raise InputError(
-                f"distance_weights {list(self.distance_weights)}: each must be above 0, since distances without "
+                f"weights by distance, {list(self.distance_weights)}: each must be above 0, since distances without "
                 "weight leave a, b and c open; give far ones a small weight, such as 1e-6, or a window"
             )
 

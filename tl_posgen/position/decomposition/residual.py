@@ -11,7 +11,7 @@ import xarray as xr
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.collector import Collector, Variable, added
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.capture import LayerCapture
@@ -143,6 +143,14 @@ class ResidualCollector(Collector):
         both = xr.concat([one for one in (self._examples, heads) if one is not None], "example", data_vars="minimal")
         most = np.argsort(-both["example_share"].values, kind="stable")[: self.options.examples]
         self._examples = both.isel(example=most) if len(most) else None
+
+    def joined(self, other: "ResidualCollector") -> "ResidualCollector":
+        both = super().joined(other)
+        both._tallies = added(self._tallies, other._tallies)
+        both._heads, both._wavelengths = self._heads | other._heads, self._wavelengths | other._wavelengths
+        both._saturated = self._saturated | other._saturated
+        both._examples = other._examples if self._examples is None else self._examples
+        return both
 
     def dataset(self) -> xr.Dataset:
         data: dict[str, Any] = {}
@@ -314,10 +322,12 @@ HEAD = ("layer", "head")
 OVER_DISTANCE, OVER_PLANE, OVER_RANK = ((*HEAD, dim) for dim in ("distance", "plane", "rank"))
 IN_LOGITS = "within rows, first prompt, first token left out"
 OF_FIT = {
-    "share": Variable("share left", "", "sum e^2 over that of the scores within rows", headline="residual_share"),
-    "std": Variable("residual", "logits", "root mean square of e", headline="residual_std"),
-    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e"),
-    "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens"),
+    "share": Variable(
+        "share left", "", "sum e^2 over that of the scores within rows", headline="residual_share", interval=True
+    ),
+    "std": Variable("residual", "logits", "root mean square of e", headline="residual_std", interval=True),
+    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True),
+    "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens", interval=True),
     "spectrum": Variable("spectrum", description="s_r^2 / sum s^2", dims=(*HEAD, "component")),
     "distance_share": Variable("share by distance", description="of sum e^2", dims=OVER_DISTANCE),
     "distance_ratio": Variable("energy ratio", "", "mean e^2 at the distance over that of all pairs", OVER_DISTANCE),

@@ -23,7 +23,6 @@ from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit,
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.figures import head_map, layer_curves
 from tl_posgen.report.sentences import at_head, beside, extremes, means
-from tl_posgen.stats.bootstrap import bootstrap_interval
 from tl_posgen.summary import Summary
 
 CURVES = {"a": "distance", "b": "query", "c": "key"}
@@ -99,17 +98,19 @@ class ThreeAxisCollector(Collector):
         r, within, tss = (unknown, unknown, full.tss) if rest is None else (rest.r, rest.r_within_rows, rest.tss)
         self.add(layer, rest=r, rest_within_rows=within, rest_tss=tss)
 
+    def joined(self, other: "ThreeAxisCollector") -> "ThreeAxisCollector":
+        both = super().joined(other)
+        both._too_short = self._too_short | other._too_short
+        return both
+
     def dataset(self) -> xr.Dataset:
         rows = self.rows
         r, rest = rows.array("r"), rows.array("rest")
-        low, high = bootstrap_interval(r.values, seed=self.seed)
         data = {
             "r": r.mean("prompt"),
             "r_without_first_token": rest.mean("prompt"),
             "r_within_rows": rows.array("r_within_rows").mean("prompt"),
             "r_within_rows_without_first_token": rows.array("rest_within_rows").mean("prompt"),
-            "r_low": (("layer", "head"), low),
-            "r_high": (("layer", "head"), high),
             "r_per_prompt": r,
             "r_layer": r.mean(("prompt", "head")),
             "r_layer_without_first_token": rest.mean(("prompt", "head")),
@@ -257,16 +258,13 @@ HEAD, OUT = ("layer", "head"), WITHOUT_FIRST_TOKEN
 MEAN = "mean over prompts; level and slope by the gauge"
 WITHOUT = "the first token left out, as query and as key"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
-INTERVAL = "95 % bootstrap interval over prompts; none of a single prompt"
 OF_LAYER = "mean over its heads and prompts"
 NOISE = "what iid Gaussian scores reach by chance on these pairs; weighted by attention, the scores shuffled"
 VARIABLES = {
-    "r": Variable("r of position + query + key", "", "Pearson's r of W and the fit", HEAD, "three_axis_r", "r"),
-    "r_without_first_token": Variable("r, first token out", "", WITHOUT, HEAD, f"three_axis_r{OUT}", "r-1st"),
-    "r_within_rows": Variable("r within rows", "", WITHIN, HEAD, "three_axis_r_within_rows", "r-row"),
-    "r_within_rows_without_first_token": Variable("r within rows, first token out", description=WITHOUT),
-    "r_low": Variable("lower end of r", description=INTERVAL),
-    "r_high": Variable("upper end of r", description=INTERVAL),
+    "r": Variable("r of position + query + key", "", "Pearson's r of W and the fit", HEAD, "three_axis_r", "r", True),
+    "r_without_first_token": Variable("r, first token out", "", WITHOUT, HEAD, f"three_axis_r{OUT}", "r-1st", True),
+    "r_within_rows": Variable("r within rows", "", WITHIN, HEAD, "three_axis_r_within_rows", "r-row", True),
+    "r_within_rows_without_first_token": Variable("r within rows, first token out", description=WITHOUT, interval=True),
     "r_per_prompt": Variable("r of each prompt", dims=("prompt", *HEAD)),
     "r_layer": Variable("r of a layer", "", OF_LAYER, ("layer",)),
     "r_layer_without_first_token": Variable("r of a layer, first token out", "", OF_LAYER, ("layer",)),

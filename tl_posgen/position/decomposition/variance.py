@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.collector import Collector, Variable, added
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
@@ -78,9 +78,16 @@ class VarianceCollector(Collector):
         rope = layer.geometry.rope
         rest = TripleMoments.of(layer.q, layer.k, rope, first_token=False)
         first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], rope)
-        for first_token, moments in ((True, first + rest), (False, rest)):
-            key = layer.layer, first_token
-            self._moments[key] = self._moments[key] + moments if key in self._moments else moments
+        new = {(layer.layer, True): first + rest, (layer.layer, False): rest}
+        self._moments = added(self._moments, new)
+
+    def joined(self, other: "VarianceCollector") -> "VarianceCollector":
+        both = super().joined(other)
+        both._longest = max(self._longest, other._longest)
+        both._samples = added(self._samples, other._samples)
+        both._layers = self._layers | other._layers
+        both._moments = added(self._moments, other._moments)
+        return both
 
     def dataset(self) -> xr.Dataset:
         n = self.options.n_distances or self._longest
@@ -184,11 +191,16 @@ HEAD, SEEN = ("layer", "head"), "variance that softmax can see"
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance), first token left out; the seven sum to 1"
 VARIABLES = {
-    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos"),
-    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}"),
-    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}"),
-    **{f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one) for one in COMPONENTS},
-    "additive_r": Variable("additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)"),
+    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos", True),
+    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}", interval=True),
+    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}", interval=True),
+    **{
+        f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one, True)
+        for one in COMPONENTS
+    },
+    "additive_r": Variable(
+        "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", interval=True
+    ),
     "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
     "variance": Variable("variance of w", "logits^2", "over all (query, key, distance), first token left out"),
     **{f"share_{one}_with_first_token": Variable(f"share of {FACTORS[one]}, first token kept") for one in COMPONENTS},

@@ -33,8 +33,8 @@ from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import head_map
-from tl_posgen.report.intervals import mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import at_head, beside, extremes, means, null_of, said
+from tl_posgen.report.intervals import mean_and_ends, with_ends
+from tl_posgen.report.sentences import at_head, beside, extremes, means, null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 

@@ -25,8 +25,8 @@ from tl_posgen.position.order import perturbation_figures as figures
 from tl_posgen.position.order.cloze import encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends, with_interval
-from tl_posgen.report.sentences import beside, null_of, said
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
+from tl_posgen.report.sentences import beside, null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.collector import Collector, Variable, added
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
@@ -109,7 +109,7 @@ class PlanesCollector(Collector):
         super().__init__(*args)
         self._longest = 0
         self._layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
-        self._moments: dict[int, list[PlaneMoments]] = {}  # with the first token, without
+        self._moments: dict[tuple[int, int], PlaneMoments] = {}  # by layer, and first token that counts: 0 or 1
 
     def update(self, layer: LayerCapture) -> None:
         geometry, length = layer.geometry, layer.q.shape[1]
@@ -123,9 +123,15 @@ class PlanesCollector(Collector):
         self._layers[layer.layer] = (geometry, list(layer.heads))
         self._longest = max(self._longest, length)
         if geometry.rope.rotary_dim:
-            new = [PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in (0, 1)]
-            before = self._moments.get(layer.layer)
-            self._moments[layer.layer] = [one + more for one, more in zip(before, new, strict=True)] if before else new
+            for first in (0, 1):
+                new = PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope)
+                self._moments = added(self._moments, {(layer.layer, first): new})
+
+    def joined(self, other: "PlanesCollector") -> "PlanesCollector":
+        both = super().joined(other)
+        both._longest, both._layers = max(self._longest, other._longest), self._layers | other._layers
+        both._moments = added(self._moments, other._moments)
+        return both
 
     def dataset(self) -> xr.Dataset:
         if not self._moments:
@@ -133,7 +139,9 @@ class PlanesCollector(Collector):
                 f"layers {', '.join(map(str, self._layers))}: none of them has RoPE, so there are no planes; "
                 "choose other layers, or leave planes out"
             )
-        by_layer = xr.concat([self._layer(layer) for layer in sorted(self._moments)], "layer", join="outer")
+        by_layer = xr.concat(
+            [self._layer(layer) for layer, first in sorted(self._moments) if first], "layer", join="outer"
+        )
         everywhere = sorted({head for _, heads in self._layers.values() for head in heads})
         attrs = {"n_distances": self.options.n_distances or self._longest, "eps": self.options.eps}
         whole = by_layer.reindex(layer=sorted(self._layers), head=everywhere)
@@ -143,7 +151,7 @@ class PlanesCollector(Collector):
         geometry, heads = self._layers[layer]
         n = self.options.n_distances or self._longest
         n = min(n, geometry.window or n)
-        both = self._moments[layer]
+        both = [self._moments[layer, first] for first in (0, 1)]
         found, rest = (uses(moments, geometry, n, self.options) | patterns(moments) for moments in both)
         found |= {f"{name}{WITHOUT_FIRST_TOKEN}": rest[name] for name in WITH_AND_WITHOUT}
         data = {name: (DIMS[value.ndim], numbers(value)) for name, value in found.items()}
@@ -244,13 +252,19 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 PLANE, HEAD = ("layer", "head", "plane"), ("layer", "head")
 OF_A_SIDE = {  # one variable each for queries and for keys
     "mean": Variable("length of mean z", description="|E z|", dims=PLANE),
-    "magnitude": Variable("mean length of z", description="E|z|", dims=PLANE),
-    "concentration": Variable("concentration", description="|E z| / E|z|; 1: always the same vector", dims=PLANE),
+    "magnitude": Variable("mean length of z", description="E|z|", dims=PLANE, interval=True),
+    "concentration": Variable(
+        "concentration", description="|E z| / E|z|; 1: always the same vector", dims=PLANE, interval=True
+    ),
     "phase": Variable("mean phase", "radians", "arg E z", PLANE),
     "phase_std": Variable("spread of the phase", "radians", "sqrt(-2 ln |E z/|z||)", PLANE),
     "energy": Variable("share of energy", description="share of E|z|^2 over planes", dims=PLANE),
-    "participation": Variable("participation ratio", description="(sum l)^2 / sum l^2, l the eigenvalues of E xx'"),
-    "centred_participation": Variable("participation ratio, centred", description="the same of the covariance"),
+    "participation": Variable(
+        "participation ratio", description="(sum l)^2 / sum l^2, l the eigenvalues of E xx'", interval=True
+    ),
+    "centred_participation": Variable(
+        "participation ratio, centred", description="the same of the covariance", interval=True
+    ),
     "rank": Variable("rank", description="eigenvalues of E xx' above 1e-6 of the largest"),
     "centred_rank": Variable("rank, centred", description="the same of the covariance"),
 }
@@ -262,17 +276,21 @@ VARIABLES = {
     for side, word in (("q", "queries"), ("k", "keys"))
 } | {
     "relative_phase": Variable("phase between query and key", "radians", "arg E[z^q conj z^k] over j <= i", PLANE),
-    "position_by_plane": Variable("share of the position part", "", SHARE, PLANE),
-    "content_by_plane": Variable("share of the content part", "", SHARE, PLANE),
-    "interaction_by_plane": Variable("share of the interaction", "", SHARE, PLANE),
+    "position_by_plane": Variable("share of the position part", "", SHARE, PLANE, interval=True),
+    "content_by_plane": Variable("share of the content part", "", SHARE, PLANE, interval=True),
+    "interaction_by_plane": Variable("share of the interaction", "", SHARE, PLANE, interval=True),
     "score": Variable("plane score", "logits", SCORE, PLANE),
     "meets_position": Variable("key nearly constant", description="E|k - kbar| <= eps E|k|: 1 or 0", dims=PLANE),
     "meets_quiet": Variable("too small to matter", description="4 scale E|q| E|k| <= eps std: 1 or 0", dims=PLANE),
     "meets_slow": Variable("hardly turns", description="max_d 2|sin(theta (d - d0) / 2)| <= eps: 1 or 0", dims=PLANE),
     "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
-    **{part: Variable(f"{part} share", description="share of std^2") for part in PARTS},
-    "std": Variable("std of the scores", "logits", "over every (query, key, distance), as softmax sees them"),
-    "score_sum": Variable("sum of plane scores / std", "", "sum_m s_m / std", HEAD, "plane_score_sum", "plane score"),
+    **{part: Variable(f"{part} share", description="share of std^2", interval=True) for part in PARTS},
+    "std": Variable(
+        "std of the scores", "logits", "over every (query, key, distance), as softmax sees them", interval=True
+    ),
+    "score_sum": Variable(
+        "sum of plane scores / std", "", "sum_m s_m / std", HEAD, "plane_score_sum", "plane score", True
+    ),
     "planes_met": Variable("planes that meet a condition", description="share of the head's planes"),
     "additive": Variable("certified additive", "", "1: every plane meets a condition", HEAD, "plane_additive"),
     "additive_by_eps": Variable("certified additive by eps", dims=("layer", "head", "eps")),
