@@ -135,7 +135,7 @@ def test_the_scatter_has_a_point_a_head(result):
 def test_the_scatter_titles_tell_the_correlation_and_the_null(result):
     r, of_null = (float(data.pearson.sel(variant="all", at=1)) for data in (result.dataset, result.null))
     titles = [annotation.text for annotation in result.plot(kind="scatter").layout.annotations]
-    assert titles[1].startswith(f"D = 1: r {r:.2f} (random init {of_null:.2f}), ρ ")
+    assert titles[1].startswith(f"D = 1: r {r:.2f} (random init {of_null:.2f})<br>ρ ")
 
 
 def test_the_maps_are_patterns_on_text_and_on_random_tokens_beside_the_null(mini, alice, result, tmp_path):

@@ -25,7 +25,7 @@ def scatter(result: Any) -> go.Figure:
     for place, (end, distance) in enumerate(places):
         r, rho = (own[f"{name}{end}"][place % len(distances)] for name in ("pearson", "spearman"))
         random = "" if null is None else f" (random init {null[f'pearson{end}'][place % len(distances)]:.2f})"
-        titles.append(f"D = {distance}: r {r:.2f}{random}, ρ {rho:.2f}")
+        titles.append(f"D = {distance}: r {r:.2f}{random}<br>ρ {rho:.2f}")
     panels = Panels(titles, columns=len(distances), horizontal_spacing=0.04)
     for panel, (end, distance) in enumerate(places):
         for side, data, colour in sides(result):

@@ -130,7 +130,7 @@ def test_the_planes_are_drawn_for_every_condition_beside_the_null(result, tmp_pa
         np.testing.assert_array_equal(trace.marker.color, np.tile(np.arange(1, 49, 2) / 16, 2))
         off = float(one["plane_offset"].isel(segment=slice(1, None)).mean())
         assert title.text == (
-            f"{CONDITIONS[condition]}, layer {layer} · {data.attrs['model']}<br>"
+            f"{CONDITIONS[condition]}, layer {layer}<br>{data.attrs['model']}: "
             f"share {float(one['plane_share']):.0%}, off {off:.2f}"
         )
 

@@ -114,7 +114,7 @@ def plane_title(side: str, layer: int, summary: Summary, condition: str) -> str:
     place, offsets = summary["shown_layers"].index(layer), summary[f"plane_offsets_{condition}"]
     off = said(offsets and offsets[place], ".2f")
     share = said(summary["plane_shares"][place], ".0%")
-    return f"{CONDITIONS[condition]}, layer {layer} · {side}<br>share {share}, off {off}"
+    return f"{CONDITIONS[condition]}, layer {layer}<br>{side}: share {share}, off {off}"
 
 
 def circle(radius: int | float) -> go.Scatter:
