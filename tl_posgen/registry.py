@@ -10,7 +10,7 @@ from tl_posgen.measure import Measure, Request
 from tl_posgen.options import Options, require
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
-DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
+DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples", "split_examples")
 BUILT_IN = {
     "three_axis": "tl_posgen.position.decomposition.three_axis",
     "variance": "tl_posgen.position.decomposition.variance",
@@ -23,6 +23,7 @@ BUILT_IN = {
     "any_distance": "tl_posgen.position.planes.any_distance",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance",
     "substitution": "tl_posgen.position.substitution.substitution",
+    "split_examples": "tl_posgen.position.substitution.split_examples",
     "perturbation": "tl_posgen.position.order.perturbation",
     "length_extrapolation": "tl_posgen.position.length.length_extrapolation",
     "loss": "tl_posgen.loss",

@@ -135,7 +135,33 @@ def test_the_scatter_has_a_point_a_head(result):
 def test_the_scatter_titles_tell_the_correlation_and_the_null(result):
     r, of_null = (float(data.pearson.sel(variant="all", at=1)) for data in (result.dataset, result.null))
     titles = [annotation.text for annotation in result.plot(kind="scatter").layout.annotations]
-    assert titles[1].startswith(f"D = 1: r {r:.2f} (random init {of_null:.2f}), ρ ")
+    assert titles[1].startswith(f"D = 1: r {r:.2f} (random init {of_null:.2f})<br>ρ ")
+
+
+def test_the_maps_are_patterns_on_text_and_on_random_tokens_beside_the_null(mini, alice, result, tmp_path):
+    figure = tl_posgen.load(result.save(tmp_path / "r.nc"))["slash_transfer"].plot("maps")
+    assert len(figure.data) == 2 * (2 + 1)
+    text = to_prompts(mini, alice, length=112, n_prompts=1)
+    drawn, strongest = random_prompts(text, mini.cfg.d_vocab, 0), result.dataset["natural"].to_series().nlargest(2)
+    rows = zip(strongest.index, zip(figure.data[:4:2], figure.data[1:4:2], strict=True), strict=True)
+    for (layer, head), traces in rows:
+        for prompt, trace in zip((text[0], drawn[0]), traces, strict=True):
+            kept = []
+            run_capture(mini, prompt[None], kept.append, layers=[layer])
+            one, triangle = kept[0], torch.ones(112, 112).tril() > 0
+            products = one.geometry.scale * one.rotated_q[head].double() @ one.rotated_k[head].double().T
+            expected = products.masked_fill(~triangle, -torch.inf).softmax(-1)
+            np.testing.assert_allclose(trace.z[triangle], expected[triangle], atol=1e-5)
+            assert np.isnan(trace.z[~triangle]).all()
+    null = result.null["pattern"].isel(example=0).sel(source="random").values
+    np.testing.assert_array_equal(np.nan_to_num(figure.data[5].z), null)
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 1)
+    titles = [annotation.text for annotation in figure.layout.annotations]
+    (layer, head), score = strongest.index[0], strongest.iloc[0]
+    assert titles[0] == f"L{layer}H{head} on text: slash score {score:.3f} at D = 1 · mini"
+    at = result.dataset["random"].sel(layer=layer, head=head)
+    assert titles[1].startswith(f"L{layer}H{head} on random tokens: slash score {float(at):.3f} at")
+    assert titles[4].endswith("· random init (seed 0)")
 
 
 def test_a_page_shows_a_head_on_text_beside_random_tokens(result):

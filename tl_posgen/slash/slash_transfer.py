@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Int
@@ -22,11 +20,9 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import Panels, equality, model_label, sides
 from tl_posgen.report.sentences import at_head, beside, head_reference, said
 from tl_posgen.result import Result
 from tl_posgen.slash.dominance import Dominance, check_all_reached
-from tl_posgen.slash.head_groups import head_points
 from tl_posgen.slash.layer_means import (
     EXAMPLES,
     SUFFIXES,
@@ -39,12 +35,9 @@ from tl_posgen.slash.layer_means import (
     statistics_of,
     with_and_without,
 )
+from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
 from tl_posgen.stats.agreement import agreement
 from tl_posgen.summary import NullSummary, Summary
-
-SOURCES = ("natural", "random")
-TOKENS = {"all": "all keys", "without_first_token": "first token left out"}
-N_PANELS = 5  # distances drawn in one row
 
 
 @dataclass(frozen=True)
@@ -206,30 +199,6 @@ def table(data: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame({heading: own[key] for heading, key in columns.items()})
 
 
-def scatter(result: Any) -> go.Figure:
-    """Random tokens against text, a point a head: a column a distance, a row with and without the first token."""
-    own, null, distances = result.summary, result.null_summary, result.summary["distances"][:N_PANELS]
-    places = list(product(SUFFIXES.values(), distances))
-    titles = []
-    for place, (end, distance) in enumerate(places):
-        r, rho = (own[f"{name}{end}"][place % len(distances)] for name in ("pearson", "spearman"))
-        random = "" if null is None else f" (random init {null[f'pearson{end}'][place % len(distances)]:.2f})"
-        titles.append(f"D = {distance}: r {r:.2f}{random}, ρ {rho:.2f}")
-    panels = Panels(titles, columns=len(distances), horizontal_spacing=0.04)
-    for panel, (end, distance) in enumerate(places):
-        for side, data, colour in sides(result):
-            heads = data[f"score{end}"].sel(distance=distance).to_dataset("source").stack(place=("layer", "head"))
-            look = {"color": colour, "size": 7, "symbol": "x-thin-open" if data is result.null else "circle"}
-            hover = f"D = {distance}<br>text %{{x:.3f}}, random tokens %{{y:.3f}}"
-            panels.add(panel, head_points(heads.dropna("place"), *SOURCES, hover, name=side, marker=look))
-        panels.add(panel, equality(float(result.dataset[f"score{end}"].sel(distance=distance).max())))
-    for row, tokens in enumerate(TOKENS.values(), start=1):
-        panels.figure.update_yaxes(title_text=f"random tokens<br>{tokens}", row=row, col=1)
-    panels.figure.update_xaxes(title_text="on text", row=2).update_annotations(font_size=11)
-    subtitle = "a point a head, a column a distance D; r: Pearson over heads, ρ: Spearman; dotted: equal"
-    return panels.finish(f"Slash scores in and out of distribution · {model_label(result.dataset)}", subtitle)
-
-
 def labels(data: xr.Dataset) -> list[str]:
     """Which head each example is, with its scores on both."""
     return [
@@ -284,7 +253,7 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
-    figures={"scatter": scatter},
+    figures=FIGURES,
     table=table,
     tokens=TokenView(labels, show),
 )

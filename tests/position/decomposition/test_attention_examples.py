@@ -80,8 +80,8 @@ def test_asked_for_by_name_it_brings_the_fit_along(mini, prompts):
 
 
 def test_one_head_is_shown_once(report):
-    one = report["three_axis"].dataset.isel(layer=[1], head=[3])
-    assert pick_heads(one, 2) == [(1, 3, "closest to position + key")]
+    one = report["three_axis"].dataset["r_within_rows"].isel(layer=[1], head=[3]).to_series()
+    assert pick_heads(one, 2, ("highest", "lowest")) == [(1, 3, "highest")]
 
 
 def test_heads_of_constant_scores_leave_nothing_to_show(mini):

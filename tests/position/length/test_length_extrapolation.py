@@ -9,13 +9,14 @@ import torch
 import xarray as xr
 from declared import assert_declared
 
-from tl_posgen import load
+from tl_posgen import load, load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.length.length_extrapolation import CONDITIONS, LengthExtrapolation, within_noise
-from tl_posgen.position.length.length_extrapolation import MEASURE as length_extrapolation
+from tl_posgen.position.length import LengthExtrapolation, length_extrapolation, lm_infinite
+from tl_posgen.position.length.length_extrapolation import within_noise
+from tl_posgen.position.length.length_figures import CONDITIONS
 from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
 
 WINDOWS = {"n_global": 2, "block": 4, "n_blocks": 1}
@@ -73,6 +74,86 @@ def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, ali
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def planes(mini, alice):
+    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v
+    in float64 and eigenvectors of the covariance."""
+    tokens = to_prompts(mini, alice, length=48, n_prompts=2)
+    conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, WINDOWS["n_global"])}
+    outputs = {}
+    for condition, hooks in conditions.items():
+        for prompt in tokens:
+            with mini.hooks(fwd_hooks=hooks):
+                take = outputs.setdefault(condition, []).append
+                run_capture(mini, prompt[None], take, frozenset({"v", "pattern"}))
+    found = {}
+    for layer in (0, 2, 3):
+        o = {
+            condition: torch.stack(
+                [torch.cat([*(one.pattern.double() @ one.v.double())], 1) for one in kept if one.layer == layer]
+            )
+            for condition, kept in outputs.items()
+        }
+        inside = o["vanilla"][:, 8:16].flatten(0, 1)
+        values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.T.cov(correction=0)))
+        axes = vectors[:, :2] * vectors[:, :2].gather(0, vectors[:, :2].abs().argmax(0, keepdim=True)).sign()
+        for condition, one in o.items():
+            coordinates = (one - inside.mean(0)) @ axes / values[:2].sqrt()
+            found[condition, layer] = coordinates, float(values[:2].sum() / values.sum())
+    return found
+
+
+def test_the_planes_are_those_of_captured_outputs(result, planes):
+    data = result.dataset
+    assert data["shown_layer"].values.tolist() == [0, 2, 3]
+    for (condition, layer), (expected, share) in planes.items():
+        one = data.sel(condition=condition, shown_layer=layer)
+        np.testing.assert_allclose(one["plane_coordinates"], expected, atol=2e-4)
+        assert float(one["plane_share"]) == pytest.approx(share, abs=1e-5)
+        for segment, part in enumerate((slice(8, 16), slice(16, 32), slice(32, 48))):
+            off = expected[:, part].mean((0, 1)).norm()
+            assert float(one["plane_offset"].sel(segment=segment)) == pytest.approx(float(off), abs=2e-4)
+    even, odd = planes["vanilla", 2][0][:, 8:16].mean(1)
+    assert float(data["plane_noise"].sel(shown_layer=2)) == pytest.approx(float((even - odd).norm()), abs=2e-4)
+
+
+def test_the_planes_are_drawn_for_every_condition_beside_the_null(result, tmp_path):
+    loaded = load(result.save(tmp_path / "r.nc"))[result.name]
+    figure = loaded.plot("outputs")
+    panels = figure.data[::2]  # points, then the ring
+    assert len(panels) == 2 * 3 * len(CONDITIONS)
+    places = [(data, layer, one) for data in (result.dataset, result.null) for layer in (0, 2, 3) for one in CONDITIONS]
+    for trace, title, (data, layer, condition) in zip(panels, figure.layout.annotations, places, strict=False):
+        one = data.sel(condition=condition, shown_layer=layer)
+        drawn = one["plane_coordinates"].values[:, ::2].reshape(-1, 2)
+        np.testing.assert_array_equal(np.stack([trace.x, trace.y], -1), drawn)
+        np.testing.assert_array_equal(trace.marker.color, np.tile(np.arange(1, 49, 2) / 16, 2))
+        off = float(one["plane_offset"].isel(segment=slice(1, None)).mean())
+        assert title.text == (
+            f"{CONDITIONS[condition]}, layer {layer}<br>{data.attrs['model']}: "
+            f"share {float(one['plane_share']):.0%}, off {off:.2f}"
+        )
+
+
+def test_both_backends_give_the_same_planes(result, alice):
+    bridge = load_model("mini", backend="bridge")
+    options = {**OPTIONS, "conditions": ["interpolation"], "layers": [0, 2], "null_seeds": ()}
+    found = length_extrapolation(bridge, alice, **options).dataset
+    assert found["shown_layer"].values.tolist() == [0, 2]
+    expected = result.dataset.sel(condition="vanilla", shown_layer=[0, 2])
+    np.testing.assert_allclose(
+        found["plane_coordinates"].sel(condition="vanilla"), expected["plane_coordinates"], atol=2e-3
+    )
+
+
+def test_the_sentence_of_the_planes_says_the_median_over_layers(result):
+    sentence = result.findings()[-2]
+    for condition, label in CONDITIONS.items():
+        offsets = result.dataset["plane_offset"].sel(condition=condition).isel(segment=slice(1, None)).mean("segment")
+        assert f"{label} {float(offsets.median()):.2f} (random init " in sentence
+        assert result.summary[f"plane_offsets_{condition}"] == offsets.values.tolist()
+
+
 def test_chosen_heads_alone_are_measured_and_edited(result, of_one_head):
     some, every = of_one_head.dataset, result.dataset
     assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
@@ -90,6 +171,7 @@ def test_streamed_passes_give_the_same(mini, alice, result):
         streamed = length_extrapolation(mini, alice, null_seeds=(), **OPTIONS).dataset
     for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
         np.testing.assert_allclose(streamed[name], result.dataset[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(streamed["plane_coordinates"], result.dataset["plane_coordinates"], atol=2e-3)
 
 
 def test_the_share_within_the_noise_level_is_one_rule_for_sentence_and_summary(result):
@@ -115,7 +197,7 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
 def test_the_sentences_say_the_summary_with_the_null_or_without(result):
     assert json.loads(json.dumps(result.summary)) == result.summary
     said, alone = result.findings(), replace(result, nulls=()).findings()
-    assert len(said) == len(alone) == len(CONDITIONS) + 1
+    assert len(said) == len(alone) == len(CONDITIONS) + 2
     nulls = [result.measure.summarise(null) for null in result.nulls]
     for condition, sentence, without in zip(CONDITIONS, said, alone, strict=False):
         data = result.dataset.sel(condition=condition).isel(segment=slice(1, None))
@@ -152,7 +234,7 @@ def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
     assert len(result.frame()) == len(CONDITIONS) * 3
     loaded = load(result.save(tmp_path / "r.nc"))["length_extrapolation"]
     assert loaded.dataset.equals(result.dataset)
-    assert loaded.kinds == ["loss", "drift", "attention"]
+    assert loaded.kinds == ["loss", "drift", "outputs", "attention"]
     for kind in loaded.kinds:
         assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
     assert loaded.findings() == result.findings()

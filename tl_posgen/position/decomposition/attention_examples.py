@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
@@ -29,6 +30,7 @@ from tl_posgen.summary import Summary
 MAPS = {"pattern": "true", "additive_pattern": "additive", "residual": "true - add."}
 MAP = ("example", "query", "key")
 R = "r_within_rows_first_prompt"
+WHY = ("closest to position + key", "furthest from position + key")
 Pick = tuple[int, int, str]
 
 
@@ -65,7 +67,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     """The first prompt once more, for the chosen heads only."""
     assert isinstance(request.options, AttentionExamples)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)[:1]
-    picks = pick_heads(job.after["three_axis"].dataset, request.options.examples)
+    picks = pick_heads(job.after["three_axis"].dataset["r_within_rows"].to_series(), request.options.examples, WHY)
     found: dict[tuple[int, int], xr.Dataset] = {}
     if picks:
         run_capture(model, tokens[0][None], lambda one: found.update(patterns(one)), heads=[pick[:2] for pick in picks])
@@ -75,13 +77,13 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     return as_result(request, [dataset], provenance_of(model, tokens, (), job.seed))
 
 
-def pick_heads(three_axis: xr.Dataset, n: int) -> list[Pick]:
-    """(layer, head, why) of the n heads that follow position + query + key most within rows, and of the n least."""
-    ranked = three_axis["r_within_rows"].to_series().dropna().sort_values(ascending=False)
+def pick_heads(values: pd.Series, n: int, why: tuple[str, str]) -> list[Pick]:
+    """(layer, head, why) of the n heads with the highest values, and of the n with the lowest."""
+    ranked = values.dropna().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in ranked.index.to_list()]
     n = max(1, min(n, len(heads) // 2))
-    best = [(*head, "closest to position + key") for head in heads[:n]]
-    return best + [(*head, "furthest from position + key") for head in heads[-n:] if head not in heads[:n]]
+    highest = [(*head, why[0]) for head in heads[:n]]
+    return highest + [(*head, why[1]) for head in heads[-n:] if head not in heads[:n]]
 
 
 def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:

@@ -1,49 +1,35 @@
 """Beyond the training length: do outputs stay in their distribution, and at what loss?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.loss import losses_of, prompts_of_one_length
+from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.pair_moments import row_blocks
 from tl_posgen.position.distance.hooks import require_distances
+from tl_posgen.position.length.condition_runs import BINS_INSIDE, Run, dataset_of
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.length_figures import ATTENTION, FIGURES
-from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.position.length.length_figures import CONDITIONS, FIGURES
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import mean_and_ends, with_ends
-from tl_posgen.report.sentences import null_of, said
+from tl_posgen.report.intervals import with_ends
+from tl_posgen.report.sentences import beside, null_of, said
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
 NAME = "length_extrapolation"
-CONDITIONS = {
-    "vanilla": "Untouched",
-    "lm_infinite": "LM-Infinite",
-    "retrieval": "Block retrieval",
-    "interpolation": "Position interpolation",
-}
-DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
-BINS_INSIDE = 4
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
 
 
@@ -123,15 +109,29 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     for build in hooks_of.values():
         build(model)  # a model that cannot be edited is refused here, before work starts
 
+    shown = some_of(list(select_heads(model, **where)))
+
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
-        runs = {}
+        runs, planes = {}, {}
         for condition in tqdm(hooks_of, desc=f"length, {label}", unit="condition", disable=not job.progress):
-            runs[condition], hooks = Run(inside), hooks_of[condition](other)
+            runs[condition], hooks = Run(inside, shown), hooks_of[condition](other)
             for prompt in tokens:
                 runs[condition].add(other, prompt, hooks, where)
-        return dataset_of(runs, inside).assign_attrs(model=label)
+            planes = planes or runs[condition].planes()  # the first is the untouched model
+            runs[condition].project(planes)
+        return dataset_of(runs, inside, planes).assign_attrs(model=label)
 
     return job.result(request, model, list(tokens), of_model)
+
+
+def some_of(layers: Sequence[int]) -> list[int]:
+    """The first, the middle and the last.
+
+    Example:
+        >>> some_of([0, 1, 2, 3]), some_of([5])
+        ([0, 2, 3], [5])
+    """
+    return sorted({layers[0], layers[len(layers) // 2], layers[-1]})
 
 
 HOOKS: dict[str, Callable[..., HookList]] = {
@@ -144,102 +144,6 @@ HOOKS: dict[str, Callable[..., HookList]] = {
 }
 
 
-class Run:
-    """Every prompt under one condition: what is kept of the forward passes.
-
-    Attributes:
-        losses: of each prompt, nats per target.
-        rows: entropy and normaliser, [head, bin] of each prompt and layer.
-        heads: by layer, those that were captured.
-        halves: by (layer, parity of the prompt), moments of the outputs in the second half of the training length.
-        segments: by (layer, segment), moments of the outputs of each multiple of the training length; of the first, of
-            its second half only, so that it is compared like with like.
-    """
-
-    def __init__(self, inside: int):
-        self.inside = inside
-        self.losses: list[np.ndarray] = []
-        self.rows = HeadRows()
-        self.heads: dict[int, list[int]] = {}
-        self.halves: dict[tuple[int, int], OutputMoments] = {}
-        self.segments: dict[tuple[int, int], OutputMoments] = {}
-
-    def add(self, model: Model, prompt: Int[Tensor, " pos"], hooks: HookList, where: Mapping[str, Any]) -> None:
-        """Run one prompt and keep what is measured of it."""
-        needs = frozenset({"v", "attn_scores", "pattern", "logits"})
-        tokens, every_layer = prompt[None].to(next(model.parameters()).device), partial(self.take, len(self.losses))
-        with model.hooks(fwd_hooks=hooks):
-            logits = run_capture(model, tokens, every_layer, needs, **where)
-        assert logits is not None
-        self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
-
-    def take(self, number: int, capture: LayerCapture) -> None:
-        """One layer of prompt `number`, a block of its rows at a time."""
-        assert capture.v is not None
-        layer, inside, n, capture.prompt = capture.layer, self.inside, capture.length, number
-        self.heads[layer] = list(capture.heads)
-        blocks = []
-        for start, stop in row_blocks(len(capture.heads), n):
-            pattern = capture.pattern_rows(start, stop)
-            attention = entropy_and_normaliser(capture.attn_score_rows(start, stop), pattern)
-            blocks.append((pattern @ capture.v[:, :stop], *attention))
-        o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
-        reference = OutputMoments.of(o[:, inside // 2 : inside])
-        add_to(self.halves, (layer, number % 2), reference)
-        add_to(self.segments, (layer, 0), reference)
-        for start in range(inside, n, inside):
-            add_to(self.segments, (layer, start // inside), OutputMoments.of(o[:, start : start + inside]))
-        ranges = bins(n, inside)
-        by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
-        self.rows.add(capture, **dict(zip(ATTENTION, by_bin, strict=True)))
-
-
-def add_to(sums: dict[tuple[int, int], OutputMoments], key: tuple[int, int], moments: OutputMoments) -> None:
-    sums[key] = sums[key] + moments if key in sums else moments
-
-
-def bins(n: int, inside: int) -> list[tuple[int, int]]:
-    """Query ranges: four equal ones per training length."""
-    step = inside // BINS_INSIDE
-    return [(start, min(start + step, n)) for start in range(0, n - 1, step)]
-
-
-def dataset_of(runs: Mapping[str, Run], inside: int) -> xr.Dataset:
-    """Loss by bin and segment; of every head, what its attention and its outputs do there."""
-    losses = np.array([run.losses for run in runs.values()])  # target t is predicted by query t, so the last has none
-    n = losses.shape[-1] + 1
-    ranges = bins(n, inside)
-    by_bin = np.stack([losses[..., start:stop].mean(-1) for start, stop in ranges], -1)
-    by_segment = [losses[..., start : start + inside].mean((1, 2)) for start in range(0, n, inside)]
-    data = xr.Dataset(
-        mean_and_ends("loss", np.moveaxis(by_bin, 1, 0), ("condition", "bin"))
-        | {"loss_segment": (("condition", "segment"), np.stack(by_segment, -1))},
-        {"condition": list(runs), "bin": [start for start, _ in ranges], "segment": range(n // inside)},
-        {"rows": ["condition", "segment"], "inside": inside},
-    )
-    for name in ATTENTION:
-        of_runs = [run.rows.array(name, "bin").mean("prompt").assign_coords(bin=data["bin"]) for run in runs.values()]
-        data[name] = xr.concat(of_runs, data["condition"])
-    drifts = [drift_of(run, runs["vanilla"], n // inside) for run in runs.values()]
-    return data.merge(xr.concat([drift[list(DRIFT)] for drift in drifts], data["condition"])).assign(
-        noise_level=drifts[0]["noise_level"].isel(segment=0)
-    )
-
-
-def drift_of(run: Run, vanilla: Run, times: int) -> xr.Dataset:
-    """A condition's segments against the untouched model inside, whose halves are the even and the odd prompts."""
-    layers = []
-    for layer, heads in run.heads.items():
-        halves = (vanilla.halves[layer, 0], vanilla.halves[layer, 1])
-        drifts = [output_drift(halves, run.segments[layer, segment]) for segment in range(times)]
-        columns = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
-        data = {name: (("head", "segment"), column.cpu().numpy()) for name, column in columns.items()}
-        layers.append(xr.Dataset(data, {"layer": layer, "head": heads, "segment": range(times)}))
-    found = xr.concat(layers, "layer", join="outer")
-    assert isinstance(found, xr.Dataset)
-    return found
-
-
 # What is shown
 
 
@@ -250,16 +154,20 @@ def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArr
 
 def summarise(data: xr.Dataset) -> Summary:
     """`<name>_<condition>`: of the mean over the segments beyond the training length, the share of heads within the
-    noise level, the medians over heads, and the loss; `loss_last_<condition>` in the last segment. None where nothing
-    lies beyond."""
-    beyond = data[["loss_segment", "frechet", "norm_ratio"]].isel(segment=slice(1, None)).mean("segment")
+    noise level, the medians over heads, and the loss; `loss_last_<condition>` in the last segment. Of the planes of the
+    layers that are shown: `plane_share`, `plane_noise` and `plane_offset_<condition>`, median over these layers, and
+    each layer's in the lists `plane_shares` and `plane_offsets_<condition>`. None where nothing lies beyond."""
+    named = ["loss_segment", "frechet", "norm_ratio", "plane_offset"]
+    beyond = data[named].isel(segment=slice(1, None)).mean("segment")
     columns = {
         "loss_beyond": beyond["loss_segment"],
         "loss_last": data["loss_segment"].isel(segment=-1),
         "within_noise": within_noise(beyond["frechet"], data["noise_level"]),
         "frechet": beyond["frechet"].median(("layer", "head")),
         "norm_ratio": beyond["norm_ratio"].median(("layer", "head")),
+        "plane_offset": beyond["plane_offset"].median("shown_layer"),
     }
+    offsets = beyond["plane_offset"].transpose("condition", "shown_layer")
     conditions, times = [str(condition) for condition in data["condition"].values], data.sizes["segment"]
     return {
         "conditions": conditions,
@@ -270,6 +178,14 @@ def summarise(data: xr.Dataset) -> Summary:
         **{
             f"{name}_{condition}": float(values.sel(condition=condition)) if times > 1 else None
             for name, values in columns.items()
+            for condition in conditions
+        },
+        "shown_layers": data["shown_layer"].values.tolist(),
+        "plane_noise": float(data["plane_noise"].median()),
+        "plane_share": float(data["plane_share"].median()),
+        "plane_shares": data["plane_share"].values.tolist(),
+        **{
+            f"plane_offsets_{condition}": offsets.sel(condition=condition).values.tolist() if times > 1 else None
             for condition in conditions
         },
     }
@@ -283,16 +199,20 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     def told(condition: str) -> str:
         keys = {name: f"{name}_{condition}" for name in forms}
         loss, share, frechet, ratio = (said(own[key], forms[name]) for name, key in keys.items())
-        beside = [null_of(null, key, forms[name]).removeprefix("random init ") for name, key in keys.items()]
-        random = "no null measured" if null is None else "random init " + ", ".join(beside)
+        nulls = [null_of(null, key, forms[name]).removeprefix("random init ") for name, key in keys.items()]
+        random = "no null measured" if null is None else "random init " + ", ".join(nulls)
         return (
             f"loss {loss}, outputs within the noise level in {share} of heads, Frechet {frechet}, norm ratio {ratio} "
             f"({random})"
         )
 
+    offsets = ", ".join(f"{CONDITIONS[c]} {beside(own, null, f'plane_offset_{c}', '.2f')}" for c in own["conditions"])
+    share, halves = beside(own, null, "plane_share", ".0%"), beside(own, null, "plane_noise", ".2f")
     noise = f"{said(own['noise_level'], '.2f')} ({null_of(null, 'noise_level', '.2f')})"
     return [
         *(f"{CONDITIONS[one]}, beyond the training length: {told(one)}." for one in own["conditions"]),
+        f"On the first two principal components of the untouched outputs inside, {share} of their variance, centroids "
+        f"beyond are off, in standard deviations, by {offsets}; two halves of the prompts inside by {halves}.",
         f"Inside it the untouched loss is {said(own['loss_inside'], '.2f')} and the noise level {noise}.",
     ]
 
@@ -323,6 +243,20 @@ VARIABLES = {
     "mahalanobis": Variable("Mahalanobis distance", "", "root mean square, over that inside: 1 is no drift", SEGMENT),
     "norm_ratio": Variable("norm ratio", "", "mean |o| over mean |o| inside", SEGMENT),
     "off_axes": Variable("share off the axes", "", "of the outputs' mean square, outside the axes inside", SEGMENT),
+    "plane_coordinates": Variable(
+        "outputs in their principal plane",
+        "standard deviations inside",
+        "of a layer's heads side by side, on the first two principal components of the untouched model's in the second "
+        "half of the training length; up to 64 positions of each training length",
+        ("condition", "shown_layer", "prompt", "position", "axis"),
+    ),
+    "plane_offset": Variable(
+        "offset of the centroid in the plane", "standard deviations inside", "", ("condition", "shown_layer", "segment")
+    ),
+    "plane_noise": Variable(
+        "offset between two halves of the prompts", "standard deviations inside", "", ("shown_layer",)
+    ),
+    "plane_share": Variable("share of the plane", "", "of the variance of the outputs inside", ("shown_layer",)),
     "noise_level": Variable("noise level", "", "Frechet distance between two halves of the outputs inside"),
 }
 
@@ -332,7 +266,8 @@ MEASURE = Measure(
     explanation=(
         "Prompts of several training lengths: untouched, with LM-Infinite's windows, with retrieved blocks besides, "
         "and with interpolated positions. Outputs o of every head are compared with those inside the training length; "
-        "the noise level is the distance between the outputs of two halves of the prompts there."
+        "the noise level is the distance between the outputs of two halves of the prompts there. The first, the middle "
+        "and the last layer are drawn in the plane of their two principal components inside."
     ),
     source="the claim: Han & Ji 2025 (arXiv 2503.13305); the measures: ours",
     options=LengthExtrapolation,

@@ -4,12 +4,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, sides
 from tl_posgen.report.intervals import error_bars
+from tl_posgen.report.sentences import said
+from tl_posgen.summary import Summary
 
+CONDITIONS = {
+    "vanilla": "Untouched",
+    "lm_infinite": "LM-Infinite",
+    "retrieval": "Block retrieval",
+    "interpolation": "Position interpolation",
+}
 ATTENTION = ("entropy", "normaliser")
 DASHES = ("solid", "dash", "dot", "dashdot")
 DRIFTS = {
@@ -64,6 +73,62 @@ def attention(result: Any) -> go.Figure:
     return panels.axes("position").finish(title, "mean over heads; random init in grey")
 
 
+def outputs(result: Any) -> go.Figure:
+    """Outputs on the first two principal components of the untouched ones inside, coloured by position."""
+    both, inside = sides(result), int(result.dataset.attrs["inside"])
+    conditions = [str(condition) for condition in result.dataset["condition"].values]
+    summaries = [result.summary, *([result.null_summary.seeds[0]] if result.null_summary else [])]
+    rows = [
+        (data.sel(shown_layer=layer), partial(plane_title, side, layer, summary))
+        for (side, data, _), summary in zip(both, summaries, strict=True)
+        for layer in summary["shown_layers"]
+    ]
+    titles = [title(condition) for _, title in rows for condition in conditions]
+    panels = Panels(titles, columns=len(conditions), row_height=260)
+    for row, (data, _) in enumerate(rows):
+        points = data["plane_coordinates"].isel(position=slice(None, None, 2)).stack(point=("prompt", "position"))
+        lengths = (points["position"].values + 1) / inside
+        for column, condition in enumerate(conditions):
+            x, y = points.sel(condition=condition).transpose("axis", "point").values
+            marker = {"color": lengths, "coloraxis": "coloraxis", "size": 3, "opacity": 0.7}
+            hover = "%{x:.2f}, %{y:.2f}<br>position, in training lengths: %{marker.color:.2f}<extra></extra>"
+            look = {"mode": "markers", "marker": marker, "showlegend": False, "hovertemplate": hover}
+            panels.add(row * len(conditions) + column, go.Scatter(x=x, y=y, **look), circle(2))
+        reach = max(2.2, 1.1 * float(abs(points).quantile(0.999)))
+        panels.figure.update_xaxes(range=[-reach, reach], row=row + 1).update_yaxes(range=[-reach, reach], row=row + 1)
+    times = result.dataset.sizes["segment"]
+    bar = {"title": "position, in<br>training lengths", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
+    colours = {"colorscale": scale(times), "cmin": 0, "cmax": times, "colorbar": bar | {"yanchor": "top"}}
+    panels.figure.update_layout(coloraxis=colours).update_annotations(font_size=11)
+    subtitle = (
+        "a layer's outputs, all heads side by side, on the first two principal components of the untouched model's in "
+        "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
+        "Share: of the variance inside, in this plane. Off: how far the centroid beyond is"
+    )
+    title = f"Outputs inside and beyond the training length · {model_label(result.dataset)}"
+    return panels.axes("component 1", "component 2").finish(title, subtitle).update_layout(margin_t=125)
+
+
+def plane_title(side: str, layer: int, summary: Summary, condition: str) -> str:
+    """Of one panel: condition and layer, and the numbers that go with them."""
+    place, offsets = summary["shown_layers"].index(layer), summary[f"plane_offsets_{condition}"]
+    off = said(offsets and offsets[place], ".2f")
+    share = said(summary["plane_shares"][place], ".0%")
+    return f"{CONDITIONS[condition]}, layer {layer}<br>{side}: share {share}, off {off}"
+
+
+def circle(radius: int | float) -> go.Scatter:
+    angle = np.linspace(0, 2 * np.pi, 61)
+    x, y = radius * np.cos(angle), radius * np.sin(angle)
+    return line(x, y, "", "black", dash="dot", width=1, hoverinfo="skip", showlegend=False)
+
+
+def scale(times: int) -> list[tuple[float, str]]:
+    """Blues up to the training length, and reds from there on."""
+    blues = [(0.0, "#c6dbef"), (1 / times, "#08519c")]
+    return blues + ([(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else [])
+
+
 def curves(result: Any, along: str, of: Callable[[xr.Dataset], xr.DataArray], **look: Any) -> list[go.Scatter]:
     """A line a condition; the null's in grey behind them, told apart by their dashes."""
     traces = []
@@ -83,4 +148,4 @@ def mark_training_length(panels: Panels, result: Any) -> None:
     panels.figure.add_vline(x=result.summary["inside"], line_dash="dash", line_color=NULL_COLOUR, **note)
 
 
-FIGURES = {"loss": loss, "drift": drift, "attention": attention}
+FIGURES = {"loss": loss, "drift": drift, "outputs": outputs, "attention": attention}

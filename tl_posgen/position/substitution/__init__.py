@@ -12,6 +12,8 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
+from tl_posgen.position.substitution.split_examples import MEASURE as split_examples
+from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
     attention_profile,
@@ -25,6 +27,7 @@ from tl_posgen.position.substitution.substitution import Substitution
 __all__ = [
     "DistanceDistribution",
     "FreeSplit",
+    "SplitExamples",
     "Substitution",
     "all_positions",
     "attention_profile",
@@ -36,6 +39,7 @@ __all__ = [
     "own_profile",
     "point_mass",
     "query_profile",
+    "split_examples",
     "substitute",
     "substitution",
     "triangle",
