@@ -10,7 +10,7 @@ from tl_posgen.measure import Measure, Request
 from tl_posgen.options import Options, require
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
-DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples", "split_examples")
+DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
 BUILT_IN = {
     "three_axis": "tl_posgen.position.decomposition.three_axis",
     "variance": "tl_posgen.position.decomposition.variance",

@@ -14,7 +14,11 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition import normal_equations as equations
 from tl_posgen.position.decomposition import pair_moments as moments_module
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.pair_moments import (
+    pair_moments,
+    pair_moments_from_rows,
+    pair_moments_from_scores,
+)
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis, pooled_r
 from tl_posgen.rope import bilinear_sums
 
@@ -231,13 +235,22 @@ def test_scores_that_are_not_bilinear_are_fitted_exactly():
     np.testing.assert_allclose(three_axis_from_scores(scores).r, r, atol=1e-7)
 
 
-def test_blocks_of_rows_do_not_change_the_moments(monkeypatch):
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_blocks_of_rows_do_not_change_the_moments(monkeypatch, rows, diagonal):
     scores = torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(2))
-    whole = pair_moments_from_scores(scores, window=20)
-    monkeypatch.setattr(moments_module, "SCORES_AT_ONCE", 7 * 2 * 50)
-    blocks = pair_moments_from_scores(scores, window=20)
+    whole = pair_moments_from_scores(scores, window=20, diagonal=diagonal)
+    monkeypatch.setattr(moments_module, "SCORES_AT_ONCE", rows * 2 * (50 if diagonal else 49))
+    blocks = pair_moments_from_scores(scores, window=20, diagonal=diagonal)
     torch.testing.assert_close(blocks.sums, whole.sums)
     torch.testing.assert_close(blocks.within_rows, whole.within_rows)
+
+
+def test_rows_are_taken_with_their_diagonal_and_alike_unless_it_is_said():
+    scores = torch.randn(2, 9, 9, generator=torch.Generator().manual_seed(2))
+    found = pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], 9)
+    assert found.pairs == CausalPairs(9)
+    torch.testing.assert_close(found.within_rows, pair_moments_from_scores(scores).within_rows)
 
 
 def test_in_a_window_float32_is_summed_as_float64_is():
@@ -246,10 +259,11 @@ def test_in_a_window_float32_is_summed_as_float64_is():
     assert torch.equal(pair_moments(q, k, window=5).sums, pair_moments(q.double(), k.double(), window=5).sums)
 
 
-def test_heads_taken_in_groups_equal_heads_together(monkeypatch):
+@pytest.mark.parametrize("group", [2, 3])
+def test_heads_taken_in_groups_equal_heads_together(monkeypatch, group):
     q, k = random_qk(60, heads=5)
     together = pair_moments(q, k)
-    monkeypatch.setattr(moments_module, "QUERIES_AT_ONCE", q[0].numel() * 2)
+    monkeypatch.setattr(moments_module, "QUERIES_AT_ONCE", q[0].numel() * group)
     grouped = pair_moments(q, k)
     torch.testing.assert_close(grouped.sums, together.sums)
     assert grouped.without_first_token is not None

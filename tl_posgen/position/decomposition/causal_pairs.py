@@ -118,7 +118,7 @@ class CausalPairs:
         """The weights of all pairs together: their number where nothing is weighted."""
         return float(self.counts()[1].sum())
 
-    def weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " size"]:
+    def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
         """w by distance, from the first one that counts; 0 beyond the window."""
         given = torch.tensor(self.own_weights, dtype=torch.float64, device=device)
         far = given[-1:].expand(self.width - len(given))
