@@ -73,7 +73,7 @@ def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere)
 def test_sentences_table_and_pictures_say_which_is_which(intact, ablated, tmp_path):
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0] == "What changes from intact to ablated; intervals paired by prompt."
-    assert "(random init" in report.findings()[1]
+    assert "(random init" in report.findings()[2]
     table = report["comparison"].table()
     assert {"intact", "ablated"} <= set(table)
     page = report.write(tmp_path / "page").read_text()

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from tl_posgen import registry
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.feed import one_pass
+from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models import open_model
 from tl_posgen.models.load import is_ours
@@ -41,6 +42,7 @@ def analyze(
     n_prompts: int | None = None,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
+    fwd_hooks: Hooks = (),
     after: Mapping[str, Result] | None = None,
     skip_unsupported: bool = False,
     streaming: bool | None = None,
@@ -62,6 +64,9 @@ def analyze(
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none.
+        fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
+            function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
+            model, `tl_posgen.compare` shows what they change.
         after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
             them is taken from there and not measured again.
         skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
@@ -73,7 +78,7 @@ def analyze(
         A `Report`: a mapping of measure name to `Result`.
 
     Raises:
-        InputError: unusable prompts, layers or heads that do not exist, unknown measures.
+        InputError: unusable prompts, layers or heads that do not exist, unknown measures, hook points.
         UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
 
     Example:
@@ -93,6 +98,7 @@ def analyze(
     requests = [request for request in asked if request.name not in known]
     ours, precise = is_ours(model), any(request.measure.precise for request in requests)
     model = open_model(model, precise=precise)
+    hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
     matrices = max((request.measure.matrices for request in requests), default=0)
     with wrap(model).exclusive("analyze"), chosen(streaming, matrices):
         requests = supported(requests, model, skip_unsupported)
@@ -107,10 +113,12 @@ def analyze(
             tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
             require_prompts(requests, tokens)
             provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads)
+            provenance |= hooked
             for name, result in known.items():
                 require_same(name, result, provenance)
         if shared:
-            own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model), intervals=True)
+            with under(model, fwd_hooks):
+                own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model), intervals=True)
             results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
         later: dict[str, Callable[..., xr.Dataset]] = {}
         for request in requests:
@@ -125,20 +133,23 @@ def analyze(
                 after={name: results.get(name) or known[name] for name in request.measure.after},
                 later=later,
             )
-            results[request.name] = request.measure.procedure(model, prompts, request, job)
+            with under(model, fwd_hooks):
+                results[request.name] = request.measure.procedure(model, prompts, request, job)
         sides: list[dict[str, xr.Dataset]] = []
         for label, other in random_inits.models(in_place=ours) if shared or later else ():
             side = {name: one.nulls[len(sides)] for name, one in known.items() if one.nulls}
-            if shared:
-                side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
-            for request in requests:
-                if request.name in later:
-                    found_before = {name: side[name] for name in request.measure.after}
-                    side[request.name] = later[request.name](other, label, found_before)
+            with under(other, fwd_hooks):
+                if shared:
+                    side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
+                for request in requests:
+                    if request.name in later:
+                        found_before = {name: side[name] for name in request.measure.after}
+                        side[request.name] = later[request.name](other, label, found_before)
             sides.append(side)
         for request in (request for request in requests if request in shared or request.name in later):
             nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
-            results[request.name] = replace(results[request.name], nulls=nulls)
+            result = results[request.name]
+            results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **hooked})
         if random_inits is not null_seeds:
             random_inits.let_go()
         if ours:
@@ -164,8 +175,8 @@ def require_options(request: Request, known: Result | None) -> None:
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
     """Refuse a finished result of another model, other prompts or other random inits."""
-    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads"):
-        then, now = (one.get(key, "all") for one in (result.provenance, provenance))
+    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads", "fwd_hooks"):
+        then, now = (one.get(key, "all" if key == "heads" else "none") for one in (result.provenance, provenance))
         if then != now:
             raise InputError(
                 f"after: {name} was measured with another {key} ({then}, now {now}); leave it out to measure it anew"

@@ -14,6 +14,7 @@ from tl_posgen.measure import Measure
 from tl_posgen.options import fits
 from tl_posgen.prompt_groups import GROUP
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, sides
+from tl_posgen.report.intervals import mean_and_ends, with_ends
 from tl_posgen.report.sentences import at_head, extremes, null_of, with_interval
 from tl_posgen.result import Report, Result, load
 from tl_posgen.stats.jackknife import jackknife_interval
@@ -61,6 +62,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
+    own = own.assign(change_of_loss(first, second, paired))
     nulls = []
     for seed in range(max(len(one.nulls) for one, _ in pairs)):
         both = [(one, other) for one, other in pairs if seed < min(len(one.nulls), len(other.nulls))]
@@ -70,6 +72,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     random = [MEASURE.describe(one.assign_attrs(said, model="random init")) for one in nulls if one is not None]
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
     return Report({MEASURE.name: Result(MEASURE.name, own, tuple(random), provenance)}, provenance)
+
+
+def change_of_loss(first: Report, second: Report, paired: bool) -> dict[str, Any]:
+    """The mean loss of both and its change with an interval over prompts, where both measured it on the same ones."""
+    if not paired or not all("loss" in one for one in (first, second)):
+        return {}
+    before, after = (one["loss"].dataset["loss"].values for one in (first, second))
+    return {"loss_first": ((), before.mean())} | mean_and_ends("loss_change", after - before, ())
 
 
 def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
@@ -148,12 +158,15 @@ def summarise(data: xr.Dataset) -> Summary:
         found |= {f"{key}_n_heads": int(known.sum()), f"{key}_largest": float(abs(one["difference"]).max())}
         at = abs(one["difference"]).to_dataset(name="size")
         found[f"{key}_head"] = extremes(at, "size")["size_highest_head"]
-    return found
+    losses = ("loss_first", "loss_change", "loss_change_low", "loss_change_high")
+    return found | {name: float(data[name]) for name in losses if name in data}
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
     kind = "paired by prompt" if own["paired"] else "of two sets of prompts"
     lines = [f"What changes from {own['first']} to {own['second']}; intervals {kind}."]
+    if "loss_change" in own:
+        lines.append(f"Loss: {with_interval(own, 'loss_change', '+.3f')} nats a token, from {own['loss_first']:.3f}.")
     for number in own["numbers"]:
         key = number.replace(".", "_")
         heads = f"; beyond its interval in {own[f'{key}_n_changed']} of {own[f'{key}_n_heads']} heads"
@@ -236,6 +249,8 @@ MEASURE = Measure(
         "mean_difference": Variable("mean difference", "", "over heads", ("number",)),
         "mean_difference_low": Variable("mean difference, lower end", "", INTERVAL, ("number",)),
         "mean_difference_high": Variable("mean difference, upper end", "", INTERVAL, ("number",)),
+        "loss_first": Variable("loss of the first", "nats", "mean over prompts and tokens", ()),
+        **with_ends("loss_change", "change of the loss", "nats", "second - first, prompt by prompt", ()),
         "label": Variable("what the number is called", dims=("number",)),
     },
     summarise=summarise,

@@ -127,13 +127,14 @@ class Measure:
         n_prompts: int | None = None,
         seed: int = 0,
         null_seeds: Sequence[int] = (0,),
+        fwd_hooks: Any = (),
         progress: bool = True,
         **options: Any,
     ):
         """The `Result` of this measure alone: `analyze(model, prompts, measures=[...], ...)[name]`.
 
         Args:
-            model, prompts, layers, heads, length, n_prompts, seed, null_seeds, progress: as in `analyze`.
+            model, prompts, layers, heads, length, n_prompts, seed, null_seeds, fwd_hooks, progress: as in `analyze`.
             options: of the measure, as its options dataclass lists them.
         """
         from tl_posgen.analysis import analyze
@@ -148,6 +149,7 @@ class Measure:
             n_prompts=n_prompts,
             seed=seed,
             null_seeds=null_seeds,
+            fwd_hooks=fwd_hooks,
             progress=progress,
         )[self.name]
 

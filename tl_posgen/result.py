@@ -97,6 +97,8 @@ class Result:
                 f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
                 "the cache holds neither hook_attn_scores nor hook_pattern."
             )
+        if hooks := self.provenance.get("fwd_hooks"):
+            found.append(f"{self.name}: measured under hooks, the random inits too: {', '.join(hooks)}.")
         if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
             found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
         return found
@@ -178,6 +180,12 @@ class Result:
         """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
         return save_results({self.name: self}, path, self.provenance)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: findings, a table, the first figure."""
+        from tl_posgen.report.cell import of_result
+
+        return of_result(self)
+
     def __repr__(self) -> str:
         return f"Result({self.name}; {self.dataset.attrs.get('model', 'model')})"
 
@@ -218,6 +226,18 @@ class Report(Mapping[str, Result]):
 
     def __len__(self) -> int:
         return len(self.results)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: findings, a table, the first figure; `show` has the whole page."""
+        from tl_posgen.report.cell import of_report
+
+        return of_report(self)
+
+    def show(self, height: int = 900) -> Any:
+        """The page that `write` writes, in a notebook's cell."""
+        from tl_posgen.report.cell import Page
+
+        return Page(self.html(), height)
 
     def __repr__(self) -> str:
         return f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')})"

@@ -1,0 +1,50 @@
+"""What a notebook's cell shows of a result, a report, and the whole page."""
+
+import pytest
+
+import tl_posgen
+from tl_posgen.report.cell import MOST_ROWS
+
+
+@pytest.fixture(scope="module")
+def report(alice):
+    measures = ["three_axis", "attention_examples", "loss"]
+    return tl_posgen.analyze("mini", alice, measures=measures, length=24, n_prompts=2, progress=False)
+
+
+def test_a_result_shows_its_findings_its_table_and_its_first_figure(report):
+    shown = report["three_axis"]._repr_html_()
+    assert "Are the scores position + query + key?" in shown
+    assert "random init" in shown
+    assert shown.count("<tr") == 1 + MOST_ROWS
+    assert "Three-axis fit" in shown
+    assert len(shown) < 200_000  # plotly's script comes once, from outside
+
+
+def test_a_result_without_a_figure_shows_the_rest(report):
+    assert (
+        "<ul>" in report["attention_examples"]._repr_html_() or "<table" in report["attention_examples"]._repr_html_()
+    )
+
+
+def test_a_report_shows_all_findings_and_one_table_a_head(report):
+    shown = report._repr_html_()
+    assert all(sentence.split("(")[0][:40] in shown for sentence in report.findings())
+    assert "three_axis_r" in shown
+
+
+def test_the_whole_page_is_framed_and_cannot_break_out(report):
+    page = report.show(height=700)
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert shown.count("<") == 2  # the frame's own tags: the page's are escaped
+    assert "height:700px" in shown
+    assert "</html>" in page.source
+    assert repr(page).endswith("shows it")
+
+
+def test_tokens_and_names_are_escaped(report):
+    from dataclasses import replace
+
+    hostile = report["three_axis"].dataset.assign_attrs(model="<script>alert(1)</script>")
+    assert "<script>alert" not in replace(report["three_axis"], dataset=hostile)._repr_html_().split("<table")[0]

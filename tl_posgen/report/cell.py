@@ -1,0 +1,66 @@
+"""Results and reports as the output of a notebook's cell: findings, a table, the first figure; or the whole page."""
+
+import html
+from typing import Any
+
+import plotly.io
+
+from tl_posgen.report.tables import compact, head_table
+from tl_posgen.result import Report, Result
+
+MOST_ROWS = 16
+FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
+
+
+class Page:
+    """A page that shows itself in a notebook's cell, framed so that neither's styles reach the other.
+
+    Attributes:
+        source: the whole page; it asks no network.
+    """
+
+    def __init__(self, source: str, height: int):
+        self.source, self.height = source, height
+
+    def _repr_html_(self) -> str:
+        return FRAME.format(page=html.escape(self.source), height=self.height)
+
+    def __repr__(self) -> str:
+        return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"
+
+
+def of_result(result: Result) -> str:
+    """One result in a cell."""
+    return _heading(result.measure.question, result.dataset.attrs.get("model")) + _body(result)
+
+
+def of_report(report: Report) -> str:
+    """Every result's findings, the table a head, and the first figure there is."""
+    parts = [_heading("Position", report.provenance.get("model")), _sentences(report.findings())]
+    table = head_table(report.results)
+    if len(table):
+        parts.append(_table(table))
+    parts += [_figure(result) for result in [one for one in report.results.values() if one.kinds][:1]]
+    return "".join(parts)
+
+
+def _body(result: Result) -> str:
+    return _sentences(result.findings()) + _table(compact(result)) + (_figure(result) if result.kinds else "")
+
+
+def _heading(question: str, model: Any) -> str:
+    return f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>"
+
+
+def _sentences(findings: list[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in findings)}</ul>" if findings else ""
+
+
+def _table(table: Any) -> str:
+    more = f"<p>{len(table) - MOST_ROWS} rows more: .frame()</p>" if len(table) > MOST_ROWS else ""
+    return table.head(MOST_ROWS).to_html(index=False, float_format="%.3f", border=0) + more
+
+
+def _figure(result: Result) -> str:
+    """Its first figure; plotly's script comes from its CDN, once for all cells."""
+    return plotly.io.to_html(result.plot(), include_plotlyjs="cdn", full_html=False)
