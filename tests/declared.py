@@ -7,9 +7,15 @@ from tl_posgen.result import Result
 
 
 def assert_declared(result: Result) -> None:
-    """Every variable of the dataset (and of each null) stands in the measure's variables, with its dims."""
+    """Every variable of the dataset (and of each null) stands in the measure's variables, with its dims; beside them
+    only what belongs to the intervals of those that have one."""
+    intervals = {"prompt_share"}
+    for name in (name for name, one in result.measure.variables.items() if one.interval):
+        intervals |= {f"{name}_left_out", *(f"{of}{name}_{end}" for of in ("", "mean_") for end in ("low", "high"))}
     for dataset in (result.dataset, *result.nulls):
-        found = {str(name): tuple(map(str, array.dims)) for name, array in dataset.data_vars.items()}
+        found = {
+            str(name): tuple(map(str, array.dims)) for name, array in dataset.data_vars.items() if name not in intervals
+        }
         declared = {name: one.dims for name, one in result.measure.variables.items() if name in found}
         assert found == declared
     assert all(one.label for one in result.measure.variables.values())

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 from torch import Tensor
@@ -181,8 +182,9 @@ class Measure:
         """What `summarise` says, and `<name>_low`, `<name>_high` of the means over heads that have an interval."""
         found = dict(self.summarise(dataset))
         for name in (name for name in self.variables if name in found and f"mean_{name}_low" in dataset):
-            if found[name] == float(dataset[name].mean()):
-                found |= {f"{name}{end}": float(dataset[f"mean_{name}{end}"]) for end in ("_low", "_high")}
+            ends = {f"{name}{end}": float(dataset[f"mean_{name}{end}"]) for end in ("_low", "_high")}
+            if found[name] == float(dataset[name].mean()) and np.isfinite(list(ends.values())).all():
+                found |= ends
         return found
 
     def kinds(self, dataset: xr.Dataset) -> list[str]:

@@ -237,6 +237,11 @@ def greedy(part: Part) -> Mapping[str, Any]:
 OPTIONS = {"cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100)}
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
+SEEDS = {
+    "measures": ("three_axis", "variance", "mean_key", "residual", "across_prompts", "slash"),
+    "n_prompts": 8,
+    "null_seeds": (0, 1, 2, 3, 4),
+}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
@@ -261,6 +266,7 @@ PARTS = {
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
+    **{f"{name} seeds": Part(name, SEEDS, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini slash": Part("mini", {"measures": (*SLASH, "planes")}, analysis),
     "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
     "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
@@ -331,6 +337,8 @@ def told_of(result: Any) -> dict[str, Any]:
     told = {key: result.provenance.get(key) for key in ("model", "length", "prompts", "seed", "null_seeds", "options")}
     null = result.null_summary
     told |= {"summary": result.summary, "null": None if null is None else dict(null)}
+    if null is not None and len(null.seeds) > 1:
+        told["spread"] = {key: spread for key in null if (spread := null.spread(key)) is not None}
     for key, is_null in (("table", False), ("null_table", True)):
         table = None if is_null and result.null is None else result.table(null=is_null)
         if table is not None and len(table) <= TABLE_ROWS:

@@ -14,6 +14,7 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 NUMBERS = DOCS / "numbers.json"
 FAMILIES = DOCS / "families.json"
 
+SMALL = ("mini", "stories260K", "babyllama105")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
@@ -31,6 +32,7 @@ class Told:
         self.model, self.text, self.options = told["model"], told.get("text"), told["options"]
         self.length, self.prompts = told["length"], told["prompts"]
         self.cut = f"{told['prompts']} prompts of {told['length']} tokens"
+        self.spread = told.get("spread", {})
         self.rows, self.null_rows = told.get("table", []), told.get("null_table", [])
 
     def __getattr__(self, name: str) -> Any:
@@ -83,6 +85,12 @@ def beside(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
 
 def beside_percent(told: Told, name: str) -> str:
     return beside(told, name, 0, percent)
+
+
+def among_seeds(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
+    """.78 [.77, .79] (.40 ± .02): with its interval over prompts, and mean and spread of the random inits."""
+    null = f"{form(told.null[name], digits)} ± {form(told.spread[name], digits)}"
+    return f"{with_interval(told, name, digits, form)} ({null})"
 
 
 def interval(low: float, high: float, digits: int = 3, form: Any = point) -> str:
@@ -139,7 +147,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"p": point, "pc": percent, "dec": decimal, "signed": signed, "sci": scientific, "quoted": quoted}
-    made.filters["excerpt"] = excerpt
+    made.filters |= {"excerpt": excerpt, "among_seeds": among_seeds}
 
     def result(part: str, name: str) -> Told:
         return Told(numbers[part]["results"][name])
@@ -150,6 +158,7 @@ def environment() -> jinja2.Environment:
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
+        "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,
         "claim_rows": lambda part, paper: [
             row for row in result(part, "claims").rows if row["claim"].startswith(paper)

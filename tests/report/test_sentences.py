@@ -14,7 +14,7 @@ def test_a_zero_has_no_minus_sign(form):
     expected = format(0.0, form)
     own = {"r": -1e-9, "r_low": -1e-9, "r_high": -0.0}
     assert said(-1e-9, form) == expected
-    assert beside(own, NullSummary([own]), "r", form) == f"{expected} (random init {expected})"
+    assert beside({"r": -1e-9}, NullSummary([own]), "r", form) == f"{expected} (random init {expected})"
     assert with_interval(own, "r", form) == f"{expected} [{expected}, {expected}]"
     assert at_head("3.6", -1e-9, form) == f"layer 3 head 6 ({expected})"
 
