@@ -19,7 +19,7 @@ from tl_posgen.position.decomposition.option_checks import check_share
 from tl_posgen.position.planes import plane_perturbation_figures as figures
 from tl_posgen.position.planes.plane_costs import COSTS, OF, measured, plan
 from tl_posgen.position.planes.plane_edits import EDITS, Edit
-from tl_posgen.position.planes.plane_shares import COST_OF_POSITION, PARTS, correlations, plane_shares
+from tl_posgen.position.planes.plane_shares import COST_OF_POSITION, PARTS, correlations, cost_of_half, plane_shares
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, with_ends, with_interval
@@ -114,7 +114,9 @@ NAMES = {
 
 def summarise(data: xr.Dataset) -> Summary:
     """Keys are `rise_<edit>_<of>[_<cost>]` at the highest strength, `band_<edit>_<band>[_<cost>]`, and, where a map was
-    made, `rho_<edit>_<share>[_<cost>]`, `rho_gap_<edit>[_<cost>]` and `map_sum_<edit>`, the sum over all its cells."""
+    made, `rho_<edit>_<share>[_<cost>]`, `rho_gap_<edit>[_<cost>]`, `map_sum_<edit>`, the sum over all its cells,
+    `half_of_<share>_cells`, how few of them carry half of position or content, and `half_of_<share>_<edit>`, their part
+    of that sum."""
     summary: dict[str, Any] = {
         "loss": float(data["loss"]),
         "edits": data["edit"].values.tolist(),
@@ -127,8 +129,11 @@ def summarise(data: xr.Dataset) -> Summary:
     if not summary["map_edits"]:
         return summary
     summary |= flat(data, "rho", "rho", "map_edit", "share") | flat(data, "rho_gap", "rho_gap", "map_edit")
-    sums = data["map_rise"].sel(cost="edit").sum(("layer", "planes"))
-    summary |= {f"map_sum_{edit}": float(sums.sel(map_edit=edit)) for edit in summary["map_edits"]}
+    for edit in summary["map_edits"]:
+        costs = data["map_rise"].sel(map_edit=edit, cost="edit")
+        summary[f"map_sum_{edit}"] = float(costs.sum())
+        for share in PARTS[:2]:
+            summary[f"half_of_{share}_cells"], summary[f"half_of_{share}_{edit}"] = cost_of_half(costs, data[share])
     return summary | {
         "n_cells": int(data["n_cells"]),
         "map_of": "planes" if data["planes"].dtype.kind != "U" else "bands",
@@ -187,17 +192,21 @@ def on_the_map(own: Summary, null: NullSummary | None, edit: str) -> str:
     at_once = ""
     if f"rise_{edit}_both" in own and own["strength_most"] == 1:
         at_once = f", all at once {said(own[f'rise_{edit}_both'], '+.3f')}"
+    halves = [
+        f"{own[f'half_of_{share}_cells']} cells with half of {share} {said(own[f'half_of_{share}_{edit}'], '.0%')}"
+        for share in PARTS[:2]
+    ]
     one = "plane" if own["map_of"] == "planes" else "band"
     return (
         f"Map of {own['n_cells']} cells (layer x {one}), {NAMES[edit]}: Spearman's rho of the cost with the share in "
         f"{parts}; of the control's cost {control}.{of_position} Position less content: "
         f"{with_interval(own, f'rho_gap_{edit}', '+.2f')}. Costs one by one add up to "
-        f"{beside(own, null, f'map_sum_{edit}', '+.3f')} nats{at_once}."
+        f"{beside(own, null, f'map_sum_{edit}', '+.3f')} nats{at_once}. Of that sum, {' and '.join(halves)}."
     )
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """A row an edit at the highest strength: q, k, both, control, the difference with its interval; and the bands."""
+    """A row an edit at the highest strength: q, k, both, control, the difference with its interval; thirds of planes."""
     most = data.sel(strength=data["strength"].max())
     rows = []
     for edit in data["edit"].values:
@@ -205,9 +214,9 @@ def table(data: xr.Dataset) -> pd.DataFrame:
         both = rise.sel(of="both")
         row = {"edit": str(edit)} | {of: float(rise["rise"].sel(of=of, cost="edit")) for of in OF}
         row |= {"control": float(both["rise"].sel(cost="control"))}
-        ends = zip(("less control", "low", "high"), ENDS, strict=True)
+        ends = zip(("less control", "from", "to"), ENDS, strict=True)
         row |= {name: float(both[f"rise{end}"].sel(cost="less_control")) for name, end in ends}
-        rows.append(row | {f"{band} frequencies": float(bands.sel(band=band)) for band in BANDS})
+        rows.append(row | {band: float(bands.sel(band=band)) for band in BANDS})
     return pd.DataFrame(rows)
 
 

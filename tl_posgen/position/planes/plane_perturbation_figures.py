@@ -102,7 +102,7 @@ def cost_map(result: Any) -> go.Figure:
     panels.figure.update_xaxes(type="category", tickfont_size=9).update_yaxes(type="category")
     panels.figure.update_yaxes(title_text="layer", col=1)
     panels.figure.update_xaxes(title_text="plane: its wavelength, tokens", row=panels.n_rows)
-    subtitle = "rise of the loss in nats, q and k of one plane of one layer at a time; red: cost, up to what the title says"
+    subtitle = "rise of the loss in nats, q and k of one plane of one layer at a time; red: cost, up to what titles say"
     return panels.finish(f"What each plane costs, and what it carries · {model_label(data)}", subtitle)
 
 

@@ -52,6 +52,21 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
     return found.assign({name: found[name] / whole[name] for name in PARTS[:2]}).transpose("layer", "planes")
 
 
+def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
+    """How few cells of the map carry half of a share, and what part of the summed cost is theirs; NaN of no cost.
+
+    Example:
+        >>> cost, share = (xr.DataArray([[0.1, 0.3], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
+        >>> cost_of_half(cost, share)
+        (1, 0.75)
+    """
+    known = share.notnull().values
+    costs, shares = cost.transpose(*share.dims).values[known], share.values[known]
+    order = np.argsort(-shares)
+    n = int(np.searchsorted(shares[order].cumsum(), shares.sum() / 2)) + 1
+    return n, float(costs[order[:n]].sum() / costs.sum()) if costs.sum() > 0 else float("nan")
+
+
 def correlations(data: xr.Dataset) -> xr.Dataset:
     """Spearman's rho over the map of each cost with each share, and with what shuffled positions cost there.
 
