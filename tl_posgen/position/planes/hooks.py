@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, replace_scores
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -103,7 +103,7 @@ def perturb_planes(
             edited = edit_planes(z[:, first:], edit, float(strength), theta, draw, planes, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
         q, k = (rotate(x[side], capture.positions, rope) for side in SIDES)
-        return scores_from(q, k, capture.geometry, capture.heads)
+        return finished(capture.geometry.scale * q @ k.mT, capture)
 
     rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]
     return replace_scores(model, scores_of, heads=rotating)

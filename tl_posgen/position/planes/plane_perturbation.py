@@ -143,9 +143,11 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def flat(data: xr.Dataset, variable: str, name: str, *dims: str) -> dict[str, float]:
     """A variable and its ends as one number a key: "<name>_<one of each dim>[_<cost>][_low]"; that of the edit itself,
-    not of its control, has no cost in its key."""
+    not of its control, has no cost in its key, and the control no ends."""
     found = {}
     for end, cost in product(ENDS, COSTS):
+        if end and cost == "control":
+            continue
         array, suffix = data[f"{variable}{end}"].sel(cost=cost), "" if cost == COSTS[0] else f"_{cost}"
         for place in product(*(data[dim].values for dim in dims)):
             at = dict(zip(dims, place, strict=True))
@@ -206,7 +208,7 @@ def on_the_map(own: Summary, null: NullSummary | None, edit: str) -> str:
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """A row an edit at the highest strength: q, k, both, control, the difference with its interval; thirds of planes."""
+    """A row an edit, highest strength: q, k, both, control, the difference with its interval; thirds of the planes."""
     most = data.sel(strength=data["strength"].max())
     rows = []
     for edit in data["edit"].values:
@@ -258,7 +260,7 @@ MEASURE = Measure(
     after=("planes",),
     requires=require_rope,
     check_prompts=lambda options, tokens: require_one_length("plane_perturbation", tokens),
-    matrices=6,
+    matrices=7,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
