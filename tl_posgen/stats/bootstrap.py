@@ -77,18 +77,18 @@ def statistic_interval(
 
     Example:
         >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])
-        >>> [one.tolist() for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
+        >>> [round(float(one), 6) for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
         [2.0, 2.0, 2.0]
     """
     _check(level, n_resamples)
     values = np.asarray(values, dtype=np.float64)
-    (found,) = np.asarray(statistic(values.mean(0)[None]))
+    found = np.asarray(statistic(values.mean(0)[None])[0])
     if len(values) < 2:
         return found, np.full_like(found, np.nan), np.full_like(found, np.nan)
     weights = _resampling_counts(len(values), n_resamples, seed) / len(values)
     drawn = np.asarray(statistic(np.tensordot(weights, values, 1)))
     reach = NormalDist().inv_cdf((1 + level) / 2) * drawn.std(0, ddof=1)
-    return found, found - reach, found + reach
+    return found, np.asarray(found - reach), np.asarray(found + reach)
 
 
 def _check(level: float, n_resamples: int) -> None:

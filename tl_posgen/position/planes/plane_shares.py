@@ -56,7 +56,7 @@ def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
     """How few cells of the map carry half of a share, and what part of the summed cost is theirs; NaN of no cost.
 
     Example:
-        >>> cost, share = (xr.DataArray([[0.1, 0.3], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
+        >>> cost, share = (xr.DataArray([[0.25, 0.75], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
         >>> cost_of_half(cost, share)
         (1, 0.75)
     """
