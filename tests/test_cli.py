@@ -24,6 +24,7 @@ MEASURES = {
     "distance": ["--distances", "0,8", "--limits", "4"],
     "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
     "planes": [],
+    "perturb-planes": ["--strengths", "1", "--no-map"],
     "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],
 }
@@ -230,6 +231,8 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
 
 REFUSED = {
     "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
+    "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "strength 2"),
+    "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "map_by = 'heads'"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a negative distance": (["distance", "--distances", "0,-1"], "-1"),
     "a limit that is no number": (["distance", "--limits", "far"], "--limits"),

@@ -9,7 +9,7 @@ from live_memory import LiveMemory
 
 import tl_posgen
 from tl_posgen import registry
-from tl_posgen.position import LengthExtrapolation, Perturbation, Substitution
+from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import pair_moments
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
@@ -33,6 +33,9 @@ def many_heads(tmp_path_factory):
 def request_of(name, n):
     options = {
         "perturbation": Perturbation(ratios=(0, 0.5), n_cloze=0),
+        "plane_perturbation": PlanePerturbation(
+            edits=["shuffle_phases"], strengths=[1], map_edits=["mean_phase"], map_by="bands"
+        ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "substitution": Substitution(search=False),
     }

@@ -17,7 +17,7 @@ import tl_posgen
 from tl_posgen import PosgenError, registry
 from tl_posgen.cli import main
 from tl_posgen.measure import Request
-from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, substitute, triangle
+from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.slash import ablate_bands
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -94,6 +94,10 @@ def calls(mini, alice, tmp_path_factory):
             lambda width, **options: substitute(mini, by_split(triangle(width)), **options), {"width": 8, **where}
         ),
         "ablate_bands": (lambda **options: ablate_bands(mini, **options), {"kind": "no_rope", "band": None, **where}),
+        "perturb_planes": (
+            lambda **options: perturb_planes(mini, **options),
+            {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **where},
+        ),
         "options": (
             registry.find("three_axis").make_options,
             {"ridge": 0.0, "gauge": "flat_keys", "diagonal": True, "weights": (2.0, 0.5)},

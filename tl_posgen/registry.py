@@ -20,6 +20,7 @@ BUILT_IN = {
     "across_prompts": "tl_posgen.position.decomposition.across_prompts",
     "planes": "tl_posgen.position.planes.planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency",
+    "plane_perturbation": "tl_posgen.position.planes.plane_perturbation",
     "any_distance": "tl_posgen.position.planes.any_distance",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance",
     "substitution": "tl_posgen.position.substitution.substitution",

@@ -243,6 +243,7 @@ SEEDS = {
     "null_seeds": (0, 1, 2, 3, 4),
 }
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
+PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
     "medium and high, 3": {"distance": 3, "planes": "high_medium"},
@@ -271,6 +272,7 @@ PARTS = {
     "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
     "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
+    **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),

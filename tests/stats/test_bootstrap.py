@@ -5,7 +5,7 @@ import pytest
 
 from tl_posgen.errors import InputError
 from tl_posgen.stats import bootstrap
-from tl_posgen.stats.bootstrap import bootstrap_interval
+from tl_posgen.stats.bootstrap import bootstrap_interval, statistic_interval
 
 
 def test_interval_of_gaussian_means_is_that_of_theory():
@@ -67,3 +67,17 @@ def test_bad_options_are_refused():
         bootstrap_interval(np.ones((3, 1)), level=95.0)
     with pytest.raises(InputError, match="0 resamples"):
         bootstrap_interval(np.ones((3, 1)), n_resamples=0)
+
+
+def test_the_interval_of_a_function_of_means_is_that_of_the_mean_itself_where_it_is_linear():
+    values = np.random.default_rng(5).normal(2.0, 1.0, size=(400, 3))
+    found, low, high = statistic_interval(values, lambda means: 3 * means)
+    error = 3 * values.std(0) / np.sqrt(400)
+    np.testing.assert_allclose(found, 3 * values.mean(0))
+    np.testing.assert_allclose([found - low, high - found], [1.96 * error] * 2, rtol=0.1)
+
+
+def test_a_function_of_one_prompt_has_no_interval():
+    found, *ends = statistic_interval(np.array([[1.0, 2.0]]), lambda means: means.sum(-1))
+    assert found == 3
+    assert np.isnan(ends).all()

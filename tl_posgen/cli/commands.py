@@ -123,6 +123,20 @@ def planes(setup: Setup) -> None:
     setup.measure("planes", "plane_sufficiency", "any_distance")
 
 
+@command()
+def perturb_planes(
+    setup: Setup,
+    strengths: Annotated[str, typer.Option(help="Strengths of the edits, in (0, 1].")] = "0.1,0.3,1",
+    map_by: Annotated[str, typer.Option(help="The map by planes or bands; auto: planes up to 96 of them.")] = "auto",
+    no_map: Annotated[bool, typer.Option("--no-map", help="No map of single planes.")] = False,
+) -> None:
+    """Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?"""
+    from tl_posgen.position import PlanePerturbation
+
+    chosen: dict[str, Any] = {"map_by": map_by} | ({"map_edits": ()} if no_map else {})
+    setup.measure(PlanePerturbation(strengths=parse_numbers(strengths, "--strengths"), **chosen))
+
+
 @command(length=512)
 def slash(
     setup: Setup,

@@ -71,12 +71,20 @@ def prompts_of_one_length(
     if length is not None and not beyond:
         require_context(model, length)
     rows = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+    require_one_length("", rows)
+    if not beyond:
+        require_context(model, len(rows[0]))
+    return torch.stack(rows)
+
+
+def require_one_length(place: str, rows: Sequence[Int[Tensor, " _"]]) -> None:
+    """Refuse prompts of different lengths."""
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
-        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
-    if not beyond:
-        require_context(model, lengths[0])
-    return torch.stack(rows)
+        where = f"{place}: " if place else ""
+        raise InputError(
+            f"{where}prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length"
+        )
 
 
 def require_context(model: Model, length: int) -> None:

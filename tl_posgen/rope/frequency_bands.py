@@ -1,12 +1,38 @@
-"""Frequency bands of RoPE: high, medium and low, by thirds of the planes or by wavelength."""
+"""Frequency bands of RoPE: high, medium and low, by thirds of the planes or by wavelength; or any planes."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope
 
 BANDS = ("high", "medium", "low")
+Band = Bool[Tensor, " plane"] | Sequence[int] | Callable[[Rope], Tensor]
+
+
+def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
+    """A band as a mask over the planes of one layer: from a mask, from plane numbers, or from a function of `rope`.
+
+    Example:
+        >>> band_of([0, 2], Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))).tolist()
+        [True, False, True]
+    """
+    found = band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    if isinstance(found, Sequence) and found and all(type(plane) is int for plane in found):
+        n = len(rope.inv_freq)
+        if wrong := [plane for plane in found if not 0 <= plane < n]:
+            raise InputError(f"band: plane {wrong[0]} does not exist; there are planes 0 to {n - 1}")
+        return torch.isin(torch.arange(n), torch.tensor(found))
+    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.bool):
+        given = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else repr(found)
+        raise InputError(
+            f"band: {given} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
+            "tl_posgen.rope.frequency_bands, say), a list of plane numbers, or a function from a Rope to one of these"
+        )
+    return found
 
 
 def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:

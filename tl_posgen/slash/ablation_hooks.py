@@ -1,9 +1,7 @@
 """Frequency bands of RoPE dropped, frozen or kept alone in a running model."""
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
@@ -13,10 +11,8 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.rope.rotation import Rope
+from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.slash.ablations import Ablation, ablate
-
-Band = Bool[Tensor, " plane"] | Callable[[Rope], Tensor]
 
 
 def ablate_bands(
@@ -31,8 +27,8 @@ def ablate_bands(
 
     Args:
         kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
-        band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`), for the first three; or a function
-            from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
+        band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
+            three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
         layers, heads: which; all if left out. Heads are indices, (layer, head) pairs or a frame with these columns.
 
     Raises:
@@ -62,15 +58,3 @@ def ablate_bands(
         return scores_from(q, k, capture.geometry, capture.heads)
 
     return replace_scores(model, scores_of, layers, heads)
-
-
-def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
-    """The band as a mask over the planes of one layer."""
-    found = band(rope) if callable(band) and not isinstance(band, Tensor) else band
-    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.bool):
-        given = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else repr(found)
-        raise InputError(
-            f"band: {given} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
-            "tl_posgen.rope.frequency_bands, say) or a function from a Rope to one"
-        )
-    return found

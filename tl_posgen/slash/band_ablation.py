@@ -13,11 +13,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.capturing import capturing
-from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.loss import prompts_of_one_length, require_one_length, token_losses
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
@@ -145,11 +145,7 @@ def requires(model: Any) -> None:
 def check_prompts(options: BandAblation, tokens: Sequence[Int[Tensor, " _"]]) -> None:
     """Refuse distances that no prompt reaches, and prompts of different lengths."""
     check_all_reached(options, tokens)
-    lengths = sorted({len(prompt) for prompt in tokens})
-    if len(lengths) > 1:
-        raise InputError(
-            f"band_ablation: prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length"
-        )
+    require_one_length("band_ablation", tokens)
 
 
 # What is shown

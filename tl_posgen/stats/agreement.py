@@ -61,8 +61,8 @@ def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         >>> ranks(torch.tensor([0.3, 0.1, 0.3])).tolist()
         [2.5, 1.0, 2.5]
     """
-    ordered = x.sort(-1).values
     x = x.contiguous()
+    ordered = x.sort(-1).values
     below = torch.searchsorted(ordered, x, side="left")
     not_above = torch.searchsorted(ordered, x, side="right")
     return (below + not_above + 1).double() / 2

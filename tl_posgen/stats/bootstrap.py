@@ -1,4 +1,7 @@
-"""How sure a mean over prompts is."""
+"""How sure a mean over prompts is, and what follows from such means."""
+
+from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float
@@ -34,10 +37,7 @@ def bootstrap_interval(
         >>> bool(low < 0.92 < high)
         True
     """
-    if not 0 < level < 1:
-        raise InputError(f"level {level}: give a share between 0 and 1, such as 0.95")
-    if n_resamples < 1:
-        raise InputError(f"{n_resamples} resamples asked for; give at least 1")
+    _check(level, n_resamples)
     shape = values.shape[1:]
     ends = np.full((2, int(np.prod(shape))), np.nan)
     if len(values) > 1:
@@ -47,6 +47,55 @@ def bootstrap_interval(
         for start in range(0, flat.shape[1], step):
             ends[:, start : start + step] = _interval(flat[:, start : start + step], weights, level)
     return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def statistic_interval(
+    values: Float[np.ndarray, "prompt *measure"],
+    statistic: Callable[[Float[np.ndarray, "resample *measure"]], Float[np.ndarray, "resample *found"]],
+    *,
+    level: float = 0.95,
+    n_resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
+    r"""T(mean) -+ z std T(means of resampled prompts): a function of means over prompts, such as their correlation.
+
+    Percentiles would not do: resampled means hold the noise of prompts twice, so that correlations of them lie below
+    that of the mean itself.
+
+    Args:
+        values: one row a prompt, without NaN.
+        statistic: T, of many means at once.
+        level, n_resamples, seed: as in `bootstrap_interval`; the same seed draws the same prompts.
+
+    Returns:
+        T of the means, lower and upper end; no ends (NaN) for fewer than two prompts.
+
+    Raises:
+        InputError: as `bootstrap_interval`.
+
+    Source: the normal interval with the bootstrap's standard error, Efron & Tibshirani 1993, chapter 13.
+
+    Example:
+        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])
+        >>> [round(float(one), 6) for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
+        [2.0, 2.0, 2.0]
+    """
+    _check(level, n_resamples)
+    values = np.asarray(values, dtype=np.float64)
+    found = np.asarray(statistic(values.mean(0)[None])[0])
+    if len(values) < 2:
+        return found, np.full_like(found, np.nan), np.full_like(found, np.nan)
+    weights = _resampling_counts(len(values), n_resamples, seed) / len(values)
+    drawn = np.asarray(statistic(np.tensordot(weights, values, 1)))
+    reach = NormalDist().inv_cdf((1 + level) / 2) * drawn.std(0, ddof=1)
+    return found, np.asarray(found - reach), np.asarray(found + reach)
+
+
+def _check(level: float, n_resamples: int) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"level {level}: give a share between 0 and 1, such as 0.95")
+    if n_resamples < 1:
+        raise InputError(f"{n_resamples} resamples asked for; give at least 1")
 
 
 def _resampling_counts(n_prompts: int, n_resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:

@@ -40,9 +40,9 @@ EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)
 CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
 DIMS = {1: ("head",), 2: ("head", "plane")}
 WITH_AND_WITHOUT = (
-    *(f"{name}_{side}" for name in ("mean", "magnitude", "concentration", "phase") for side in "qk"),
+    *(f"{name}_{side}" for name in ("mean", "magnitude", "concentration", "phase", "energy") for side in "qk"),
     *(f"{part}_by_plane" for part in PARTS),
-    *("score", "score_sum", "std", "interaction", "additive"),
+    *("score", "score_sum", "std", *PARTS, "additive"),
 )
 
 
@@ -98,7 +98,7 @@ def require_rope(model: Model) -> None:
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
-            "plane_sufficiency and any_distance out (three_axis and variance work)"
+            "plane_sufficiency, plane_perturbation and any_distance out (three_axis and variance work)"
         )
 
 

@@ -1,0 +1,146 @@
+"""Queries and keys perturbed in chosen RoPE planes of a running model: magnitudes, phases, or positions alone."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.null import check_seed
+from tl_posgen.position.decomposition.option_checks import check_choice, check_share, is_number
+from tl_posgen.position.planes.plane_edits import EDITS, Draw, Edit, edit_planes
+from tl_posgen.rope.frequency_bands import Band, band_of
+from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
+
+SIDES = ("q", "k")
+PROMPTS, LAYERS = 2**20, 2**10  # more than are ever run, so that every draw has a seed of its own
+
+
+def perturb_planes(
+    model: Model,
+    edit: Edit | str,
+    band: Band | None = None,
+    *,
+    of: Iterable[str] = SIDES,
+    strength: int | float = 1.0,
+    first_token: bool = False,
+    control: bool = False,
+    layers: Layers = None,
+    heads: Heads = None,
+    seed: int = 0,
+) -> HookList:
+    """score_ij <- scale <R_i q'_i, R_j k'_j> with q' and k' edited in some planes BEFORE RoPE.
+
+    With z = |z| e^{i arg z} a plane of a query or key: "shuffle_magnitudes" gives token t the |z| of another token,
+    "shuffle_phases" the arg z; "shuffle_positions" turns it to where the other stood, and leaves both; "mean_magnitude"
+    and "mean_phase" put the root mean square and the phase of the mean vector in their place; "phase_noise" turns each
+    by a random angle. After RoPE magnitudes are the same and phases are arg z + theta t, so there a shuffle of phases
+    would also move positions: here these are two edits. Means and shuffles are over the whole prompt, later tokens
+    too; prompts and padding never mix. See `tl_posgen.position.planes.plane_edits`.
+
+    Args:
+        band: which planes: a list of plane numbers, a boolean per plane
+            (`tl_posgen.rope.frequency_bands.bands_by_thirds`), or a function from a layer's `Rope` to one of these; all
+            if left out. Layers without RoPE stay as they are.
+        of: ("q", "k"), or one of them.
+        strength: in [0, 1]: the share of tokens shuffled, or how far to the mean; of "phase_noise" the standard
+            deviation in radians. 0 changes nothing.
+        first_token: whether the first token is edited as well, and counts in the means.
+        control: a random rotation in its place, which turns every rotary vector in a direction of its own, over all
+            planes, and changes as much energy as the edit would, in every head.
+        layers, heads: which; all if left out. Query heads that share a key see it edited alike.
+        seed: of the draws. Edits, strengths and bands of one seed share them; prompts, layers, q and k do not.
+            torch's own random state is not touched.
+
+    Raises:
+        InputError: an unknown edit or side, a strength outside its range, a band that a chosen layer does not have.
+        UnsupportedModelError: see `replace_scores`; also where no chosen layer has RoPE.
+
+    Source: ours.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> plain = model(tokens)
+        >>> same, other = (
+        ...     model.run_with_hooks(tokens, fwd_hooks=perturb_planes(model, "shuffle_phases", [0], strength=strength))
+        ...     for strength in (0, 1)
+        ... )
+        >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
+        (True, False)
+    """
+    check_choice("edit", edit, EDITS)
+    sides = checked_sides(of)
+    check_strength(edit, strength)
+    seed = check_seed(seed)
+    for name, value in {"first_token": first_token, "control": control}.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: give True or False")
+    selected = select_heads(model, layers, heads)
+    geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
+    if not geometries:
+        raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
+    for geometry in geometries:
+        try:
+            chosen_planes(band, geometry.rope)
+        except InputError as error:
+            raise InputError(f"layer {geometry.layer}: {error}") from error
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        rope = capture.geometry.rope
+        planes, first = chosen_planes(band, rope), int(not first_token)
+        x = {side: getattr(capture, side) for side in SIDES}
+        for side in sides:
+            z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
+            draw = draw_of(capture, side, first, seed)
+            edited = edit_planes(z[:, first:], edit, float(strength), theta, draw, planes, control=control)
+            x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
+        q, k = (rotate(x[side], capture.positions, rope) for side in SIDES)
+        return finished(capture.geometry.scale * q @ k.mT, capture)
+
+    rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]
+    return replace_scores(model, scores_of, heads=rotating)
+
+
+def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
+    """The draw for the tokens from `first` on, which depends on nothing but seed, prompt, layer and side."""
+    geometry, of_keys = capture.geometry, side == "k"
+    place = (capture.prompt * LAYERS + capture.layer) * len(SIDES) + of_keys
+    generator = torch.Generator().manual_seed((seed * PROMPTS * LAYERS * len(SIDES) + place) % 2**63)
+    n_rows = geometry.n_key_value_heads if of_keys else geometry.n_heads
+    rows = [geometry.key_head(head) for head in capture.heads] if of_keys else capture.heads
+    every = Draw.of(n_rows, capture.length - first, len(geometry.rope.inv_freq), generator)
+    return every.of_heads(rows, capture.device)
+
+
+def chosen_planes(band: Band | None, rope: Rope) -> Tensor:
+    """The planes of one layer that are edited; InputError for a band of another length."""
+    planes = band_of(band, rope)
+    if planes is None:
+        return torch.ones(len(rope.inv_freq), dtype=torch.bool)
+    if planes.shape != rope.inv_freq.shape:
+        raise InputError(f"band: {list(planes.shape)} booleans, and there are {len(rope.inv_freq)} planes")
+    return planes
+
+
+def checked_sides(of: Iterable[str]) -> list[str]:
+    """q, k or both; InputError for anything else."""
+    sides = list(of) if isinstance(of, Iterable) else []
+    if not sides or any(side not in SIDES for side in sides):
+        raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
+    return [side for side in SIDES if side in sides]
+
+
+def check_strength(edit: str, strength: int | float) -> None:
+    """Refuse a strength that an edit does not have."""
+    if edit != "phase_noise":
+        check_share(f"strength of {edit}", strength)
+    elif not is_number(strength):
+        raise InputError(f"strength {strength!r} of phase_noise: give a standard deviation in radians, 0 or more")

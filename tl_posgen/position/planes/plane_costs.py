@@ -1,0 +1,134 @@
+"""Which planes of which layers are perturbed, and what each costs in loss, beside a control of the same energy."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.model import Model
+from tl_posgen.models.probe import geometry_of
+from tl_posgen.position.planes.hooks import perturb_planes
+from tl_posgen.report.intervals import mean_and_ends
+from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
+from tl_posgen.rope.rotation import Rope
+
+if TYPE_CHECKING:
+    from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
+
+OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
+COSTS = ("edit", "control", "less_control")
+MOST_CELLS = 96  # layers x planes that are mapped one by one; larger models by frequency band
+BATCH = 8  # prompts per forward pass
+
+Planned = Mapping[str, tuple[tuple[str, ...], list[dict[str, Any] | None]]]
+
+
+def plan(
+    model: Model, options: "PlanePerturbation", selected: Mapping[int, Sequence[int]]
+) -> tuple[Planned, dict[str, list[Any]]]:
+    """variable -> its dimensions, and for every place along them what to perturb, or None where there is no plane.
+
+    Args:
+        selected: the heads of each layer that are perturbed.
+    """
+    ropes = {one.layer: one.rope for one in geometry_of(model, list(selected)) if one.rope.rotary_dim}
+    everywhere = [(layer, head) for layer in ropes for head in selected[layer]]
+    one_by_one = sum(len(rope.inv_freq) for rope in ropes.values()) <= MOST_CELLS
+    by_planes = options.map_by == "planes" or (options.map_by == "auto" and one_by_one)
+    most = max(len(rope.inv_freq) for rope in ropes.values())
+    coords: dict[str, list[Any]] = {
+        "edit": list(options.edits),
+        "of": list(OF),
+        "strength": [float(strength) for strength in options.strengths],
+        "band": list(BANDS),
+        "map_edit": list(options.map_edits),
+        "layer": list(ropes),
+        "planes": list(range(most)) if by_planes else list(BANDS),
+    }
+
+    def one_cell(edit: str, layer: int, planes: Any) -> dict[str, Any] | None:
+        if by_planes and planes >= len(ropes[layer].inv_freq):
+            return None
+        heads = [(layer, head) for head in selected[layer]]
+        return {"edit": edit, "strength": full(edit), "heads": heads, "band": [planes] if by_planes else third(planes)}
+
+    def all_planes(edit: str, of: str, strength: float) -> dict[str, Any]:
+        return {"edit": edit, "strength": strength * full(edit), "of": OF[of], "heads": everywhere}
+
+    def one_band(edit: str, band: str) -> dict[str, Any]:
+        return {"edit": edit, "strength": full(edit), "band": third(band), "heads": everywhere}
+
+    makers = {
+        ("rise", ("edit", "of", "strength")): all_planes,
+        ("band_rise", ("edit", "band")): one_band,
+        ("map_rise", ("map_edit", "layer", "planes")): one_cell,
+    }
+    return {
+        name: (dims, [make(*place) for place in product(*(coords[dim] for dim in dims))])
+        for (name, dims), make in makers.items()
+        if all(coords[dim] for dim in dims)
+    }, coords
+
+
+def full(edit: str) -> float:
+    """The strength that 1 stands for: phases noisy by pi radians are as good as random."""
+    return math.pi if edit == "phase_noise" else 1.0
+
+
+def third(band: str) -> Any:
+    """The planes of a band, in any layer."""
+
+    def planes(rope: Rope) -> Tensor:
+        return bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
+
+    return planes
+
+
+def measured(
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    planned: Planned,
+    coords: Mapping[str, Sequence[Any]],
+    *,
+    seed: int,
+    name: str,
+    progress: bool,
+) -> xr.Dataset:
+    """The rise of the loss at every place that is planned, of its control, and the difference; means and intervals."""
+    batches = tokens.split(BATCH)
+
+    def losses(**how: Any) -> Float[np.ndarray, " prompt"]:
+        rows = []
+        for number, batch in enumerate(batches):
+            own = (seed * len(batches) + number) % 2**63  # every prompt has draws of its own
+            hooks = perturb_planes(model, seed=own, **how) if how else []
+            rows.append(token_losses(model, batch, hooks, batch=BATCH).mean(-1))
+        return torch.cat(rows).numpy()
+
+    unchanged = losses()
+    n_runs = 2 * sum(one is not None for _, places in planned.values() for one in places)
+    data: dict[str, Any] = {"loss": float(unchanged.mean())}
+    with tqdm(total=n_runs, desc=name, unit="run", disable=not progress) as bar:
+        for variable, (dims, places) in planned.items():
+            rises = np.full((len(unchanged), len(places), len(COSTS)), np.nan)
+            for place, how in enumerate(places):
+                if how is None:
+                    continue
+                for cost, control in enumerate((False, True)):
+                    rises[:, place, cost] = losses(**how, control=control) - unchanged
+                    bar.update()
+            rises[..., -1] = rises[..., 0] - rises[..., 1]
+            rises = rises.reshape(-1, *(len(coords[dim]) for dim in dims), len(COSTS))
+            data |= mean_and_ends(variable, rises, (*dims, "cost"))
+            data[f"{variable}_each"] = (("prompt", *dims, "cost"), rises)
+    used = {dim for dims, _ in planned.values() for dim in dims}
+    found = {dim: values for dim, values in coords.items() if dim in used}
+    return xr.Dataset(data, {**found, "cost": list(COSTS), "prompt": list(range(len(unchanged)))})
