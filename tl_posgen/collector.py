@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
 
 KEPT = {"options", "seed", "rows", "_variables"}  # what every collector has
-Collecting = TypeVar("Collecting", bound="Collector")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Collector:
         """Keep per-head values of this layer and prompt: [head] or [head, *dims]."""
         self.rows.add(layer, **values)
 
-    def joined(self: Collecting, other: Collecting) -> Collecting:
+    def joined(self, other: Any) -> Any:
         """One that has taken in what both took in, of different prompts: what intervals over prompts are made of.
 
         A collector that keeps anything besides `rows` overrides it.

@@ -3,6 +3,7 @@
 import math
 
 from tl_posgen.claim import Claim, Judgement, both, highest
+from tl_posgen.report.sentences import with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 

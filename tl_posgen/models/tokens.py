@@ -93,6 +93,11 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
     """
     if not text.strip():
         raise InputError("a text is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"character {error.start}, {text[error.start]!r}"
+        raise InputError(f"a text is no Unicode: {place}, is half of a pair; read it with errors='replace'") from error
     characters = len(text) if wanted is None else CHARACTERS_PER_TOKEN * (wanted + MARGIN)
     while True:
         part = text[:characters]

@@ -63,4 +63,5 @@ def _table(table: Any) -> str:
 
 def _figure(result: Result) -> str:
     """Its first figure; plotly's script comes from its CDN, once for all cells."""
-    return plotly.io.to_html(result.plot(), include_plotlyjs="cdn", full_html=False)
+    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
+    return plotly.io.to_html(result.plot(), **how)

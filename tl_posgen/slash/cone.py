@@ -64,7 +64,7 @@ class ConeCollector(VariantCollector):
         super().__init__(*args)
         self._cones: list[dict[int, list[ConeFit]]] = [{} for _ in SUFFIXES]
 
-    def joined(self, other: "ConeCollector") -> "ConeCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._cones = [added(one, more) for one, more in zip(self._cones, other._cones, strict=True)]
         return both

@@ -37,7 +37,7 @@ class VariantCollector(Collector):
             score, uniform = (getattr(found, f"{name}{suffix}") for name in ("score", "uniform"))
             rows.add(layer, score=score, uniform=uniform.expand_as(score), **self.measured(layer, first, score))
 
-    def joined(self, other: "VariantCollector") -> "VariantCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._of_variant = [one.joined(more) for one, more in zip(self._of_variant, other._of_variant, strict=True)]
         return both

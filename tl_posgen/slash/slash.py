@@ -91,7 +91,7 @@ class SlashCollector(Collector):
             self._first_prompt = layer.tokens[:CROP].cpu().numpy()
             self._patterns |= cropped(layer)
 
-    def joined(self, other: "SlashCollector") -> "SlashCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._patterns = self._patterns | other._patterns
         both._first_prompt = other._first_prompt if self._first_prompt is None else self._first_prompt

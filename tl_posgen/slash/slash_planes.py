@@ -76,7 +76,7 @@ class SlashPlanesCollector(VariantCollector):
         predicted = rank_one_profile(q, k, geometry.rope, geometry.scale, geometry.window).score
         return {"contribution": self._chosen(planes, score, geometry.window), "predicted": predicted}
 
-    def joined(self, other: "SlashPlanesCollector") -> "SlashPlanesCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._ropes, both._longest = self._ropes | other._ropes, max(self._longest, other._longest)
         return both

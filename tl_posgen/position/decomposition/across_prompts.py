@@ -108,7 +108,7 @@ class AcrossPromptsCollector(Collector):
         new = LayerSums(list(layer.heads), parts, seen, energies(scores, parts))
         self._layers = added(self._layers, {layer.layer: new})
 
-    def joined(self, other: "AcrossPromptsCollector") -> "AcrossPromptsCollector":
+    def joined(self, other: Any) -> Any:
         check_lengths([parts[0].n for one in (self, other) for parts in one._parts.values()])
         both = super().joined(other)
         both._layers, both._parts = added(self._layers, other._layers), self._parts | other._parts

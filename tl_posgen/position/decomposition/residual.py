@@ -144,7 +144,7 @@ class ResidualCollector(Collector):
         most = np.argsort(-both["example_share"].values, kind="stable")[: self.options.examples]
         self._examples = both.isel(example=most) if len(most) else None
 
-    def joined(self, other: "ResidualCollector") -> "ResidualCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._tallies = added(self._tallies, other._tallies)
         both._heads, both._wavelengths = self._heads | other._heads, self._wavelengths | other._wavelengths

@@ -98,7 +98,7 @@ class ThreeAxisCollector(Collector):
         r, within, tss = (unknown, unknown, full.tss) if rest is None else (rest.r, rest.r_within_rows, rest.tss)
         self.add(layer, rest=r, rest_within_rows=within, rest_tss=tss)
 
-    def joined(self, other: "ThreeAxisCollector") -> "ThreeAxisCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._too_short = self._too_short | other._too_short
         return both

@@ -81,7 +81,7 @@ class VarianceCollector(Collector):
         new = {(layer.layer, True): first + rest, (layer.layer, False): rest}
         self._moments = added(self._moments, new)
 
-    def joined(self, other: "VarianceCollector") -> "VarianceCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._longest = max(self._longest, other._longest)
         both._samples = added(self._samples, other._samples)

@@ -1,6 +1,6 @@
 """Queries and keys perturbed in chosen RoPE planes of a running model: magnitudes, phases, or positions alone."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ def perturb_planes(
     edit: Edit | str,
     band: Band | None = None,
     *,
-    of: Iterable[str] = SIDES,
+    of: Sequence[str] = SIDES,
     strength: int | float = 1.0,
     first_token: bool = False,
     control: bool = False,
@@ -130,10 +130,10 @@ def chosen_planes(band: Band | None, rope: Rope) -> Tensor:
     return planes
 
 
-def checked_sides(of: Iterable[str]) -> list[str]:
+def checked_sides(of: Sequence[str]) -> list[str]:
     """q, k or both; InputError for anything else."""
-    sides = list(of) if isinstance(of, Iterable) else []
-    if not sides or any(side not in SIDES for side in sides):
+    sides = list(of) if isinstance(of, tuple | list) else []
+    if not sides or not all(isinstance(side, str) and side in SIDES for side in sides):
         raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
     return [side for side in SIDES if side in sides]
 

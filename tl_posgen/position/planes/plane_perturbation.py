@@ -22,8 +22,8 @@ from tl_posgen.position.planes.plane_edits import EDITS, Edit
 from tl_posgen.position.planes.plane_shares import COST_OF_POSITION, PARTS, correlations, cost_of_half, plane_shares
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import ENDS, with_ends, with_interval
-from tl_posgen.report.sentences import beside, null_of, said
+from tl_posgen.report.intervals import ENDS, with_ends
+from tl_posgen.report.sentences import beside, null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.summary import NullSummary, Summary

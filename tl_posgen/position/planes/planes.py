@@ -127,7 +127,7 @@ class PlanesCollector(Collector):
                 new = PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope)
                 self._moments = added(self._moments, {(layer.layer, first): new})
 
-    def joined(self, other: "PlanesCollector") -> "PlanesCollector":
+    def joined(self, other: Any) -> Any:
         both = super().joined(other)
         both._longest, both._layers = max(self._longest, other._longest), self._layers | other._layers
         both._moments = added(self._moments, other._moments)
