@@ -20,7 +20,7 @@ import tl_posgen
 from tl_posgen import files
 from tl_posgen.cli.commands import app
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.result import Report
+from tl_posgen.result import Report, results_bytes
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
 SHORT = ("--length", "32", "--prompts", "1", "--no-null")
@@ -31,11 +31,13 @@ COMMANDS = {
     "perturb": ("--ratios", "0,0.5", "--n-cloze", "2", *SHORT),
     "length": ("--inside", "32", "--prompts", "1", "--no-null"),
     "planes": SHORT,
+    "perturb-planes": ("--strengths", "1", *SHORT),
     "slash": SHORT,
     "toy": ("--seeds", "1", "--steps", "200"),
     "coupling": ("--k", "5", *SHORT),
     "coupling-scores": ("scores.csv", "--tokenizer", "mini", "--k", "5", "--length", "24", "--prompts", "1"),
     "emerge": (*map(str, CHECKPOINTS[:2]), "--tokenizer", "mini", *SHORT),
+    "compare": ("saved.nc", "saved.nc"),
     "sweep": ("study.toml",),
     "claims": ("--papers", "slash", "--length", "48", "--prompts", "2", "--no-null"),
     "check": (),
@@ -57,13 +59,24 @@ tokenizer = "mini"
 """
 
 
+@cache
+def saved_report() -> bytes:
+    """The file of a small report."""
+    options = {"measures": "variance", "length": 32, "n_prompts": 4, "null_seeds": (), "progress": False}
+    report = tl_posgen.analyze("mini", bundled_text(), **options)
+    return results_bytes(report, report.provenance)
+
+
 def words_of(command: str, directory: Path) -> list[str]:
     """The command with its input and output in a directory."""
     (directory / "study.toml").write_text(STUDY.replace("CHECKPOINTS", str(CHECKPOINTS[0].parent)))
     rows = [f"{path},{score}" for score, path in enumerate(CHECKPOINTS[:4])]
     (directory / "scores.csv").write_text("\n".join(["model,score", *rows]))
+    if command == "compare":
+        (directory / "saved.nc").write_bytes(saved_report())
     out = [] if command in WITHOUT_FILES else ["--out", str(directory / "report")]
-    here = [str(directory / word) if word in ("study.toml", "scores.csv") else word for word in COMMANDS[command]]
+    inputs = ("study.toml", "scores.csv", "saved.nc")
+    here = [str(directory / word) if word in inputs else word for word in COMMANDS[command]]
     return [command, *here, *out]
 
 

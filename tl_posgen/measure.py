@@ -181,7 +181,9 @@ class Measure:
     def summary(self, dataset: xr.Dataset) -> dict[str, Any]:
         """What `summarise` says, and `<name>_low`, `<name>_high` of the means over heads that have an interval."""
         found = dict(self.summarise(dataset))
-        for name in (name for name in self.variables if name in found and f"mean_{name}_low" in dataset):
+        for name in (name for name, one in self.variables.items() if one.interval and name in found):
+            if f"mean_{name}_low" not in dataset:
+                continue
             ends = {f"{name}{end}": float(dataset[f"mean_{name}{end}"]) for end in ("_low", "_high")}
             if found[name] == float(dataset[name].mean()) and np.isfinite(list(ends.values())).all():
                 found |= ends

@@ -10,7 +10,7 @@ MOST_GROUPS = 1 + len(T_975)
 
 
 def jackknife_interval(
-    whole: Float[np.ndarray, "*measure"],
+    whole: Float[np.ndarray, "*measure"] | float,
     left_out: Float[np.ndarray, "group *measure"],
     share: Float[np.ndarray, " group"],
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:

@@ -158,7 +158,7 @@ def test_equal_weights_are_no_weights():
 
 @pytest.mark.parametrize("weights", [(), (1.0, 0.0), (1.0, -2.0), (math.nan,), (1.0, math.inf)])
 def test_a_weight_that_is_not_above_zero_is_refused_with_the_remedy(weights):
-    with pytest.raises(InputError, match=r"distance_weights .* above 0, .* such as 1e-6, or a window"):
+    with pytest.raises(InputError, match=r"weights by distance, .* above 0, .* such as 1e-6, or a window"):
         pair_moments(*random_qk(8), distance_weights=weights)
 
 

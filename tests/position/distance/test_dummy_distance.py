@@ -20,6 +20,7 @@ from tl_posgen.position.distance.distance_table import table_energies
 from tl_posgen.position.distance.dummy_distance import MEASURE as dummy_distance
 from tl_posgen.position.distance.dummy_distance import DummyDistance
 from tl_posgen.position.distance.hooks import at_dummy_distance, seen_at
+from tl_posgen.report.sentences import with_interval
 
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
 
@@ -157,10 +158,11 @@ def test_the_sentences_say_the_summary_with_the_null_or_without(result):
     said, alone = " ".join(result.findings()), " ".join(replace(result, nulls=()).findings())
     forms = {"additive_r": ".3f", "interaction_share_without_first_token": ".0%", "agreement": ".2f"}
     for key, form in (forms | {"loss": ".3f"}).items():
-        own, nulls = result.summary[key], [result.measure.summarise(null)[key] for null in result.nulls]
+        own = with_interval(result.summary, key, form)
+        nulls = [result.measure.summarise(null)[key] for null in result.nulls]
         spread = np.std(nulls, ddof=1)
-        assert f"{own:{form}} (random init {np.mean(nulls):{form}} ± {spread:{form}})" in said
-        assert f"{own:{form}} (no null measured)" in alone
+        assert f"{own} (random init {np.mean(nulls):{form}} ± {spread:{form}})" in said
+        assert f"{own} (no null measured)" in alone
     best = float(result.dataset["loss_at"].min())
     d0 = result.dataset["loss_at"].idxmin().item()
     assert f"becomes {best:.3f} at best with every pair at one distance ({d0:g})" in said

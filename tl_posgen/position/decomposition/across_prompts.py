@@ -24,7 +24,7 @@ from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.first_token import VARIANTS, WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.report.circuits import CROP as MAP_CROP
 from tl_posgen.report.figures import DIVERGING, Panels, head_map, model_label, sides, token_map
-from tl_posgen.report.sentences import at_head, extremes, means, null_of, said
+from tl_posgen.report.sentences import at_head, extremes, means, null_of, said, with_interval
 from tl_posgen.summary import Summary
 
 CROP = 256
@@ -194,7 +194,7 @@ NOT_RESOLVED = "not resolved"
 
 def resolved(own: Summary, key: str, form: str = ".1%") -> str:
     """A share of the summary; one below 0 is noise about a small share."""
-    return NOT_RESOLVED if own[key] < 0 else said(own[key], form)
+    return NOT_RESOLVED if own[key] < 0 else with_interval(own, key, form)
 
 
 def findings(own: Summary, null: Any) -> list[str]:
