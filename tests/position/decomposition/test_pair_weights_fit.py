@@ -112,3 +112,28 @@ def test_constant_scores_have_no_r():
     fit = fit_pair_weights(torch.full((2, 12, 12), 3.0), weights, CausalPairs(12))
     assert fit.r.isnan().all()
     assert fit.r_within_rows.isnan().all()
+
+
+@pytest.mark.parametrize(("mean", "size", "constant"), [(3.0, 1e-8, True), (3.0, 1e-5, False), (0.0, 1e-40, True)])
+def test_what_rounding_leaves_has_no_r(mean, size, constant):
+    """As in the fit of all pairs alike: float32 cannot tell such scores from a constant, or from zero."""
+    scores, weights = scores_and_weights(12)
+    fit = fit_pair_weights(mean + size * scores, weights, CausalPairs(12))
+    assert fit.r.isnan().all() == constant
+    alike = fit_three_axis(pair_moments_from_scores(mean + size * scores))
+    assert torch.equal(fit.r.isnan(), alike.r.isnan())
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
+    _, weights = scores_and_weights(12)
+    scores = torch.randn(2, 12, 1, generator=torch.Generator().manual_seed(0)).expand(2, 12, 12)
+    fit = fit_pair_weights(scores, weights, CausalPairs(12))
+    np.testing.assert_allclose(fit.r, 1)
+    assert fit.r_within_rows.isnan().all()
+
+
+def test_a_bad_score_is_named_by_its_token_where_the_first_is_left_out():
+    scores, weights = scores_and_weights(12)
+    scores[1, 4, 2] = math.inf
+    with pytest.raises(InputError, match="visible score of head 1 is inf at token 4"):
+        fit_pair_weights(scores, weights, CausalPairs(12, first_token=False))

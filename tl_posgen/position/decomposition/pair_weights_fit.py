@@ -88,10 +88,12 @@ def _fit_head(
     theta[0, pairs.width :] = 0
     fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
     tss = (p * w.square()).sum()
-    constant = tss <= ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
-    r = [_correlation(p, _centred(w, p, dims), _centred(fitted, p, dims)) for dims in ((0, 1), (1,))]
-    if pairs.saturated or constant:
-        r = [mean.new_tensor(torch.nan)] * 2
+    rounded = ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
+    r = [torch.full_like(mean, torch.nan)] * 2
+    for number, dims in enumerate(() if pairs.saturated else ((0, 1), (1,))):
+        own = _centred(w, p, dims)
+        if (p * own.square()).sum() > rounded:
+            r[number] = _correlation(p, own, _centred(fitted, p, dims))
     theta[1] = theta[1].flip(-1)
     return theta, torch.stack([*r, mean, tss])
 
