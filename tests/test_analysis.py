@@ -234,6 +234,7 @@ def test_a_saved_result_of_a_measure_that_is_not_installed_is_still_mapped(mini,
 
 REFUSED = {
     "an unknown name": (["nonsense"], "no measure 'nonsense'; known: across_prompts"),
+    "a name with a slip": (["tree_axis"], r"no measure 'tree_axis'; did you mean 'three_axis'\? known: "),
     "one name twice": (["three_axis", "three_axis"], "three_axis stands there twice"),
     "something else": ([object()], "is no measure"),
     "nothing": ([], "no measures chosen"),
@@ -349,3 +350,9 @@ def test_a_prompt_of_one_token_is_refused_wherever_it_comes_from(mini):
 def test_what_needs_logits_cannot_be_attached(mini):
     with pytest.raises(InputError, match="attach: loss needs the logits"), tl_posgen.attach(mini, ["loss"]):
         pass
+
+
+def test_the_class_of_options_stands_for_the_measure_with_its_defaults(mini):
+    found = tl_posgen.analyze(mini, TOKENS, measures=[ThreeAxis], **QUICK)
+    expected = tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUICK)
+    xr.testing.assert_identical(found["three_axis"].dataset, expected["three_axis"].dataset)

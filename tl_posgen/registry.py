@@ -1,6 +1,7 @@
 """Measures by name: the built-in ones, and those that other distributions register."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -106,6 +107,8 @@ def before_it(request: Request, asked: dict[str, Request], ordered: dict[str, Re
 
 
 def request_of(item: Any) -> Request:
+    if isinstance(item, type) and issubclass(item, Options):
+        item = Request(item.measure, item.measure.make_options())
     if isinstance(item, Options):
         item = Request(item.measure, item)
     if isinstance(item, Request):
@@ -113,7 +116,9 @@ def request_of(item: Any) -> Request:
     if isinstance(item, str):
         measure = find(item)
         if measure is None:
-            raise InputError(f"no measure {item!r}; known: {', '.join(names())}")
+            near = get_close_matches(item, names(), n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"no measure {item!r}; {meant}known: {', '.join(names())}")
         item = measure
     if not isinstance(item, Measure):
         kinds = "a name, a Measure or its options, such as ThreeAxis(ridge=1), or a list of them"
