@@ -165,6 +165,15 @@ def test_profile_is_exact_for_constant_queries_and_keys(rope, seed):
     torch.testing.assert_close(found.score, expected.score)
 
 
+def test_profiles_of_several_heads_are_those_of_each_alone():
+    rope = Rope(inverse_frequencies(D_HEAD, base=100.0))
+    q, k = draw(3, N, D_HEAD), draw(3, N, D_HEAD, seed=1)
+    together = rank_one_profile(q, k, rope, 0.3)
+    for head in range(3):
+        alone = rank_one_profile(q[head : head + 1], k[head : head + 1], rope, 0.3)
+        torch.testing.assert_close(together.score[head], alone.score[0])
+
+
 def test_profile_is_the_sum_of_its_cosines():
     rope, (q, k) = Rope(inverse_frequencies(12), scaling=1.1), draw(2, 2, N, D_HEAD)
     found = rank_one_profile(q, k, rope, scale=0.5)

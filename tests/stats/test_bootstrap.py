@@ -81,3 +81,10 @@ def test_a_function_of_one_prompt_has_no_interval():
     found, *ends = statistic_interval(np.array([[1.0, 2.0]]), lambda means: means.sum(-1))
     assert found == 3
     assert np.isnan(ends).all()
+
+
+def test_the_least_that_can_be_asked_for():
+    with pytest.raises(InputError, match="level 0"):
+        bootstrap_interval(np.ones((3, 1)), level=0.0)
+    low, high = bootstrap_interval(np.arange(3.0)[:, None], n_resamples=1)  # one is enough to ask for
+    assert low == high
