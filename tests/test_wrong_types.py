@@ -48,6 +48,7 @@ ANALYZE = {
     "heads that can be read once": ({"heads": (head for head in [0])}, "heads=<generator.*give a list of integers"),
     "layers that can be read once": ({"layers": iter([0])}, "give a list of integers"),
     "a class of options": ({"measures": [tl_posgen.Options]}, "Options"),
+    "options of no measure": ({"measures": [tl_posgen.Options()]}, r"Options\(\) is no measure"),
 }
 
 

@@ -108,8 +108,8 @@ def before_it(request: Request, asked: dict[str, Request], ordered: dict[str, Re
 
 def request_of(item: Any) -> Request:
     if isinstance(item, type) and issubclass(item, Options):
-        item = Request(item.measure, item.measure.make_options())
-    if isinstance(item, Options):
+        item = getattr(item, "measure", item)
+    if isinstance(item, Options) and hasattr(item, "measure"):
         item = Request(item.measure, item)
     if isinstance(item, Request):
         return checked(item)
