@@ -22,8 +22,9 @@ def stop(number: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: what a user can mend is one line on stderr and exit code 2, never a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that has no "•"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no "•", a name that is no UTF-8
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         from tl_posgen.cli.commands import app

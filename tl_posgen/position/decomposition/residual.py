@@ -50,7 +50,7 @@ class Residual(Options):
 
     Args:
         n_pairs: kinds of token pair to name for each head.
-        components: singular values to keep.
+        components: singular values to keep, 512 at most.
         examples: heads to show token by token, those with the largest share on the first prompt; 0 for none.
 
     Raises:
@@ -72,6 +72,10 @@ class Residual(Options):
     def check(self) -> None:
         check_whole("residual", 1, n_pairs=self.n_pairs, components=self.components)
         check_whole("residual", 0, examples=self.examples)
+        if self.components > SPECTRUM_CROP:
+            raise InputError(
+                f"residual: components={self.components}: there are {SPECTRUM_CROP} singular values at most"
+            )
 
 
 class ResidualCollector(Collector):
