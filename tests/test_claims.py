@@ -173,7 +173,9 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
     monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     found = judge_claims(small_model, alice, null_seeds=(), **run)
-    assert set(found["claims"].frame()["null"][:4]) == {"no null measured"}
+    rows = found["claims"].frame()[:4]
+    assert set(rows["null"]) == {"no null measured"}
+    assert set(rows["verdict"]) == {"open"}
     assert all(not result.nulls for result in found.values())
 
 

@@ -17,6 +17,7 @@ from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary
 
 Verdict = Literal["held", "partly", "not held", "open"]
+NO_NULL = "no null measured"
 COLUMNS = ("says", "verdict", "measured", "null", "criterion")
 
 
@@ -83,17 +84,18 @@ BY_ITSELF = {  # measures that one model and one text do not give -> what does
 
 
 def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str]) -> Judgement:
-    """The claim's own judgement, or that it is open, and why."""
+    """The claim's own judgement; open where what it needs could not be had, or there is no random init beside it."""
     lacking = [name for name in claim.needs if name not in results]
     if lacking or claim.judge is None:
         why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
-    return claim.judge(*(results[name] for name in claim.needs))
+    found = claim.judge(*(results[name] for name in claim.needs))
+    return found._replace(verdict="open") if found.null == NO_NULL else found
 
 
-def highest(null: NullSummary | None, key: str, *, default: float) -> float:
-    """The highest value of a number over the random inits; `default` without one."""
-    return default if null is None else max(seed[key] for seed in null.seeds)
+def highest(null: NullSummary | None, key: str) -> float:
+    """The highest value of a number over the random inits; without one nothing is judged, see `judgement_of`."""
+    return math.nan if null is None else max(seed[key] for seed in null.seeds)
 
 
 def threshold(value: float, held: float, partly: float) -> Verdict:
@@ -106,7 +108,7 @@ def threshold(value: float, held: float, partly: float) -> Verdict:
 def both(say: Callable[..., str], *results: Result) -> tuple[str, str]:
     """The same words for the model's summaries and for those of its random init."""
     nulls = [result.null_summary for result in results]
-    told = "no null measured" if any(null is None for null in nulls) else say(*nulls)
+    told = NO_NULL if any(null is None for null in nulls) else say(*nulls)
     return say(*(result.summary for result in results)), told
 
 

@@ -63,7 +63,8 @@ def judge_claims(
         keep: directory for finished parts. A later run with the same weights, text and settings takes them up.
 
     Returns:
-        A Report. Verdicts follow criteria of ours, which stand in the table beside them.
+        A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a random init beside
+        it a claim is open.
 
     Raises:
         InputError: an unknown paper, something else than one text, a text too short, or a finished part that is

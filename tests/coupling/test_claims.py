@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from declared import result_of
 
+from tl_posgen.claim import judgement_of
 from tl_posgen.coupling.claims import CLAIMS
 
 
@@ -15,7 +16,8 @@ def numbers(**changed):
 
 
 def judge(number, own, *nulls):
-    return CLAIMS[number].judge(result_of(own, *nulls))
+    claim = CLAIMS[number]
+    return judgement_of(claim, {claim.needs[0]: result_of(own, *nulls)}, {})
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,8 @@ def judge(number, own, *nulls):
         ({"coupling_low": 0.2}, {"coupling_high": 0.2}, "held"),
         ({"coupling_low": 0.1}, {"coupling_high": 0.03}, "partly"),
         ({"coupling_low": 0.1}, {"coupling_high": 0.1}, "not held"),
-        ({"coupling_low": 0.1, "chance": 0.1}, None, "not held"),
-        ({"coupling_low": 0.1}, None, "partly"),
+        ({"coupling_low": 0.1, "chance": 0.1}, {"coupling_high": 0.03}, "not held"),
+        ({}, None, "open"),
         ({"coupling_low": np.nan}, {"coupling_high": np.nan}, "open"),
     ],
 )
@@ -37,7 +39,7 @@ def test_alignment_must_clear_random_bases_and_random_init(own, null, verdict):
 
 @pytest.mark.parametrize(
     ("value", "null", "verdict"),
-    [(1.25, 2.0, "held"), (1.3, 2.0, "partly"), (2.1, 2.0, "not held"), (1.3, None, "not held")],
+    [(1.25, 2.0, "held"), (1.3, 2.0, "partly"), (2.1, 2.0, "not held"), (1.3, None, "open")],
 )
 def test_straightness(value, null, verdict):
     nulls = [] if null is None else [numbers(line_shape_score=null)]
@@ -46,7 +48,7 @@ def test_straightness(value, null, verdict):
 
 @pytest.mark.parametrize(
     ("value", "null", "verdict"),
-    [(0.95, 0.9, "held"), (0.95, 0.96, "partly"), (0.89, 0.1, "not held"), (0.95, None, "held")],
+    [(0.95, 0.9, "held"), (0.95, 0.96, "partly"), (0.89, 0.1, "not held"), (0.95, None, "open")],
 )
 def test_growth(value, null, verdict):
     nulls = [] if null is None else [numbers(growth_r2=null)]
@@ -98,7 +100,7 @@ def between(low, chance=0.02):
 
 @pytest.mark.parametrize(
     ("own", "null", "verdict"),
-    [(0.3, 0.2, "held"), (0.3, 0.3, "not held"), (0.3, None, "held"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
+    [(0.3, 0.2, "held"), (0.3, 0.3, "not held"), (0.3, None, "open"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
 )
 def test_coupling_between_tokens_must_clear_random_bases_and_random_init(own, null, verdict):
     nulls = [] if null is None else [between(null)]

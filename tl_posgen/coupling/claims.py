@@ -17,7 +17,7 @@ def alignment(coupling: Result) -> Judgement:
         )
 
     own, null = coupling.summary, coupling.null_summary
-    least, low = max(own["chance"], highest(null, "coupling_high", default=0.0)), own["coupling_low"]
+    least, low = max(own["chance"], highest(null, "coupling_high")), own["coupling_low"]
     above = "held" if low >= max(0.2, least) else "partly" if low > least else "not held"
     verdict = "open" if math.isnan(low) else above  # one prompt has no interval
     return Judgement(verdict, *both(say, coupling))
@@ -38,7 +38,7 @@ def growth(coupling: Result) -> Judgement:
         return f"R² of ln |x| against depth {own['growth_r2']:.2f}, expodistance {own['expodistance']:.2f}"
 
     value, null = coupling.summary["growth_r2"], coupling.null_summary
-    above = value > highest(null, "growth_r2", default=0.0)
+    above = value > highest(null, "growth_r2")
     verdict = "not held" if value < 0.9 else "held" if above else "partly"
     return Judgement(verdict, *both(say, coupling))
 
@@ -66,10 +66,7 @@ def between_tokens(token_coupling: Result) -> Judgement:
     own, null = token_coupling.summary, token_coupling.null_summary
     if any(math.isnan(own[f"{kind}_low"]) for kind in OF_TOKENS):
         return Judgement("open", *both(say, token_coupling))
-    above = [
-        own[f"{kind}_low"] > max(own[f"{kind}_chance"], highest(null, f"{kind}_high", default=0.0))
-        for kind in OF_TOKENS
-    ]
+    above = [own[f"{kind}_low"] > max(own[f"{kind}_chance"], highest(null, f"{kind}_high")) for kind in OF_TOKENS]
     verdict = "held" if all(above) else "partly" if any(above) else "not held"
     return Judgement(verdict, *both(say, token_coupling))
 

@@ -59,7 +59,7 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
     verdict = threshold(own[key_part_r], 0.95, 0.75)
     if dummy_distance.encodings and set(dummy_distance.encodings) <= set(dummy_distance.measure.caveats):
         verdict = "open"
-    elif own[key_part_r] <= highest(null, key_part_r, default=0.0):
+    elif own[key_part_r] <= highest(null, key_part_r):
         verdict = "not held"
     return Judgement(verdict, *both(say, dummy_distance))
 
@@ -119,7 +119,7 @@ def downstream(perturbation: Result) -> Judgement:
             f"{one['cloze_chance']:.1%}"
         )
 
-    whole, floor = own["cloze_accuracy_least"], highest(null, "cloze_accuracy_least", default=own["cloze_chance"])
+    whole, floor = own["cloze_accuracy_least"], max(own["cloze_chance"], highest(null, "cloze_accuracy_least"))
     few, many = own["words_cloze_accuracy_few"], own["words_cloze_accuracy_many"]
     kept, lost = whole - few <= SLIGHT, whole - many > SLIGHT
     verdict = "open" if whole <= floor else "held" if kept and lost else "partly" if kept else "not held"
