@@ -44,10 +44,15 @@ def test_products_over_a_band_are_those_of_all_pairs(width, leading, short, monk
     q, k, other_q, other_k = (torch.randn(*leading, n, 3, generator=generator).double() for _ in range(4))
     away = torch.arange(n)[:, None] - torch.arange(n)
     band = (away >= 0) & (away < width)
-    for pair in ((other_q, other_k), (q, k), (q, other_k), (other_q, k), (other_q[:1], other_k[:1])):
-        expected = ((q @ k.mT) * (pair[0] @ pair[1].mT) * band).sum((-2, -1))
-        torch.testing.assert_close(products_over_band(q, k, *pair, width), expected, atol=1e-9, rtol=1e-10)
+    forms = [(q, k), (other_q, other_k), (q, other_k), (other_q, k), (other_q[:1], other_k[:1])]
+    which = [(0, 1), (0, 0), (0, 2), (3, 0), (0, 4), (2, 3)]
+
+    def expected(one, other):
+        (q, k), (other_q, other_k) = forms[one], forms[other]
+        return ((q @ k.mT) * (other_q @ other_k.mT) * band).sum((-2, -1))
+
+    for pair, found in zip(which, products_over_band(forms, which, width), strict=True):
+        torch.testing.assert_close(found, expected(*pair), atol=1e-9, rtol=1e-10)
     if width >= n:
-        single = products_over_band(q.float(), k.float(), other_q.float(), other_k.float(), width)
-        expected = ((q @ k.mT) * (other_q @ other_k.mT) * band).sum((-2, -1))
-        torch.testing.assert_close(single, expected, atol=1e-2, rtol=1e-4)  # of float32, summed in float64
+        (single,) = products_over_band([(q.float(), k.float()), (other_q.float(), other_k.float())], [(0, 1)], width)
+        torch.testing.assert_close(single, expected(0, 1), atol=1e-2, rtol=1e-4)  # of float32, summed in float64

@@ -1,6 +1,6 @@
 """Sums of <q_i, k_j> over a causal band, by distance, by query and by key, without the [query, key] matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ WORKING_SET = 2**17  # elements transformed at once: bounds the memory, and keep
 Sums = tuple[
     Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"], Float[Tensor, " head"]
 ]
+
+Form = tuple[Float[Tensor, "*#batch pos d_head"], Float[Tensor, "*#batch pos d_head"]]
 
 
 def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], width: int) -> Sums:
@@ -81,28 +83,35 @@ def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[
 
 
 def products_over_band(
-    q: Float[Tensor, "*#batch pos d_head"],
-    k: Float[Tensor, "*#batch pos d_head"],
-    other_q: Float[Tensor, "*#other pos d_head"],
-    other_k: Float[Tensor, "*#other pos d_head"],
-    width: int,
-) -> Float[Tensor, "..."]:
-    r"""sum <q_i, k_j> <q'_i, k'_j> over 0 <= i - j < width, float64; leading axes broadcast.
+    forms: Sequence[Form], which: Sequence[tuple[int, int]], width: int
+) -> list[Float[Tensor, "..."]]:
+    r"""sum w_ij w'_ij over 0 <= i - j < width, w_ij = <q_i, k_j>, of pairs of such scores; leading axes broadcast.
 
-    Give float64 where there is a window, as in `sums_over_band`.
+    Scores and second moments are formed once for each tensor or pair of tensors, however many products they are in:
+    let forms share theirs. Give float64 where there is a window, as in `sums_over_band`.
+
+    Args:
+        forms: (q, k) of each w.
+        which: pairs of forms, by their numbers.
+
+    Returns:
+        Of every pair its sum, float64.
 
     Example:
         >>> q = k = torch.ones(1, 3, 1)
-        >>> products_over_band(q, k, 2 * q, k, width=3)
-        tensor([12.], dtype=torch.float64)
+        >>> products_over_band([(q, k), (2 * q, k)], [(0, 1)], width=3)
+        [tensor([12.], dtype=torch.float64)]
     """
-    n = q.shape[-2]
-    chunk = n if n <= SHORT + 3 * q.shape[-1] else CHUNK
-    found = _products_over_triangle(q, k, other_q, other_k, chunk)
+    queries, keys = ({id(one): one for one in side} for side in zip(*forms, strict=True))
+    named = [(id(q), id(k)) for q, k in forms]
+    n, d_head = forms[0][0].shape[-2:]
+    chunk = n if n <= SHORT + 3 * d_head else CHUNK
+    found = _products_over_triangle(queries, keys, named, which, chunk)
     if width < n:
-        queries, keys = slice(width, None), slice(n - width)
-        beyond = q[..., queries, :], k[..., keys, :], other_q[..., queries, :], other_k[..., keys, :]
-        found = found - _products_over_triangle(*beyond, chunk)
+        late = {name: x[..., width:, :] for name, x in queries.items()}
+        early = {name: x[..., : n - width, :] for name, x in keys.items()}
+        beyond = _products_over_triangle(late, early, named, which, chunk)
+        found = [whole - rest for whole, rest in zip(found, beyond, strict=True)]
     return found
 
 
@@ -156,7 +165,7 @@ def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
     key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
     squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64)
-    squares += _products_between_chunks(q, k, q, k)
+    squares += _products_between_chunks({0: q}, {0: k}, [(0, 0)], [(0, 0)])[0]
     return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
 
 
@@ -170,28 +179,53 @@ def _in_chunks(x: Float[Tensor, "... pos d_head"], chunk: int) -> Float[Tensor, 
     return pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))
 
 
-def _products_over_triangle(q: Tensor, k: Tensor, other_q: Tensor, other_k: Tensor, chunk: int) -> Tensor:
-    """sum <q_i, k_j> <q'_i, k'_j> over j <= i: inside a chunk from its scores, between chunks from second moments."""
-    is_square = other_q is q and other_k is k
-    q, k, other_q, other_k = (_in_chunks(x, chunk) for x in (q, k, other_q, other_k))
-    scores = (q @ k.mT).tril_()
-    others = scores if is_square else other_q @ other_k.mT
-    inside = (scores * others).sum((-2, -1)).sum(-1, dtype=torch.float64)
-    return inside + _products_between_chunks(q, k, other_q, other_k)
+def _products_over_triangle(
+    queries: Mapping[int, Tensor],
+    keys: Mapping[int, Tensor],
+    forms: Sequence[tuple[int, int]],
+    which: Sequence[tuple[int, int]],
+    chunk: int,
+) -> list[Tensor]:
+    """sum w_ij w'_ij over j <= i: inside a chunk from the scores, between chunks from second moments."""
+    queries, keys = ({name: _in_chunks(x, chunk) for name, x in side.items()} for side in (queries, keys))
+    found = _products_between_chunks(queries, keys, forms, which)
+    scores = [(queries[q] @ keys[k].mT).tril_() for q, k in forms]
+    for number, (one, other) in enumerate(which):
+        inside = torch.einsum("...ij,...ij->...", scores[one], scores[other])
+        found[number] = found[number] + inside.sum(-1, dtype=torch.float64)
+    return found
 
 
-def _products_between_chunks(q: Tensor, k: Tensor, other_q: Tensor, other_k: Tensor) -> Tensor:
+def _products_between_chunks(
+    queries: Mapping[int, Tensor],
+    keys: Mapping[int, Tensor],
+    forms: Sequence[tuple[int, int]],
+    which: Sequence[tuple[int, int]],
+) -> list[Tensor]:
     """sum of <moment q q'^T of a chunk, moment k k'^T of an earlier one> over all such pairs.
 
     Inside a slab of chunks pair by pair, before it from one running moment: fewer bytes than a running one per chunk.
     """
-    products, before = torch.zeros((), dtype=torch.float64, device=q.device), 0.0
-    for slab in zip(*(x.split(SLAB, -3) for x in (q, k, other_q, other_k)), strict=True):
-        q_moments, k_moments = ((one.mT @ other).flatten(-2) for one, other in zip(slab[:2], slab[2:], strict=True))
-        products = products + (k_moments @ q_moments.mT).triu_(1).sum((-2, -1), dtype=torch.float64)
-        products = products + (before * q_moments.sum(-2)).sum(-1)
-        before = before + k_moments.sum(-2).double()
-    return products
+    pairs = [(forms[one], forms[other]) for one, other in which]
+    q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))
+    found = [torch.zeros((), dtype=torch.float64, device=next(iter(queries.values())).device)] * len(which)
+    before: dict[tuple[int, int], Tensor | float] = dict.fromkeys(k_pairs, 0.0)
+    for q_slab, k_slab in zip(_slabs(queries), _slabs(keys), strict=True):
+        q_moments, k_moments = (
+            {(a, b): (slab[a].mT @ slab[b]).flatten(-2) for a, b in dict.fromkeys(of)}
+            for slab, of in ((q_slab, q_pairs), (k_slab, k_pairs))
+        )
+        for number, (q_pair, k_pair) in enumerate(zip(q_pairs, k_pairs, strict=True)):
+            q_moment, k_moment = q_moments[q_pair], k_moments[k_pair]
+            inside = (k_moment @ q_moment.mT).triu_(1).sum((-2, -1), dtype=torch.float64)
+            found[number] = found[number] + inside + (before[k_pair] * q_moment.sum(-2)).sum(-1)
+        before = {pair: before[pair] + moment.sum(-2).double() for pair, moment in k_moments.items()}
+    return found
+
+
+def _slabs(chunks: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
+    parts = zip(*(x.split(SLAB, -3) for x in chunks.values()), strict=True)
+    return (dict(zip(chunks, part, strict=True)) for part in parts)
 
 
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
@@ -82,6 +82,7 @@ def test_fit_and_both_correlations_equal_dense_weighted_least_squares(weights, f
     from_scores=st.booleans(),
     seed=st.integers(0, 2**31),
 )
+@example(4, [5.25, 0.001, 8.66, 0.682, 5.25], None, True, True, True, 4)  # every distance in the band
 def test_any_weights_lengths_and_windows(n, weights, window, diagonal, first_token, from_scores, seed):
     pairs = CausalPairs(n, window, first_token, diagonal, tuple(weights))
     assume(not pairs.saturated and pairs.width > 1)
@@ -171,3 +172,16 @@ def test_chance_r_is_what_gaussian_noise_reaches():
         share = (fit.r.square() * fit.tss).sum() / fit.tss.sum()
         assert math.sqrt(share) == pytest.approx(iid_r(pairs), rel=0.015)
         assert iid_r(pairs) > replace(pairs, distance_weights=(1.0,)).iid_r
+
+
+@pytest.mark.parametrize("weights", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("window", [None, 9])
+def test_chance_r_of_a_short_text_is_exact(weights, window):
+    n, pairs = 24, CausalPairs(24, window, distance_weights=weights)
+    query, key = listed(pairs)
+    w = np.array(weights)[np.minimum(query - key, len(weights) - 1)]
+    x = np.stack([np.eye(n)[of] for of in (query - key, query, key)], 1).reshape(len(query), -1)
+    spread = np.trace(np.linalg.pinv(x.T @ (w[:, None] * x), rcond=1e-13, hermitian=True) @ x.T @ (w[:, None] ** 2 * x))
+    mean_part = (w**2).sum() / w.sum()
+    expected = math.sqrt((spread - mean_part) / (w.sum() - mean_part))
+    assert iid_r(pairs) == pytest.approx(expected, rel=1e-6)

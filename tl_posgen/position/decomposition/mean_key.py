@@ -63,11 +63,11 @@ class MeanKeyCollector(Collector):
 
     def update(self, layer: LayerCapture) -> None:
         geometry, distances = layer.geometry, self.options.all_distances
-        where = (geometry.rope, geometry.scale, distances)
+        where = (layer.q, layer.k, geometry.rope, geometry.scale, distances)
         known = layer.once(moments_of) if geometry.bilinear else None
         for suffix, moments in (("", known), (WITHOUT_FIRST_TOKEN, known and known.without_first_token)):
-            which: dict[str, Any] = {"window": geometry.window, "first_token": not suffix, "scores": moments}
-            fit = mean_key_r(layer.q, layer.k, *where, **which)
+            which: dict[str, Any] = {"window": geometry.window, "first_token": not suffix}
+            fit = mean_key_r(*where, **which, rotated=(layer.rotated_q, layer.rotated_k), scores=moments)
             self.add(layer, **{f"r{suffix}": fit.r.mT, f"r_within_rows{suffix}": fit.r_within_rows.mT})
 
     def dataset(self) -> xr.Dataset:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
-from tl_posgen.rope.bilinear_sums import products_over_band
+from tl_posgen.rope.bilinear_sums import Form, products_over_band
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
 
@@ -37,6 +38,7 @@ def mean_key_r(
     *,
     window: int | None = None,
     first_token: bool = True,
+    rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
     scores: PairMoments | None = None,
 ) -> MeanKeyCorrelation:
     r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; corr(W, f + g).
@@ -51,6 +53,7 @@ def mean_key_r(
         distances: dummy distances d0, a row of the result each. kbar is the mean of the keys that count.
         window: a query sees the `window` last keys, itself included.
         first_token: whether token 0 counts, as query, as key and in kbar.
+        rotated: q and k after RoPE, where they are known.
         scores: the moments of W over these pairs, where they are known.
 
     Raises:
@@ -65,18 +68,22 @@ def mean_key_r(
         >>> mean_key_r(q, k, rope, 1.0, [0, 1000]).r.round(decimals=5).tolist()
         [[1.0], [1.0]]
     """
-    if not first_token:
-        q, k = q[:, 1:], k[:, 1:]
+    counted = slice(0 if first_token else 1, None)
+    positions = torch.arange(q.shape[1], device=q.device)[counted]
+    q, k = q[:, counted], k[:, counted]
     if wrong := [distance for distance in distances if not distance >= 0]:
         raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")
     if not q.shape[1]:
         raise InputError("no token is left for the mean-key split; give a longer text")
     pairs = CausalPairs(q.shape[1], window)
     dtype = torch.float64 if pairs.width < pairs.size else torch.promote_types(q.dtype, torch.float32)
-    q, k, positions = q.to(dtype), k.to(dtype), torch.arange(q.shape[1], device=q.device)
+    q, k = q.to(dtype), k.to(dtype)
+    turned_q, turned_k = (
+        (x[:, counted].to(dtype) for x in rotated) if rotated else (rotate(x, positions, rope) for x in (q, k))
+    )
     kbar = k.mean(1, keepdim=True, dtype=torch.float64).to(dtype)
     turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1])
-    turned_q, turned_k, turned_mean = (rotate(x, positions, rope) for x in (q, k, kbar.expand_as(k)))
+    turned_mean = rotate(kbar.expand_as(k), positions, rope)
     content, groups = real_coordinates(complex_planes(k - kbar, rope)), max(1, QUERIES_AT_ONCE // q[0].numel())
     parts = zip(
         *(x.split(groups) for x in (complex_planes(q, rope), content, turned_q, turned_k, turned_mean)), strict=True
@@ -95,39 +102,47 @@ def _products(
 ) -> Float[Tensor, "with=2 rows=2 distance head"]:
     """Centred sums of products of f + g with W and with itself: over all pairs, and within rows; without the scale."""
     planes, content, turned_q, turned_k, turned_mean = heads
-    g = _Bilinear.of(torch.stack([real_coordinates(planes * turn) for turn in turns.to(planes)]), content, pairs)
-    w_and_f = _Bilinear.of(turned_q, torch.stack([turned_k, turned_mean])[:, None], pairs)
-    f = _Bilinear.of(turned_q, turned_mean, pairs)
-    (with_f, with_g), g_with_g = (w_and_f.products(one).transpose(0, 1) for one in (f, g)), g.products(g)
-    return torch.stack([with_f[0] + with_g[0], with_f[1] + 2 * with_g[1] + g_with_g])
+    g = [(real_coordinates(planes * turn), content) for turn in turns.to(planes)]
+    which = [(0, 1), (1, 1), *((form, 2 + at) for at in range(len(g)) for form in (0, 1, 2 + at))]
+    wf, ff, *rest = centred_products([(turned_q, turned_k), (turned_q, turned_mean), *g], which, pairs)
+    wg, fg, gg = (torch.stack(rest[form::3], 1) for form in range(3))
+    return torch.stack([wf[:, None] + wg, ff[:, None] + 2 * fg + gg])
 
 
-@dataclass(frozen=True)
-class _Bilinear:
-    """Scores <q_i, k_j> + something that is constant in each row, whose row means are known, over pairs."""
+def centred_products(
+    forms: Sequence[Form], which: Sequence[tuple[int, int]], pairs: CausalPairs
+) -> list[Float[Tensor, "rows=2 ..."]]:
+    """sum (w_ij - mean) (w'_ij - mean'), over all pairs and within rows, of pairs of scores w_ij = <q_i, k_j>.
 
-    q: Float[Tensor, "*#batch pos d_head"]
-    k: Float[Tensor, "*#batch pos d_head"]
-    means: Float[Tensor, "*#batch pos"]  # of <q_i, k_j>
-    row_means: Float[Tensor, "*#batch pos"]  # of the scores
-    pairs: CausalPairs
+    The mean key of all tokens but the first is taken out and put back as what rows add.
+    """
+    counts = pairs.counts(forms[0][0].device)[1, 0].flip(0)
+    keys = {id(k): _Keys.of(k, pairs) for _, k in forms}
+    centred = [(q, keys[id(k)].centred) for q, k in forms]
+    means, deviations = [], []
+    for q, k in forms:
+        of = keys[id(k)]
+        means.append(torch.einsum("...id,...id->...i", q, of.seen).double() / counts)
+        row_means = means[-1] + (q @ of.mean.mT)[..., 0].double()
+        deviations.append(row_means - (counts * row_means).sum(-1, keepdim=True) / counts.sum())
+    found = []
+    for (one, other), products in zip(which, products_over_band(centred, which, pairs.width), strict=True):
+        within = products - (counts * means[one] * means[other]).sum(-1)
+        found.append(torch.stack([within + (counts * deviations[one] * deviations[other]).sum(-1), within]))
+    return found
+
+
+class _Keys(NamedTuple):
+    """Keys about their mean, of all tokens but the first."""
+
+    mean: Float[Tensor, "*#batch 1 d_head"]
+    centred: Float[Tensor, "*#batch pos d_head"]
+    seen: Float[Tensor, "*#batch pos d_head"]  # the sum of those that a query sees
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, pairs: CausalPairs) -> "_Bilinear":
-        """<q_i, k_j>, with the mean key, of all tokens but the first, taken out and put back as what rows add."""
+    def of(cls, k: Tensor, pairs: CausalPairs) -> "_Keys":
         mean = k[..., min(1, pairs.size - 1) :, :].mean(-2, keepdim=True)
-        k = k - mean
-        seen = k.cumsum(-2)
+        centred = k - mean
+        seen = centred.cumsum(-2)
         seen[..., pairs.width :, :] -= seen[..., : -pairs.width, :].clone()
-        means = (q * seen).sum(-1).double() / pairs.counts(q.device)[1, 0].flip(0)
-        return cls(q, k, means, means + (q @ mean.mT)[..., 0].double(), pairs)
-
-    def products(self, other: "_Bilinear") -> Float[Tensor, "rows=2 ..."]:
-        """sum (w_ij - mean) (w'_ij - mean'), over all pairs and within rows."""
-        counts = self.pairs.counts(self.q.device)[1, 0].flip(0)
-        within = products_over_band(self.q, self.k, other.q, other.k, self.pairs.width)
-        within = within - (counts * self.means * other.means).sum(-1)
-        own, others = (
-            one.row_means - (counts * one.row_means).sum(-1, keepdim=True) / counts.sum() for one in (self, other)
-        )
-        return torch.stack([within + (counts * own * others).sum(-1), within])
+        return cls(mean, centred, seen)

@@ -111,9 +111,18 @@ def _conjugate_gradients(
 
 def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> Operator:
     if band := band_of(pairs):
-        return _Band(band, *blocks(pairs, ridge, band, device)).solve
+        banded = _Band(band, *blocks(pairs, ridge, band, device)).solve
+        whole = band >= pairs.size and ridge == 0
+        return (lambda x: without_free_constant(banded(without_free_constant(x)))) if whole else banded
     inverse = 1 / (pairs.counts(device)[1] + ridge)
     return lambda x: inverse * x
+
+
+def without_free_constant(x: Float[Tensor, "axis=2 head size"]) -> Float[Tensor, "axis=2 head size"]:
+    """b and c less what a constant from one to the other makes of them: no score has it, and a band with every distance
+    would blow up what rounding leaves of it."""
+    apart = (x[0] - x[1]).mean(-1, keepdim=True) / 2
+    return torch.stack([x[0] - apart, x[1] + apart])
 
 
 @lru_cache(maxsize=256)
