@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 KEPT = ROOT / "build" / "numbers"  # not in the repository: a second run goes on from it, pictures are drawn from it
 NUMBERS = ROOT / "docs" / "numbers.json"
+SEEDS = ROOT / "build" / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1250 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
 NULL: dict[str, Any] = {"null_seeds": (0,)}
 CHECKPOINTS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
@@ -63,10 +64,11 @@ class Part:
         return hashlib.sha256(told.encode()).hexdigest()[:10]
 
     @property
-    def missing(self) -> bool:
-        """Whether the model lies outside the repository and is not there."""
+    def missing(self) -> str:
+        """What lies outside the repository and is not there; "" where nothing lacks."""
         directory = MODELS[self.model][0] if self.model else None
-        return directory is not None and not (SHARED / directory).is_dir()
+        needed = [SHARED / directory] if directory else [SEEDS / str(seed) for seed in self.settings.get("training_seeds", ())]
+        return ", ".join(str(one) for one in needed if not one.is_dir())
 
 
 @cache
@@ -148,6 +150,17 @@ def training(part: Part) -> Mapping[str, Any]:
     """Every measure at every checkpoint of the mini model."""
     measures = (*MEASURES, "coupling")
     return {"emergence": emergence(CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **CUT, **NULL)}
+
+
+def training_of_seeds(part: Part) -> Mapping[str, Any]:
+    """The same at the checkpoints of the mini recipe begun from other seeds."""
+    found = {}
+    for seed in part.settings["training_seeds"]:
+        checkpoints = sorted((SEEDS / str(seed) / "checkpoints").iterdir())
+        found[f"seed {seed}"] = emergence(
+            checkpoints, text_of("mini"), measures=("three_axis", "coupling"), tokenizer="mini", **CUT, null_seeds=()
+        ).summary
+    return jsonable(found)
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:
@@ -264,6 +277,7 @@ PARTS = {
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
     "stories260K claims": Part("stories260K", {}, claims),
+    "babyllama105 claims": Part("babyllama105", {}, claims),
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
@@ -275,6 +289,7 @@ PARTS = {
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
+    "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
     "width alone": Part("", {"width_per_k": 8}, width),
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
@@ -314,8 +329,8 @@ def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:
 def measure(names: Sequence[str], *, again: bool = False) -> None:
     """Measure these parts where they are not kept, and write their numbers into docs/numbers.json."""
     for name in names:
-        if PARTS[name].missing:
-            print(f"{name} is left as it is: no model {SHARED / str(MODELS[PARTS[name].model][0])}", file=sys.stderr)
+        if missing := PARTS[name].missing:
+            print(f"{name} is left as it is: no {missing}", file=sys.stderr)
             continue
         told = numbers_of(name, again=again)
         numbers = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
