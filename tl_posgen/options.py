@@ -47,8 +47,8 @@ def fits(value: Any, kind: Any) -> bool:
     """Whether a value is of an option's type: numbers, words, Literals, sequences of them, and unions of these.
 
     Example:
-        >>> fits(1, float), fits(True, int), fits([0, 2], Sequence[int]), fits("02", Sequence[int])
-        (True, False, True, False)
+        >>> fits(1, float), fits(True, int), fits(10**30, int), fits([0, 2], Sequence[int]), fits("02", Sequence[int])
+        (True, False, False, True, False)
     """
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -60,7 +60,8 @@ def fits(value: Any, kind: Any) -> bool:
         return listed and all(fits(one, inside[0]) for one in value)
     if kind in (int, float):
         numbers = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
-        return isinstance(value, numbers) and not isinstance(value, bool)
+        fitting = isinstance(value, numbers) and not isinstance(value, bool)
+        return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < 2**63)  # files hold no larger
     return isinstance(value, kind) if isinstance(kind, type) else True
 
 

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 
+MOST_DISTANCES = 2**20  # longer than any context, and still held in memory
 
-def check_whole(place: str, least: int, **values: Any) -> None:
-    """Refuse values that are no whole numbers of `least` or more.
+
+def check_whole(place: str, least: int, /, most: int | None = None, **values: Any) -> None:
+    """Refuse values that are no whole numbers from `least` to `most`.
 
     Example:
         >>> check_whole("residual", 1, n_pairs=0)
@@ -18,8 +20,9 @@ def check_whole(place: str, least: int, **values: Any) -> None:
         tl_posgen.errors.InputError: residual: n_pairs=0: give a whole number, 1 or more
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InputError(f"{place}: {name}={value!r}: give a whole number, {least} or more")
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= (most or value):
+            ends = f"{least} or more" if most is None else f"{least} to {most}"
+            raise InputError(f"{place}: {name}={value!r}: give a whole number, {ends}")
 
 
 def check_share(name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ from tl_posgen.position.decomposition.residual_moments import PlaneParts, Residu
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
-from tl_posgen.position.decomposition.token_pairs import TokenPairTally
+from tl_posgen.position.decomposition.token_pairs import KEEP, TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.sentences import at_head, beside, extremes, means, said
@@ -49,7 +49,7 @@ class Residual(Options):
     while a head meets no more than 1024 kinds, see `TokenPairTally`.
 
     Args:
-        n_pairs: kinds of token pair to name for each head.
+        n_pairs: kinds of token pair to name for each head, 1024 at most.
         components: singular values to keep, 512 at most.
         examples: heads to show token by token, those with the largest share on the first prompt; 0 for none.
 
@@ -70,12 +70,9 @@ class Residual(Options):
     examples: int = 2
 
     def check(self) -> None:
-        check_whole("residual", 1, n_pairs=self.n_pairs, components=self.components)
+        check_whole("residual", 1, KEEP, n_pairs=self.n_pairs)
+        check_whole("residual", 1, SPECTRUM_CROP, components=self.components)
         check_whole("residual", 0, examples=self.examples)
-        if self.components > SPECTRUM_CROP:
-            raise InputError(
-                f"residual: components={self.components}: there are {SPECTRUM_CROP} singular values at most"
-            )
 
 
 class ResidualCollector(Collector):

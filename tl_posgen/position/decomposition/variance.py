@@ -12,7 +12,7 @@ from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.options import Options
-from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.decomposition.variance_shares import (
     COMPONENTS,
     DistanceWeights,
@@ -58,7 +58,7 @@ class Variance(Options):
     weights: DistanceWeights = "uniform"
 
     def check(self) -> None:
-        check_whole("variance", 1, n_distances=1 if self.n_distances is None else self.n_distances)
+        check_whole("variance", 1, MOST_DISTANCES, n_distances=1 if self.n_distances is None else self.n_distances)
 
 
 class VarianceCollector(Collector):

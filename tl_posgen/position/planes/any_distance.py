@@ -37,6 +37,8 @@ INVERSE_DFT = "inverse DFT"
 RCONDS = (1e-12, 1e-2)  # the best fit, whatever its logits, and one whose planes hardly cancel
 Table = Float[Tensor, "query_token key_token distance"]
 
+MOST = 2**12  # distances: the head by inverse DFT has half as many planes
+
 
 @dataclass(frozen=True)
 class AnyDistance(Options):
@@ -77,7 +79,7 @@ class AnyDistance(Options):
     rconds: Sequence[float] = RCONDS
 
     def check(self) -> None:
-        check_whole("any_distance", 2, n_distances=self.n_distances)
+        check_whole("any_distance", 2, MOST, n_distances=self.n_distances)
         if not len(self.rconds) or not all(0 < rcond < 1 for rcond in self.rconds):
             raise InputError(
                 f"any_distance: rconds={self.rconds!r}: give one at least, each between 0 and 1, such as (1e-12, 1e-2)"

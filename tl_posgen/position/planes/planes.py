@@ -19,7 +19,7 @@ from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.options import Options
-from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN, without_first_token
 from tl_posgen.position.planes.plane_patterns import (
     PARTS,
@@ -87,7 +87,7 @@ class Planes(Options):
     def check(self) -> None:
         if not 0 < self.eps < math.inf:
             raise InputError(f"planes: eps={self.eps!r}: the tolerance must be a number above 0")
-        check_whole("planes", 1, n_distances=1 if self.n_distances is None else self.n_distances)
+        check_whole("planes", 1, MOST_DISTANCES, n_distances=1 if self.n_distances is None else self.n_distances)
         if not 0 <= self.reference < math.inf:
             raise InputError(f"planes: reference={self.reference!r}: give a distance, such as 0")
 
