@@ -32,7 +32,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
-	$(VENV)/bin/tl-posgen analyze --out report
+	$(VENV)/bin/tl-posgen analyze --out report --force
 
 # shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in what that suite leaves out
 CHECKED = tl_posgen.rope,tl_posgen.stats,beartype.beartype

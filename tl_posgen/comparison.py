@@ -257,4 +257,5 @@ MEASURE = Measure(
     findings=findings,
     figures={"maps": maps, "heads": scatter},
     table=table,
+    legend="means over heads of both sides; from, to: 95% interval of the mean difference.",
 )

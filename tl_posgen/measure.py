@@ -59,6 +59,7 @@ class Measure:
         drawn: which of these kinds a result has data for; all if left out.
         off_page: kinds that `plot` draws and the page leaves out, where token views show the same.
         table: a short table for the terminal and the page, where one row a head is too long.
+        legend: what the headings of that table mean, below it.
         tokens: what circuitsvis shows of it.
         caveats: what it means for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
@@ -89,6 +90,7 @@ class Measure:
     drawn: Callable[[xr.Dataset], Sequence[str]] | None = None
     off_page: frozenset[str] = frozenset()
     table: Callable[[xr.Dataset], pd.DataFrame] | None = None
+    legend: str = ""
     tokens: TokenView | None = None
     caveats: Mapping[str, str] = field(default_factory=dict)
     without_meaning: frozenset[str] = frozenset()

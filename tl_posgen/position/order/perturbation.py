@@ -338,4 +338,8 @@ MEASURE = Measure(
     figures={"curves": figures.curves, "matched": figures.matched},
     drawn=figures.drawn,
     table=table,
+    legend=(
+        "rise: of the loss, nats; low, high: its 95% interval; less P: less the rise of swapped positions, from and to "
+        "its interval; cloze: accuracy."
+    ),
 )
