@@ -121,6 +121,8 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("r_by_distance",),
+    by_head=frozenset({"curves"}),
     figures={
         "map": head_map(
             *("mean_key_r", "mean_key_r_without_first_token"),

@@ -291,6 +291,8 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("a", "b", "c"),
+    by_head=frozenset({"curves", "prompts"}),
     figures={
         "map": head_map(
             *("r", "r_without_first_token", "r_within_rows"),

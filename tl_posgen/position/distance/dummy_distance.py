@@ -285,6 +285,8 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=(f"refit_r{OUT}", "curve_intervention"),
+    by_head=frozenset({"refits", "curves"}),
     figures={
         "map": head_map(
             *SHARES,

@@ -318,6 +318,7 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("magnitude_q", "magnitude_k", "position_by_plane", "content_by_plane"),
     figures={"phases": phases, "magnitude": magnitude, "shares": shares},
     table=table,
     legend=(
