@@ -58,7 +58,7 @@ class Measure:
         figures: kind -> function from a Result to a plotly Figure.
         drawn: which of these kinds a result has data for; all if left out.
         curves: per-head variables with one dimension more, which the page draws in the panel of a head.
-        by_head: kinds that draw a curve of every head; the page of many heads leaves them to that panel.
+        by_head: kinds that draw a curve of every head; the page of more than 64 heads leaves them out.
         off_page: kinds that `plot` draws and the page leaves out, where token views show the same.
         table: a short table for the terminal and the page, where one row a head is too long.
         legend: what the headings of that table mean, below it.

@@ -148,7 +148,7 @@ def head_maps(
         limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
     for panel, array in enumerate(arrays):
         panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
-    panels.figure.update_xaxes(title_text="head", type="category").update_yaxes(title_text="layer", type="category")
+    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
     panels.figure.update_annotations(font_size=11)
     panels.figure.update_layout(coloraxis=colour_axis(*limits))
     return panels.finish(title, subtitle)

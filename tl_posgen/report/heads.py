@@ -59,9 +59,13 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
     (along,) = set(result.dataset[name].dims) - {"layer", "head"}
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
-    own, null = (None if data is None else rows(data, name, str(along), most, log) for data in (result.dataset, result.null))
+    own, null = (
+        None if data is None else rows(data, name, str(along), most, log) for data in (result.dataset, result.null)
+    )
     assert own is not None
-    by_place = dict(zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True))
+    by_place = dict(
+        zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
+    )
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
@@ -77,7 +81,9 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
     }
     if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
         ends = np.nanmin(null.values, 0), np.nanmax(null.values, 0)
-        curve["null"] = {side: [rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)}
+        curve["null"] = {
+            side: [rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)
+        }
     return curve
 
 

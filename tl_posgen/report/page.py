@@ -68,7 +68,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     measure, frame, table = result.measure, result.frame(intervals=False), result.table()
     labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
     n_heads = result.dataset.sizes.get("layer", 0) * result.dataset.sizes.get("head", 0)
-    left = measure.by_head if n_heads > MOST_HEADS and measure.curves else frozenset()
+    left = measure.by_head if n_heads > MOST_HEADS else frozenset()
     shown, by = _most(result, frame)
     return {
         "id": result.name,
@@ -77,7 +77,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "caveat": result.caveat,
         "findings": result.findings(),
         "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page | left],
-        "of_heads": ", ".join(_label(result, name) for name in measure.curves) if left else "",
+        "of_heads": ", ".join(_label(result, name) for name in measure.curves) if left and measure.curves else "",
         "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
         "short": None if table is None else _table(table),
         "legend": measure.legend,

@@ -221,6 +221,7 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    by_head=frozenset({"shares"}),
     figures={
         "atlas": atlas,
         "shares": stacked_shares,

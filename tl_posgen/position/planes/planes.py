@@ -319,6 +319,7 @@ MEASURE = Measure(
     summarise=summarise,
     findings=findings,
     curves=("magnitude_q", "magnitude_k", "position_by_plane", "content_by_plane"),
+    by_head=frozenset({"shares"}),
     figures={"phases": phases, "magnitude": magnitude, "shares": shares},
     table=table,
     legend=(
