@@ -63,6 +63,7 @@ class Measure:
         table: a short table for the terminal and the page, where one row a head is too long.
         legend: what the headings of that table mean, below it.
         tokens: what circuitsvis shows of it.
+        no_tokens: why it has no such view, and what has one instead.
         caveats: what it means for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
         options: the dataclass of its options, or None.
@@ -96,6 +97,7 @@ class Measure:
     table: Callable[[xr.Dataset], pd.DataFrame] | None = None
     legend: str = ""
     tokens: TokenView | None = None
+    no_tokens: str = ""
     caveats: Mapping[str, str] = field(default_factory=dict)
     without_meaning: frozenset[str] = frozenset()
     options: type[Options] | None = None

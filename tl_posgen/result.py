@@ -153,14 +153,17 @@ class Result:
         return self.measure.figures[kind](self)
 
     def show(self, example: int = 0):
-        """A circuitsvis page of this result, token by token."""
+        """A circuitsvis page of this result, token by token, below a line that says what it draws."""
+        from tl_posgen.report.circuits import titled
+
         view = self.measure.tokens
         if view is None:
-            raise InputError(f"{self.name} has no token-level view; use .plot()")
+            why = self.measure.no_tokens or "its numbers are not of single tokens; use .plot()"
+            raise InputError(f"{self.name} has no token-level view: {why}")
         labels = view.labels(self.dataset)
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return view.show(self.dataset, example)
+        return titled(view.show(self.dataset, example), labels[example])
 
     def heads(self, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """The `top` heads by a variable: layer, head and the variable, largest first.

@@ -49,7 +49,7 @@ def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
     return {one.headline: one.label for one in declared}
 
 
-def rounded(value: float) -> float | None:
+def rounded(value: int | float) -> float | None:
     """Four digits; None for no value."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 

@@ -138,7 +138,8 @@ def _json(text: str) -> Markup:
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(result.show(example))
+    assert result.measure.tokens is not None
+    script, page = split_script(result.measure.tokens.show(result.dataset, example))
     scripts[script] = None
     head = HEAD.search(label)
     return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}

@@ -222,6 +222,10 @@ MEASURE = Measure(
     summarise=summarise,
     findings=findings,
     by_head=frozenset({"shares"}),
+    no_tokens=(
+        "its shares are over all tokens; "
+        "measures='split_examples' shows the distance pattern and the content pattern of a head"
+    ),
     figures={
         "atlas": atlas,
         "shares": stacked_shares,
