@@ -1,5 +1,6 @@
 """A report in the terminal: tables with the null's row, and what was found in words."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -213,11 +214,16 @@ def print_claims(report: Report, *, full: bool = False) -> None:
     """A row a claim: what the paper says, the verdict, the numbers, and the null's; by default, one line a claim."""
     table = empty_table(f"claims on {report.provenance['model']}")
     if not full:
-        for name in ("claim", "verdict", "says"):
-            table.add_column(name, overflow="ellipsis", no_wrap=True)
-        for row in report["claims"].frame().to_dict("records"):
-            table.add_row(*(str(row[name]) for name in ("claim", "verdict", "says")))
-        Console(markup=False).print(table)
+        rows = report["claims"].frame()[["claim", "verdict", "says"]].astype(str)
+        console = Console(markup=False)
+        room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
+        for name in rows.columns:
+            table.add_column(name, no_wrap=True)
+        for row in rows.to_dict("records"):
+            table.add_row(
+                row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ...")
+            )
+        console.print(table)
         print("The numbers that verdicts rest on: --full, or the page.")
         return
     for name in WIDTHS:
