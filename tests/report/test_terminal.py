@@ -15,7 +15,7 @@ from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure
 from tl_posgen.report.columns import cell, print_frame, short
 from tl_posgen.report.tables import compact
-from tl_posgen.report.terminal import MOST_LINES, flat_null, print_measures, print_report
+from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_measures, print_report
 from tl_posgen.result import Result
 from tl_posgen.slash import slash_heads
 
@@ -157,3 +157,23 @@ def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):
     assert flat_null(own, own.assign(loss=[7.0, 7.1])) == ""
     assert flat_null(own, own.iloc[:1]) == ""
     assert text.count("null, random init") == len([one for one in report.values() if one.nulls])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_claims_take_a_line_each_by_default(capsys, monkeypatch, width):
+    words = {
+        "says": "a claim in more words than a line has room for " * 4,
+        "criterion": "c",
+        "measured": "m",
+        "null": "n",
+    }
+    columns = {name: ("claim", [text] * 26) for name, text in words.items()}
+    verdicts = {"verdict": ("claim", ["not held", "held"] * 13)}
+    data = xr.Dataset(columns | verdicts, {"claim": [f"position {n}" for n in range(26)]}, {"rows": "claim"})
+    report = tl_posgen.Report({"claims": Result("claims", data)}, {"model": "m"})
+    text = printed(capsys, monkeypatch, width, print_claims, report)
+    assert len(text.splitlines()) <= MOST_LINES
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("not held") == 13
+    assert "--full" in text
+    assert len(printed(capsys, monkeypatch, width, partial(print_claims, full=True), report).splitlines()) > MOST_LINES
