@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -45,6 +45,7 @@ def test_a_report_without_heads_has_none(report):
     assert heads_of({"loss": report["loss"]}) is None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arrays(np.float64, (3, 5), elements=st.floats(-1e6, 1e6) | st.just(np.nan)))
 def test_steps_are_within_half_a_step_of_the_values(values):
     steps, low, high = quantised(values)

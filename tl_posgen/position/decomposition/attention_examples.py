@@ -22,7 +22,7 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.procedure import Job, as_result
-from tl_posgen.report.circuits import CROP, attention_maps
+from tl_posgen.report.circuits import CROP, attention_maps, token_colours
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
