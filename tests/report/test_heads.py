@@ -51,3 +51,10 @@ def test_steps_are_within_half_a_step_of_the_values(values):
     steps, low, high = quantised(values)
     curve = {"steps": base64.b64encode(steps.tobytes()), "low": low, "high": high}
     np.testing.assert_allclose(decoded(curve, 3), values, atol=(high - low) / 65534 * 0.51 + 1e-9)
+
+
+def test_the_page_of_a_report_without_heads_has_no_panel(report):
+    page = tl_posgen.Report({"loss": report["loss"]}, report.provenance).html()
+    assert 'id="heads">null</script>' in page
+    assert '<dialog id="panel">' not in page
+    assert '<dialog id="panel">' in report.html()

@@ -35,7 +35,7 @@ const near = new IntersectionObserver((entries) => {
 figures.forEach((div) => near.observe(div));
 night.addEventListener("change", () => {
   figures.filter((div) => div.dataset.drawn).forEach(draw);
-  if (find("panel").open) show(find("head").value);
+  if (find("panel")?.open) show(find("head").value);
 });
 
 // A curve of every head: 16-bit steps between its ends, -32768 for no value.
