@@ -96,7 +96,7 @@ function bringBack() {
 }
 
 function show(name) {
-  const index = HEADS.names.indexOf(name);
+  const index = HEADS ? HEADS.names.indexOf(name) : -1;
   if (index < 0) return;
   const [layer, head] = name.split("."), panel = find("panel");
   bringBack();
