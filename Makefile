@@ -32,7 +32,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
-	$(VENV)/bin/tl-posgen analyze --out report
+	$(VENV)/bin/tl-posgen analyze --out report --force
 
 # shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in what that suite leaves out
 CHECKED = tl_posgen.rope,tl_posgen.stats,beartype.beartype
@@ -40,6 +40,7 @@ EVERY = -m 'not screenshot and not soak'
 
 test: $(VENV)/installed-dev lint ## lint, then every test of under two seconds on TransformerLens 3.9.0
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=$(CHECKED)
+	@command -v chromium google-chrome > /dev/null || echo "not tested: pages in a browser, as there is neither chromium nor google-chrome"
 
 test-slow: $(VENV)/installed-dev ## the longer tests: commands, pages, notebooks, Ray, peaks of memory, trained models
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m slow --jaxtyping-packages=$(CHECKED)

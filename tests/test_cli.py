@@ -16,7 +16,7 @@ from tl_posgen.cli import main
 from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.source import MINI
-from tl_posgen.report.terminal import short
+from tl_posgen.report.columns import short
 
 CHECKPOINT = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints" / "step00000"
 MEASURES = {
@@ -149,7 +149,7 @@ def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, messag
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_command_prints_its_table_and_writes_its_report(done, small, text, name):
-    printed, summary = done(name, "--model", small, *cut(text, 24, 2), *MEASURES[name])
+    printed, summary = done(name, "--model", small, *cut(text, 24, 2), *MEASURES[name], "--full")
     assert "null, random init (seed 0)" in printed
     for measure in summary["measures"]:
         assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
@@ -225,7 +225,7 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
     parts = tmp_path / "report" / "parts"
     before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
     assert sorted(name.split("-")[0] for name in before) == ["coupling", "token_coupling"]
-    done(*words)
+    done(*words, "--force")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()} == before
 
 

@@ -1,5 +1,6 @@
 """What the command line leaves on disk: whatever breaks or stops it, no half of a file and no measurement lost."""
 
+import inspect
 import io
 import os
 import signal
@@ -55,7 +56,7 @@ def test_results_that_cannot_be_written_are_shown(monkeypatch, tmp_path, capsys)
 
 
 def test_tables_that_cannot_be_printed_come_after_the_page(monkeypatch, tmp_path):
-    def closed(report):
+    def closed(report, **_):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("tl_posgen.report.terminal.print_report", closed)
@@ -143,3 +144,30 @@ def test_the_command_leaves_the_handlers_of_its_process_alone(monkeypatch):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     run(monkeypatch, "--help")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_report_of_another_run_is_replaced_only_by_force(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert run(monkeypatch, "analyze", *SHORT, "--out", out) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    longer = [*SHORT, "--seed", "1"]
+    assert run(monkeypatch, "analyze", *longer, "--out", out) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {out}: holds another run's index.html")
+    assert "force=True (--force)" in error
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert run(monkeypatch, "analyze", *longer, "--out", out, "--force") == 0
+    assert load(out).provenance["seed"] == 1
+
+
+def test_every_command_has_a_place_of_its_own():
+    from tl_posgen.cli.commands import app
+
+    places = {}
+    for one in app.registered_commands:
+        options = inspect.signature(one.callback).parameters
+        if "out" in options:
+            places[one.callback.__name__.replace("_", "-")] = options["out"].default
+    assert str(places.pop("sweep")) == "runs"
+    assert places == {name: f"report-{name}" for name in places}
+    assert {"analyze", "slash", "compare", "claims", "toy"} <= places.keys()

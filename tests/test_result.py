@@ -193,6 +193,21 @@ def test_a_report_is_written_whole_or_not_at_all(result, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_another_report_is_replaced_only_by_force(result, tmp_path):
+    report = Report({result.name: result}, {"model": "m"})
+    report.write(tmp_path)
+    report.write(tmp_path)  # its own of before
+    other = Report({result.name: result}, {"model": "another"})
+    with pytest.raises(OutputError, match=r"another run's index\.html; choose another place, or give force=True"):
+        other.write(tmp_path)
+    assert load(tmp_path).provenance == {"model": "m"}
+    other.write(tmp_path, force=True)
+    assert load(tmp_path).provenance == {"model": "another"}
+    (tmp_path / "results.nc").write_bytes(b"damaged")
+    with pytest.raises(OutputError, match="holds another run's"):
+        other.write(tmp_path)
+
+
 def test_a_result_without_a_view_of_its_own_is_drawn_as_head_maps(result):
     figure = result.plot()
     assert len(figure.data) == 2

@@ -202,7 +202,7 @@ def maps(result: Any) -> go.Figure:
     for panel, number in enumerate(chosen["number"].values):
         array = chosen["difference"].sel(number=number, drop=True).transpose("layer", "head")
         panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
-    panels.figure.update_xaxes(title_text="head", type="category").update_yaxes(title_text="layer", type="category")
+    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
     panels.figure.update_layout(coloraxis=colour_axis(-limit, limit, DIVERGING))
     return panels.finish(
         f"Difference per head · {data.attrs['model']}", "second less first; the numbers that change most"
@@ -257,4 +257,5 @@ MEASURE = Measure(
     findings=findings,
     figures={"maps": maps, "heads": scatter},
     table=table,
+    legend="means over heads of both sides; from, to: 95% interval of the mean difference.",
 )

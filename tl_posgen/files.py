@@ -9,6 +9,7 @@ from pathlib import Path
 from tl_posgen.errors import InputError, OutputError
 
 PARTIAL = ".partial-"  # directories of what is not yet whole
+REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> Path:
@@ -100,6 +101,18 @@ def require_writable(directory: str | os.PathLike) -> Path:
     with refused(directory), made(directory):
         pass
     return directory
+
+
+def require_free(directory: str | os.PathLike, force: bool = False) -> None:
+    """Refuse a directory that holds a report, unless it may be replaced.
+
+    Raises:
+        OutputError: one of its files is there.
+    """
+    there = [name for name in REPORT if not force and os.path.lexists(as_path(directory) / name)]
+    if there:
+        held = f"{directory}: holds another run's {there[0]}"
+        raise OutputError(f"{held}; choose another place, or give force=True to replace it")
 
 
 @contextmanager

@@ -57,9 +57,13 @@ class Measure:
         findings: from the summary, and that of the null or None, to sentences; see `tl_posgen.report.sentences`.
         figures: kind -> function from a Result to a plotly Figure.
         drawn: which of these kinds a result has data for; all if left out.
+        curves: per-head variables with one dimension more, which the page draws in the panel of a head.
+        by_head: kinds that draw a curve of every head; the page of more than 64 heads leaves them out.
         off_page: kinds that `plot` draws and the page leaves out, where token views show the same.
         table: a short table for the terminal and the page, where one row a head is too long.
+        legend: what the headings of that table mean, below it.
         tokens: what circuitsvis shows of it.
+        no_tokens: why it has no such view, and what has one instead.
         caveats: what it means for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
         options: the dataclass of its options, or None.
@@ -87,9 +91,13 @@ class Measure:
     findings: Callable[[Summary, "NullSummary | None"], list[str]] = lambda own, null: []
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     drawn: Callable[[xr.Dataset], Sequence[str]] | None = None
+    curves: tuple[str, ...] = ()
+    by_head: frozenset[str] = frozenset()
     off_page: frozenset[str] = frozenset()
     table: Callable[[xr.Dataset], pd.DataFrame] | None = None
+    legend: str = ""
     tokens: TokenView | None = None
+    no_tokens: str = ""
     caveats: Mapping[str, str] = field(default_factory=dict)
     without_meaning: frozenset[str] = frozenset()
     options: type[Options] | None = None

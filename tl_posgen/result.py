@@ -14,11 +14,11 @@ import xarray as xr
 
 from tl_posgen import registry
 from tl_posgen.errors import InputError
-from tl_posgen.files import as_path, write_together, write_whole
+from tl_posgen.files import as_path, require_free, write_together, write_whole
 from tl_posgen.measure import Measure, rows_of
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
-from tl_posgen.options import require_name
+from tl_posgen.options import require, require_name
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
@@ -153,14 +153,17 @@ class Result:
         return self.measure.figures[kind](self)
 
     def show(self, example: int = 0):
-        """A circuitsvis page of this result, token by token."""
+        """A circuitsvis page of this result, token by token, below a line that says what it draws."""
+        from tl_posgen.report.circuits import titled
+
         view = self.measure.tokens
         if view is None:
-            raise InputError(f"{self.name} has no token-level view; use .plot()")
+            why = self.measure.no_tokens or "its numbers are not of single tokens; use .plot()"
+            raise InputError(f"{self.name} has no token-level view: {why}")
         labels = view.labels(self.dataset)
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return view.show(self.dataset, example)
+        return titled(view.show(self.dataset, example), labels[example])
 
     def heads(self, top: int = 5, by: str | None = None) -> pd.DataFrame:
         """The `top` heads by a variable: layer, head and the variable, largest first.
@@ -277,10 +280,28 @@ class Report(Mapping[str, Result]):
         summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
         return {"index.html": self.html().encode(), "summary.json": summary.encode()}
 
-    def write(self, directory: str | os.PathLike) -> Path:
-        """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html."""
+    def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
+        """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html.
+
+        Args:
+            force: replace what another analysis left there; its own report of before is always replaced.
+
+        Raises:
+            OutputError: the directory holds another report, or cannot be written.
+        """
+        require("force", force, bool)
+        require_free(directory, force or self._is_in(as_path(directory)))
         write_together(as_path(directory), self.page_files() | {"results.nc": results_bytes(self, self.provenance)})
         return as_path(directory) / "index.html"
+
+    def _is_in(self, directory: Path) -> bool:
+        """Whether a directory holds a report of the same measures of the same model and prompts."""
+        try:
+            attributes = read_attributes(directory / "results.nc")
+            then = [json.loads(attributes[name]) for name in ("order", "provenance")]
+        except (OSError, ValueError, KeyError):  # none, a damaged one, or something else
+            return False
+        return then == json.loads(json.dumps([list(self.results), self.provenance]))
 
 
 def listed(layers: Any) -> str:

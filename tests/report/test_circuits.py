@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from tl_posgen.report.circuits import CROP, attention_maps, split_script
+from tl_posgen.report.circuits import CROP, attention_maps, split_script, titled, token_colours
 
 
 def props(page: str) -> dict:
@@ -35,3 +35,19 @@ def test_pages_share_one_script():
     assert scripts[0] == scripts[1]
     assert "CircuitsVis" in scripts[0]
     assert all(len(fragment) < 2000 for fragment in fragments)
+
+
+def test_tokens_coloured_by_numbers_are_escaped_and_finite():
+    page = token_colours(["</script>", "a\n", "b"], np.array([1.0, np.nan, -0.5]))
+    _, fragment = split_script(page)
+    assert fragment.count("</script>") == 1
+    drawn = json.loads(re.search(r"CircuitsVis\.ColoredTokens,\s*(\{.*\})\s*\)", fragment, re.S).group(1))
+    assert drawn["tokens"] == ["</script>", "a↵", "b"]
+    assert drawn["values"] == [1.0, 0.0, -0.5]
+    assert drawn["minValue"] == -drawn["maxValue"] < 0
+
+
+def test_a_page_begins_with_what_it_draws():
+    page = titled(attention_maps(np.eye(2)[None], ["a", "b"], ["one"]), "head <1>")
+    assert page.local_src.startswith("<p>head &lt;1&gt;</p>")
+    assert page.cdn_src.startswith("<p>head &lt;1&gt;</p>")

@@ -1,5 +1,6 @@
 """The report page in a real browser, with no network."""
 
+import re
 import shutil
 
 import pytest
@@ -58,16 +59,55 @@ def test_the_page_asks_for_nothing_and_raises_no_error(page):
     assert page.problems == []
 
 
-def test_every_figure_is_drawn(page):
-    figures = page.locator(".plotly-graph-div")
+def test_every_figure_is_drawn_when_it_comes_into_view(page):
+    figures = page.locator(".plot")
     assert figures.count() >= 6
     for index in range(figures.count()):
-        assert figures.nth(index).locator("svg.main-svg").count() > 0
+        figures.nth(index).scroll_into_view_if_needed()
+        figures.nth(index).locator("svg.main-svg").first.wait_for()
         assert figures.nth(index).bounding_box()["height"] > 200
 
 
+def test_a_click_on_a_head_of_a_map_opens_its_panel(page):
+    plot = page.locator("section#three_axis .plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".subplot .plot, .subplot.xy").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 8, box["y"] + box["height"] / 8)
+    panel = page.locator("dialog#panel")
+    panel.wait_for()
+    assert panel.locator("#which").inner_text() == "layer 3, head 0"
+    assert panel.locator("#numbers tr").count() > 5
+    curves = panel.locator("#curves figure")
+    assert curves.count() == 4  # a, b and c of the three-axis fit, r of the mean-key split
+    assert curves.first.locator(".scatterlayer .trace").count() == 5  # the random init's span, and four heads
+    page.locator("#close").click()
+    assert not panel.is_visible()
+
+
+def test_the_panel_has_the_token_maps_of_its_head_and_gives_them_back(page):
+    view = page.locator(".view").first
+    head = view.get_attribute("data-head")
+    n_views = page.locator("section#attention_examples .view").count()
+    page.locator("#open").click()
+    page.locator("#head").select_option(head)
+    shown = page.locator("#panel #maps .view")
+    assert shown.count() == 3  # attention, key part, query part
+    assert page.locator("#nomaps").is_hidden()
+    page.locator("#close").click()
+    assert page.locator("section#attention_examples .view").count() == n_views
+
+
+def test_the_order_of_heads_is_that_of_the_measure(page):
+    page.locator("#open").click()
+    page.locator("#order").select_option("0")
+    values = [float(text.split(": ")[1]) for text in page.locator("#head option").all_inner_texts()]
+    assert values == sorted(values, reverse=True)
+    assert page.locator("#numbers tr").first.locator("td").last.inner_text() == "1 of 16"
+    page.locator("#close").click()
+
+
 def test_token_views_show_the_tokens_as_text(page):
-    assert page.locator(".view").count() == 2
+    assert page.locator(".view").count() == 6  # two heads: attention, key part, query part
     assert page.locator(".view").first.locator("text=additive").count() > 0
     assert page.locator("b:text('bold')").count() == 0
 
@@ -81,3 +121,18 @@ def test_it_leads_with_findings_beside_the_null(page):
 def test_the_sections_carry_their_tables_and_the_provenance(page):
     assert page.locator("section#three_axis table tbody tr").count() == 16
     assert "transformer-lens" in page.locator("section#provenance").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 700])
+def test_it_reads_at_either_width_by_day_and_night(browser, page_path, width, scheme):
+    context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(page_path.as_uri())
+    page.locator(".plot svg.main-svg").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = page.evaluate("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
+    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, ink)]
+    assert (brightness[0] > brightness[1] + 300) if scheme == "light" else (brightness[1] > brightness[0] + 300)
+    context.close()

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from tl_posgen.report.columns import cell, short
 from tl_posgen.report.sentences import at_head, beside, said, with_interval
-from tl_posgen.report.terminal import cell, short
 from tl_posgen.summary import NullSummary
 
 

@@ -2,17 +2,22 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from rich.console import Console
 
 import tl_posgen
 from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure
+from tl_posgen.report.columns import cell, print_frame, short
 from tl_posgen.report.tables import compact
-from tl_posgen.report.terminal import cell, print_frame, print_report, short
+from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_measures, print_report
 from tl_posgen.result import Result
+from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)
 FRAMES = {
@@ -77,7 +82,7 @@ def report(mini, alice):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_of_the_table_of_heads_is_printed_whole(capsys, monkeypatch, width, report):
     one = tl_posgen.Report({name: report[name] for name in ("three_axis", "variance", "mean_key")}, report.provenance)
-    text = printed(capsys, monkeypatch, width, print_report, one)
+    text = printed(capsys, monkeypatch, width, partial(print_report, full=True), one)
     tables = text[: text.index("•")]
     frame = one.frame()
     numbers = [short(value) for name in frame.columns[2:] for value in frame[name]]
@@ -118,3 +123,57 @@ def test_every_number_of_a_measure_is_printed_whole(capsys, monkeypatch, width, 
         text = printed(capsys, monkeypatch, width, lambda: print_frame(Console(markup=False), frame, "table"))  # noqa: B023
         for name in frame.columns:
             assert not {word for value in frame[name] for word in cell(value).split()} - set(text.split()), name
+
+
+def test_by_default_a_report_takes_40_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
+    show = partial(print_measures, lead=slash_heads(report) if "slash" in report else None)
+    for width in WIDTHS:
+        text = printed(capsys, monkeypatch, width, show, report)
+        assert len(text.splitlines()) <= MOST_LINES
+        assert max(map(len, text.splitlines())) <= width
+        assert re.search(r"Not shown: .*\d+ further tables; --full shows all\.$", text.strip())
+    whole = printed(capsys, monkeypatch, 120, partial(show, full=True), report)
+    assert len(whole.splitlines()) > 100
+    assert not [sentence for sentence in report.findings() if sentence.split()[-1] not in whole]
+
+
+def test_many_heads_by_default_are_those_of_the_highest_headline(capsys, monkeypatch, report):
+    data = report["three_axis"].dataset
+    many = xr.concat([data.assign_coords(layer=data["layer"] + 4 * n) for n in range(24)], "layer", data_vars="minimal")
+    n = many["r"].size
+    many["r"] = ("layer", "head"), np.random.default_rng(0).permutation(n).reshape(many["r"].shape) / n
+    one = tl_posgen.Report({"three_axis": replace(report["three_axis"], dataset=many)}, report.provenance)
+    text = printed(capsys, monkeypatch, 120, print_report, one)
+    assert len(text.splitlines()) <= MOST_LINES
+    assert f"{n} heads, the" in text
+    rows = [line.split()[2] for line in text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
+    assert rows == [short(1 - (1 + place) / n) for place in range(len(rows))]
+
+
+def test_a_null_that_says_nothing_is_one_sentence(capsys, monkeypatch, report):
+    text = printed(capsys, monkeypatch, 120, partial(print_measures, full=True), report)
+    own = pd.DataFrame({"condition": ["a", "b"], "loss": [3.0, 4.0], "r": [float("nan")] * 2})
+    assert flat_null(own, own.assign(loss=[7.0, 7.001])) == "loss 7.000 to 7.001 in all 2 rows."
+    assert flat_null(own, own.assign(loss=[7.0, 7.1])) == ""
+    assert flat_null(own, own.iloc[:1]) == ""
+    assert text.count("null, random init") == len([one for one in report.values() if one.nulls])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_claims_take_a_line_each_by_default(capsys, monkeypatch, width):
+    words = {
+        "says": "a claim in more words than a line has room for " * 4,
+        "criterion": "c",
+        "measured": "m",
+        "null": "n",
+    }
+    columns = {name: ("claim", [text] * 26) for name, text in words.items()}
+    verdicts = {"verdict": ("claim", ["not held", "held"] * 13)}
+    data = xr.Dataset(columns | verdicts, {"claim": [f"position {n}" for n in range(26)]}, {"rows": "claim"})
+    report = tl_posgen.Report({"claims": Result("claims", data)}, {"model": "m"})
+    text = printed(capsys, monkeypatch, width, print_claims, report)
+    assert len(text.splitlines()) <= MOST_LINES
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("not held") == 13
+    assert "--full" in text
+    assert len(printed(capsys, monkeypatch, width, partial(print_claims, full=True), report).splitlines()) > MOST_LINES

@@ -1,5 +1,6 @@
 """The commands: each takes its measures of a model and shows what was found."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 
 Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directory, if checkpoints have none.")]
 
 LOADING = ("backend", "dtype", "device", "revision")
+PAGE = ("out", "force", "full")
+READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
 
 __all__ = ["app"]
 
@@ -48,7 +51,7 @@ def measures() -> None:
     print_known_measures()
 
 
-@command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", "out"))
+@command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.probe import check as run
@@ -148,7 +151,7 @@ def slash(
     from tl_posgen import slash as of
 
     options = (of.Slash, of.SlashPlanes, of.Cone, of.SlashTransfer, of.BandAblation)
-    setup.measure(*(one(**chosen) for one in options))
+    setup.measure(*(one(**chosen) for one in options), lead=of.slash_heads)
 
 
 @command(without=("model", "text", "dataset", "length", "prompts", *LOADING, "null_seeds", "no_null"))
@@ -214,16 +217,17 @@ def emerge(
     setup.present(emergence(checkpoints, words, measures=measures, **where, **cut))
 
 
-@app.command()
+@command(without=READING)
 def compare(
+    setup: Setup,
     first: Annotated[Path, typer.Argument(help="A report's directory, or its results.nc.")],
     second: Annotated[Path, typer.Argument(help="Another: of another model or text, or under an intervention.")],
-    out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "comparison",
 ) -> None:
     """What changes per head from one report to another; intervals are paired where the prompts are the same."""
     from tl_posgen.comparison import compare as run
 
-    Setup(out=out).present(run(first, second))
+    setup.prepare()
+    setup.present(run(first, second))
 
 
 @app.command()
@@ -235,6 +239,7 @@ def sweep(
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; a running or a new one if left out.")] = None,
     shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print every table whole, not 40 lines at most.")] = False,
     plan: Annotated[bool, typer.Option("--list", help="List the jobs and what became of them; run nothing.")] = False,
 ) -> None:
     """Measure models x revisions x texts: a job a file; finished jobs are passed over, so a second run goes on.
@@ -252,8 +257,8 @@ def sweep(
     swept = run(study, out=out, executor=executor, workers=workers, address=address, shard=shard, retry=retry)
     if swept.is_whole:
         report = report_study(out)
-        page = report.write(out / "report")
-        print_measures(report)
+        page = report.write(out / "report", force=True)
+        print_measures(report, full=full)
         print(f"\nReport: {page}")
     print(f"{swept} in {out}")
     raise typer.Exit(int(bool(swept.failed or swept.unfinished)))

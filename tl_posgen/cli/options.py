@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -45,6 +46,8 @@ class Setup:
     ] = None
     no_null: Annotated[bool, typer.Option("--no-null", help="Skip the randomly initialised models.")] = False
     out: Annotated[str, typer.Option(help="Directory for index.html, summary.json and results.nc.")] = "report"
+    force: Annotated[bool, typer.Option("--force", help="Replace another run's report in --out.")] = False
+    full: Annotated[bool, typer.Option("--full", help="Print every table whole, not 40 lines at most.")] = False
 
     def __post_init__(self) -> None:
         for option in ("model", "text", "dataset", "out"):
@@ -79,8 +82,9 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.files import require_writable
+        from tl_posgen.files import require_free, require_writable
 
+        require_free(self.out, self.force)
         require_writable(self.out)
 
     def pretrained(self, backend: str | None = None) -> Any:
@@ -89,14 +93,21 @@ class Setup:
 
         return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
 
-    def measure(self, *measures: Any, backend: str | None = None, **more: Any) -> None:
-        """Take these measures of the model and text, and present them."""
+    def measure(
+        self, *measures: Any, backend: str | None = None, lead: Callable[[Any], Any] | None = None, **more: Any
+    ) -> None:
+        """Take these measures of the model and text, and present them, the table that `lead` makes of them first."""
         cut, words, model = self.cut | more, self.words(), self.pretrained(backend)
         from tl_posgen.analysis import analyze
+        from tl_posgen.registry import request_of
+        from tl_posgen.result import Report
 
-        self.present(analyze(model, words, measures=list(measures), skip_unsupported=True, **cut))
+        found = analyze(model, words, measures=list(measures), skip_unsupported=True, **cut)
+        asked = [name for name in (request_of(one).name for one in measures) if name in found]
+        ordered = {name: found[name] for name in (*asked, *found)}  # what they come after stands behind them
+        self.present(Report(ordered, found.provenance), lead=None if lead is None else lead(found))
 
-    def present(self, found: Any, show: Callable[[Any], None] | None = None) -> None:
+    def present(self, found: Any, show: Callable[..., None] | None = None, **more: Any) -> None:
         """The page of a report or one result in `out`, and its tables on the terminal: those of `show`, or all.
 
         What was measured is saved before the page is made, and shown where it cannot be written.
@@ -106,7 +117,7 @@ class Setup:
         from tl_posgen.result import Report, results_bytes
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
-        show = show or print_measures
+        show = partial(show or print_measures, full=self.full, **more)
         try:
             write_together(self.out, {"results.nc": results_bytes(report, report.provenance)})
             page = self.page(report)
@@ -135,17 +146,19 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
     """Make a function whose first parameter is a `Setup` a command: the setup's fields become options beside its own.
 
     Args:
-        without: fields that mean nothing here. defaults: of this command, where they are not the setup's.
+        without: fields that mean nothing here. defaults: of this command, where they are not the setup's; --out is
+            `report-<command>`.
     """
     hints = get_type_hints(Setup, include_extras=True)
-    chosen = {field.name: defaults.get(field.name, field.default) for field in fields(Setup)}
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-        for name, default in chosen.items()
-        if name not in without
-    ]
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
+        name = function.__name__.replace("_", "-")
+        chosen = {field.name: field.default for field in fields(Setup)} | {"out": f"report-{name}"} | defaults
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in chosen.items()
+            if name not in without
+        ]
         own_hints = get_type_hints(function, include_extras=True)
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         # arguments have no default and stand first on the command line
@@ -160,7 +173,7 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command(function.__name__.replace("_", "-"))(run)
+        app.command(name)(run)
         return function
 
     return register

@@ -306,4 +306,8 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    legend=(
+        "K: number of top singular vectors; coupling: of residual Jacobians across layers; chance: in random bases; "
+        "signed: with the signs of A; swapped: left in right singular vectors; 95% intervals over prompts in brackets."
+    ),
 )

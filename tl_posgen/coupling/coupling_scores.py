@@ -339,4 +339,5 @@ MEASURE = Measure(
     figures={"scatter": scatter, "given_size": given_size, "width": width},
     drawn=drawn,
     table=table_of,
+    legend="r with the score over models, 95% interval in brackets; given size: the same given width and parameters.",
 )

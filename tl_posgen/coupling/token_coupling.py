@@ -245,4 +245,7 @@ MEASURE = Measure(
     findings=findings,
     figures={kind: of_kind(kind) for kind in KINDS},
     table=table,
+    legend=(
+        "K: number of top singular vectors; in brackets 95% intervals over prompts; random bases: what chance couples."
+    ),
 )

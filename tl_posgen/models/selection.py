@@ -10,17 +10,19 @@ import pandas as pd
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 
-Layers: TypeAlias = Iterable[SupportsIndex] | None
-Heads: TypeAlias = Iterable[SupportsIndex] | Iterable[tuple[SupportsIndex, SupportsIndex]] | pd.DataFrame | None
+Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
+Heads: TypeAlias = (
+    SupportsIndex | Iterable[SupportsIndex] | Iterable[tuple[SupportsIndex, SupportsIndex]] | pd.DataFrame | None
+)
 
 
 def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
     """layer -> its chosen heads, both in order; layers without a chosen head are left out.
 
     Args:
-        layers: indices; all if left out.
-        heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with the columns layer and head,
-            a row a head, as `Report.heads` returns; all if left out.
+        layers: an index, or several; all if left out.
+        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or a frame with the columns
+            layer and head, a row a head, as `Report.heads` returns; all if left out.
 
     Raises:
         InputError: a layer or head that does not exist, none at all, something else than integers, or a pair in a layer
@@ -84,6 +86,8 @@ def _index(value: Any, n: int, kind: str, place: str = "") -> int:
 
 def _listed(values: Any, kind: str) -> list[Any]:
     values = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
+    if isinstance(values, int) and not isinstance(values, bool):
+        return [values]
     # an iterator can be read once, and the choice is needed for each model
     if isinstance(values, str | bytes | Mapping | Iterator) or not isinstance(values, Iterable):
         pairs = " or (layer, head) pairs" if kind == "head" else ""

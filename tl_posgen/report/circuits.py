@@ -1,5 +1,6 @@
 """circuitsvis pages that are safe to embed: tokens escaped, numbers finite and short, cropped, the script shared."""
 
+import html
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,28 @@ def attention_maps(maps: np.ndarray, tokens: Sequence[str], names: Sequence[str]
     finite = np.nan_to_num(np.asarray(maps, dtype=np.float64)[:, :CROP, :CROP], nan=0.0, posinf=0.0, neginf=0.0)
     rows = finite.round(4).tolist()
     return _escaped(attention_heads(rows, _marked(tokens[:CROP]), attention_head_names=_marked(names), **options))
+
+
+def token_colours(tokens: Sequence[str], values: np.ndarray, **options):
+    """A circuitsvis `colored_tokens` page: one number a token, red above zero and blue below; NaN is white.
+
+    Returns:
+        as `attention_maps`.
+    """
+    from circuitsvis.tokens import colored_tokens
+
+    finite = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).round(4)
+    reach = float(np.quantile(abs(finite), 0.98)) or 1.0
+    colours = {"positive_color": "red", "negative_color": "blue", "min_value": -reach, "max_value": reach}
+    return _escaped(colored_tokens(_marked(tokens), finite.tolist(), **(colours | options)))
+
+
+def titled(page, label: str):
+    """The page below a line that says what it draws."""
+    from circuitsvis.utils.render import RenderedHTML
+
+    line = f"<p>{html.escape(label)}</p>"
+    return RenderedHTML(line + page.local_src, line + page.cdn_src)
 
 
 def split_script(page) -> tuple[str, str]:

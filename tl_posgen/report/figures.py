@@ -37,6 +37,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         height=height,
         margin={"t": 90, "l": 60, "r": 30, "b": 50},
         colorway=COLOURS,
+        meta={"title": title, "subtitle": subtitle},
     )
     return figure
 
@@ -147,7 +148,7 @@ def head_maps(
         limits = (min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays))
     for panel, array in enumerate(arrays):
         panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
-    panels.figure.update_xaxes(title_text="head", type="category").update_yaxes(title_text="layer", type="category")
+    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
     panels.figure.update_annotations(font_size=11)
     panels.figure.update_layout(coloraxis=colour_axis(*limits))
     return panels.finish(title, subtitle)
@@ -158,7 +159,9 @@ def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     down, across = array.dims
     hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
     x, y = ([str(value) for value in array[dim].values] for dim in (across, down))
-    return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
+    more |= {"meta": "heads"} if array.dims == ("layer", "head") else {}  # a click on the page opens that head
+    z = array.values.astype(np.float32)
+    return go.Heatmap(z=z, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 
 def colour_axis(low: float, high: float, scale: str = SCALE) -> dict[str, Any]:

@@ -1,20 +1,31 @@
 """The report as one HTML page: words first, then pictures, then tables; every script inside."""
 
 import html
+import json
+import re
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 import pandas as pd
 import plotly.io
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
+from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from tl_posgen.measure import rows_of
 from tl_posgen.report.circuits import split_script
+from tl_posgen.report.heads import heads_of
+from tl_posgen.report.tables import MOST_HEADS
 from tl_posgen.result import Result
 
 MOST_VALUES = 64  # of one list in the provenance
 MOST_FINDINGS = 12  # in the box at the top of a page
+MOST_ROWS = 200  # of a long table
+HEADROOM = 44  # pixels above a figure's panels, where their titles stand
+TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
+HEAD = re.compile(r"layer (\d+),? head (\d+)")
 
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
@@ -29,32 +40,68 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     else:
         for section in sections:
             section["findings"] = []
+    heads = heads_of(results)
+    templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in TEMPLATES.items()}
     return template.render(
-        title=f"Position in {provenance.get('model', 'this model')}",
+        title=page_title(results, provenance),
         findings=findings,
         sections=sections,
         provenance=_flat(provenance),
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
+        heads=None if heads is None else _json(json.dumps(heads)),
+        templates=_json(to_json_plotly(templates)),
+        style=Markup(files("tl_posgen.report").joinpath("page.css").read_text(encoding="utf-8")),
+        behaviour=Markup(files("tl_posgen.report").joinpath("page.js").read_text(encoding="utf-8")),
     )
+
+
+def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
+    """The question of the first result, and whose numbers they are."""
+    first = next(iter(results.values()), None)
+    question = "Report" if first is None else first.measure.question
+    model = provenance.get("model") or (None if first is None else first.dataset.attrs.get("model"))
+    return f"{question} · {model}" if model else question
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     measure, frame, table = result.measure, result.frame(intervals=False), result.table()
     labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
+    n_heads = result.dataset.sizes.get("layer", 0) * result.dataset.sizes.get("head", 0)
+    left = measure.by_head if n_heads > MOST_HEADS else frozenset()
+    shown, by = _most(result, frame)
     return {
         "id": result.name,
         "title": measure.question,
         "explanation": measure.explanation,
         "caveat": result.caveat,
         "findings": result.findings(),
-        "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page],
+        "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page | left],
+        "of_heads": ", ".join(_label(result, name) for name in measure.curves) if left and measure.curves else "",
         "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
         "short": None if table is None else _table(table),
-        "table": _table(frame),
+        "legend": measure.legend,
+        "table": _table(shown),
         "variables": _variables(result, frame),
         "rows": len(frame),
+        "shown": len(shown),
+        "by": by,
     }
+
+
+def _label(result: Result, name: str) -> str:
+    return result.measure.variables[name].label if name in result.measure.variables else name
+
+
+def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows of the long table that are shown, and the column whose highest they have; "" for all."""
+    numbers = [name for name in frame.columns if name in result.dataset and name not in rows_of(result.dataset)]
+    numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
+    if len(frame) <= MOST_ROWS or not numbers:
+        return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, "place"
+    headlines = [name for name, one in result.measure.variables.items() if one.headline and name in numbers]
+    by = [*headlines, *numbers][0]
+    return frame.nlargest(MOST_ROWS, by), by
 
 
 def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
@@ -72,15 +119,30 @@ def _table(frame: pd.DataFrame) -> Markup:
         return Markup(frame.to_html(index=False, float_format="%.3f", border=0, classes="numbers"))
 
 
-def _figure(result: Result, kind: str) -> Markup:
-    figure = result.plot(kind)
-    return Markup(plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config={"responsive": True}))
+def _figure(result: Result, kind: str) -> dict[str, Any]:
+    """A figure as the page draws it: its title is the page's own text, which wraps; its look comes with a template."""
+    figure = result.plot(kind).to_dict()
+    layout = figure["layout"]
+    title = (layout.pop("title", None) or {}).get("text", "")
+    words = layout.pop("meta", None) or {"title": re.sub(r"<[^>]*>", " ", str(title)), "subtitle": ""}
+    layout.pop("template", None)
+    margin = layout.get("margin", {})
+    height = layout.get("height", 450) - max(0, margin.get("t", HEADROOM) - HEADROOM)
+    layout |= {"margin": {**margin, "t": HEADROOM}, "height": height}
+    return {**words, "height": height, "spec": _json(to_json_plotly({"data": figure["data"], "layout": layout}))}
+
+
+def _json(text: str) -> Markup:
+    """JSON that no token of it can end the script of."""
+    return Markup(text.replace("<", "\\u003c"))
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(result.show(example))
+    assert result.measure.tokens is not None
+    script, page = split_script(result.measure.tokens.show(result.dataset, example))
     scripts[script] = None
-    return {"label": label, "page": Markup(page)}
+    head = HEAD.search(label)
+    return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

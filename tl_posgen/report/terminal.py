@@ -1,38 +1,126 @@
 """A report in the terminal: tables with the null's row, and what was found in words."""
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
-from typing import Any
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import pandas as pd
 from pandas.api.types import is_float_dtype
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 
 from tl_posgen.claim import WIDTHS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import rows_of
+from tl_posgen.report.columns import cell, empty_table, print_columns, print_frame, short, taken, widest
 from tl_posgen.report.figures import model_label
-from tl_posgen.report.sentences import unsigned_zero
-from tl_posgen.report.tables import MOST_HEADS, compact, head_means
+from tl_posgen.report.tables import compact, head_means
 from tl_posgen.result import Report, Result
 
 MOST_COLUMNS = 15  # of one table; where measures have more between them, each gets a table of its own
+MOST_LINES = 38  # of what is printed by default; where the page is takes two more
+TABLE_LINES = 28  # of them for the first table
+FLAT = 0.01  # a null's column says nothing where it spans less than this share of what the model's spans
 
 
-def print_report(report: Report) -> None:
-    """One row a head for what has headlines (a row a layer for more than 64 heads), then the other measures' tables."""
-    frame, console = report.frame(), Console(markup=False)
+def print_report(report: Report, *, full: bool = False) -> None:
+    """One row a head for what has headlines, then as `print_measures`."""
     per_head = [result for result in report.values() if headlines(result)]
-    if len(frame.columns) > MOST_COLUMNS or not per_head:
-        print_measures(report)
+    if not per_head or len(report.frame().columns) > MOST_COLUMNS:
+        print_measures(report, full=full)
         return
-    per_layer = pd.DataFrame(frame.groupby("layer", as_index=False).mean())
-    rows = frame if len(frame) <= MOST_HEADS else per_layer.assign(head="all")
+    others = [result for result in report.values() if all(result is not one for one in per_head)]
+    print_blocks(partial(print_heads, report=report), others, report, full)
+
+
+def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
+    """One table a result, with the null's below it, and what was found; the table `lead` before all of them.
+
+    Args:
+        full: everything, whole. By default 40 lines at most: the first table, findings, further tables where there is
+            room, and what is left out.
+        lead: a frame whose `attrs` hold its title and its legend.
+    """
+    results = list(report.values())
+    if lead is not None and len(lead):
+        print_blocks(partial(print_lead, lead=lead), results, report, full)
+    elif full:
+        print_blocks(None, results, report, full)
+    else:
+        shown = next((result for result in results if has_table(result)), None)
+        first = None if shown is None else partial(print_own, result=shown)
+        print_blocks(first, [result for result in results if result is not shown], report, full)
+
+
+# prints a table, or at most so many rows of it and the columns that fit beside each other; how many are left out
+Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
+
+
+def print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
+    """The first table, and then, in full: every result's, and all sentences; or as many as there is room for."""
+    console = Console(markup=False)
+    if full:
+        if first is not None:
+            first(console, None)
+        for result in results:
+            print_result(console, result)
+        print_findings(console, report)
+        return
+    room, missing = MOST_LINES - 1, dict[str, int]()  # the last line says what is left out
+    if first is not None:
+        lines, missing = fitted(console, first)
+        print(*lines, "", sep="\n")
+        room -= len(lines) + 1
+    sentences = [printed(console, partial(print_sentence, sentence=one)) for one in report.findings()]
+    tables = [result for result in results if has_table(result)]
+    for lines in list(sentences):
+        if len(lines) > room:
+            break
+        print(*sentences.pop(0), sep="\n")
+        room -= len(lines)
+    for result in list(tables) if not sentences else ():
+        lines = ["", *printed(console, partial(print_own, result=result))]
+        if len(lines) <= room:
+            print(*lines, sep="\n")
+            room -= len(lines)
+            tables = [one for one in tables if one is not result]
+    missing |= {"sentence": len(sentences), "further table": len(tables)}
+    if counts := [f"{n} {what}{'s' if n > 1 else ''}" for what, n in missing.items() if n]:
+        print(f"Not shown: {', '.join(counts)}; --full shows all.")
+
+
+def printed(console: Console, show: Callable[[Console], Any]) -> list[str]:
+    """What is printed, by lines."""
+    with console.capture() as captured:
+        show(console)
+    return captured.get().rstrip().splitlines()
+
+
+def fitted(console: Console, show: Printer) -> tuple[list[str], dict[str, int]]:
+    """A table of at most `TABLE_LINES` lines, where its first row fits them; and what is left out of it."""
+    missing: dict[str, int] = {}
+    lines: list[str] = []
+    for most in range(TABLE_LINES, 0, -1):
+        lines = printed(console, lambda console: missing.update(show(console, most)))  # noqa: B023
+        if len(lines) <= TABLE_LINES:
+            break
+    return lines, missing
+
+
+def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame) -> dict[str, int]:
+    """A table under the title and above the legend of its attributes."""
+    return print_frame(console, lead, lead.attrs.get("title", ""), lead.attrs.get("legend", ""), most)
+
+
+def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
+    """The headlines of every measure, a row a head; the mean and the null below."""
+    rows = frame = report.frame()
+    title = f"{report.provenance.get('model', 'model')}: {len(frame)} heads"
+    if most is not None and most < len(frame):
+        rows = frame.nlargest(most, str(frame.columns[2]))
+        title += f", the {most} of highest {str(frame.columns[2]).replace('_', ' ')}"
     short_names, legend = headings(report)
-    records = [row | {"layer": int(row["layer"])} for row in rows.to_dict("records")]
+    records = [row | {name: int(row[name]) for name in ("layer", "head")} for row in rows.to_dict("records")]
     foot = {"bold": {"layer": "mean", "head": ""} | head_means(frame)}
     if report.provenance.get("null_seeds"):
         foot["dim"] = {"layer": "null", "head": ""} | head_means(report.frame(null=True))
@@ -43,12 +131,8 @@ def print_report(report: Report) -> None:
         heading = name if heading in columns else heading
         columns[heading] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
     wide = taken({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
-    title, gap = f"{report.provenance['model']}: {len(frame)} heads", 1 if wide else 2
-    print_columns(console, columns, title, 2, tuple(foot), legend, gap)
-    for result in report.values():
-        if all(result is not one for one in per_head):
-            print_result(console, result)
-    print_findings(console, report)
+    left_out = print_columns(console, columns, title, 2, tuple(foot), legend, 1 if wide else 2, whole=most is None)
+    return {"row": len(frame) - len(rows), "column": left_out}
 
 
 def headlines(result: Result) -> bool:
@@ -65,23 +149,47 @@ def headings(report: Report) -> tuple[dict[str, str], str]:
     return short, "; ".join(f"{one.short}: {one.label}" for one in declared)
 
 
-def print_measures(report: Report) -> None:
-    """One table a result, with the null's below it."""
-    console = Console(markup=False)
-    for result in report.values():
-        print_result(console, result)
-    print_findings(console, report)
+def has_table(result: Result, *, null: bool = False) -> bool:
+    """Whether it has numbers a row."""
+    return bool(set(compact(result, null=null).columns) - set(rows_of(result.dataset)))
+
+
+def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
+    """The short table of a result, or of its null."""
+    table, name = compact(result, null=null), result.name.replace("_", " ")
+    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.dataset)
+    return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 
 def print_result(console: Console, result: Result) -> None:
-    """The short table of a result, with the null's below it; nothing where it has no numbers a row."""
-    name = result.name.replace("_", " ")
-    sides = [(f"{name}: {model_label(result.dataset)}", False)]
-    sides += [] if result.null is None else [(f"{name}: null, {model_label(result.null)}", True)]
-    for title, null in sides:
-        table = compact(result, null=null)
-        if set(table.columns) - set(rows_of(result.dataset)):
-            print_frame(console, table, title)
+    """The short table of a result, with the null's below it, or a sentence where that says nothing."""
+    if not has_table(result):
+        return
+    print_own(console, result=result)
+    if result.null is None:
+        return
+    if flat := flat_null(compact(result), compact(result, null=True)):
+        console.print(f"{result.name.replace('_', ' ')}: null, {model_label(result.null)}: {flat}", highlight=False)
+        console.print()
+    else:
+        print_own(console, result=result, null=True)
+
+
+def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
+    """A null's table in words, where its first number hardly changes from row to row; "" where it does.
+
+    Example:
+        >>> own = pd.DataFrame({"condition": ["unchanged", "no_rope"], "loss": [3.4, 4.4]})
+        >>> flat_null(own, own.assign(loss=[7.641, 7.642])), flat_null(own, own.assign(loss=[3.0, 3.5]))
+        ('loss 7.641 to 7.642 in all 2 rows.', '')
+    """
+    numbers = [name for name in null.columns if is_float_dtype(null[name]) and name in own]
+    spans = [frame[name].max() - frame[name].min() for name in numbers[:1] for frame in (null, own)]
+    if len(null) < 2 or not spans or not spans[0] <= FLAT * spans[1]:
+        return ""
+    ends = {name: (cell(float(null[name].min())), cell(float(null[name].max()))) for name in numbers}
+    parts = [f"{name} {low}{'' if low == high else f' to {high}'}" for name, (low, high) in ends.items() if low != "-"]
+    return f"{', '.join(parts).replace('_', ' ')} in all {len(null)} rows."
 
 
 def print_known_measures() -> None:
@@ -102,9 +210,22 @@ def print_known_measures() -> None:
     Console(markup=False).print(table)
 
 
-def print_claims(report: Report) -> None:
-    """A row a claim: what the paper says, the verdict, the numbers, and the null's."""
+def print_claims(report: Report, *, full: bool = False) -> None:
+    """A row a claim: what the paper says, the verdict, the numbers, and the null's; by default, one line a claim."""
     table = empty_table(f"claims on {report.provenance['model']}")
+    if not full:
+        rows = report["claims"].frame()[["claim", "verdict", "says"]].astype(str)
+        console = Console(markup=False)
+        room = console.width - sum(widest([name, *rows[name]]) + 2 for name in ("claim", "verdict")) - 2
+        for name in rows.columns:
+            table.add_column(name, no_wrap=True)
+        for row in rows.to_dict("records"):
+            table.add_row(
+                row["claim"], row["verdict"], textwrap.shorten(row["says"], max(room, 10), placeholder=" ...")
+            )
+        console.print(table)
+        print("The numbers that verdicts rest on: --full, or the page.")
+        return
     for name in WIDTHS:
         table.add_column(name, overflow="fold")
     for row in report["claims"].frame().to_dict("records"):
@@ -112,96 +233,11 @@ def print_claims(report: Report) -> None:
     Console(markup=False).print(table)
 
 
-def print_frame(console: Console, frame: pd.DataFrame, title: str) -> None:
-    """A frame in as many tables as its columns need, the columns that name its rows in front of each."""
-    columns = {str(name).replace("_", " "): [cell(value) for value in frame[name]] for name in frame.columns}
-    labels = list(takewhile(lambda name: not is_float_dtype(frame[name]), frame.columns))
-    print_columns(console, columns, title, len(labels) if 0 < len(labels) < len(columns) else 1)
-
-
-def cell(value: Any) -> str:
-    return unsigned_zero(value, ".3f") if isinstance(value, float) else str(value)
-
-
-def print_columns(
-    console: Console,
-    columns: Mapping[str, Sequence[str]],
-    title: str,
-    n_labels: int,
-    foot: Sequence[str] = (),
-    caption: str | None = None,
-    gap: int = 2,
-) -> None:
-    """Columns of cells in as many tables as the width needs: one that does not fit whole moves to a further table.
-
-    Headings and text break at spaces where they must; a number is never cut. Where not even the labels and one column
-    fit, the table is wider than the terminal.
-
-    Args:
-        n_labels: how many of the first columns name the rows: they stand in front of every table.
-        foot: styles of the last rows, which a line sets apart.
-        caption: below the last table.
-        gap: spaces between columns.
-    """
-    names = list(columns)
-    labels, rest = names[:n_labels], names[n_labels:]
-    whole = {name: widest([name, *columns[name]]) for name in names}
-    by_cell = {name: widest([*name.split(), *columns[name]]) for name in names}
-    by_word = by_cell | {
-        name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
-    }
-    unbroken = all(taken(by_cell, [*labels, name], gap) <= console.width for name in rest)
-    needs = by_cell if unbroken else by_word
-    groups = fitting(labels, rest, needs, console.width, gap)
-    for group in groups:
-        widths = whole if taken(whole, group, gap) <= console.width else needs
-        table = empty_table(title, caption if group is groups[-1] else None, gap)
-        for name in group:
-            table.add_column(name, justify="right", width=widths[name])
-        rows = list(zip(*(columns[name] for name in group), strict=True))
-        body = len(rows) - len(foot)
-        for number, row in enumerate(rows):
-            style = foot[number - body] if number >= body else None
-            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
-        if taken(widths, group, gap) > console.width:
-            table.width = taken(widths, group, gap)
-        console.print(table, crop=False)
-
-
-def widest(texts: Sequence[str]) -> int:
-    return max(map(cell_len, texts), default=1)
-
-
-def taken(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
-    """Characters across of a table of these columns."""
-    return sum(widths[name] + gap for name in names) + 2 - gap
-
-
-def fitting(
-    labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int, gap: int
-) -> list[list[str]]:
-    """The columns in groups that fit a width, one at least beside the labels."""
-    groups = [[*labels]]
-    for name in rest:
-        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name], gap) > width:
-            groups.append([*labels])
-        groups[-1].append(name)
-    return groups
-
-
 def print_findings(console: Console, report: Report) -> None:
     """What was found, in words."""
     for sentence in report.findings():
-        console.print(f"• {sentence}", highlight=False)
+        print_sentence(console, sentence)
 
 
-def empty_table(title: str, caption: str | None = None, gap: int = 2) -> Table:
-    """Columns stand `gap` spaces apart, and one from either edge."""
-    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, caption=caption)
-
-
-def short(value: float) -> str:
-    """Three decimals, and no zero before the point: .917, -.500, but 10.250."""
-    text = unsigned_zero(value, ".3f")
-    sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
-    return sign + (digits[1:] if digits.startswith("0.") else digits)
+def print_sentence(console: Console, sentence: str) -> None:
+    console.print(f"• {sentence}", highlight=False)

@@ -9,6 +9,7 @@ from tl_posgen.slash.slash import MEASURE as slash
 from tl_posgen.slash.slash import Slash, find_slash_heads
 from tl_posgen.slash.slash_ablation import MEASURE as slash_ablation
 from tl_posgen.slash.slash_ablation import SlashAblation
+from tl_posgen.slash.slash_heads import slash_heads
 from tl_posgen.slash.slash_planes import MEASURE as slash_planes
 from tl_posgen.slash.slash_planes import SlashPlanes
 from tl_posgen.slash.slash_toy import slash_toy
@@ -28,6 +29,7 @@ __all__ = [
     "find_slash_heads",
     "slash",
     "slash_ablation",
+    "slash_heads",
     "slash_planes",
     "slash_toy",
     "slash_transfer",

@@ -311,4 +311,9 @@ MEASURE = Measure(
     findings=findings,
     figures={"loss": loss_bars, "slash": slash_bars, "heads": strongest_heads},
     table=table,
+    legend=(
+        "score: mean slash score of the heads that are slash-dominant unchanged; kept: how many of them still are; one "
+        "layer alone: with only the head's own layer ablated; rank_one: Q and K cut to rank one; means: replaced by "
+        "their means."
+    ),
 )

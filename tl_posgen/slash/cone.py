@@ -282,6 +282,10 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    legend=(
+        "r1: s_1^2 / sum s^2 of Q, K before RoPE; gain: how much W_Q, W_K amplify the axis of the inputs; slash: "
+        "highest slash score; axis only, off axis: with that part of the inputs alone."
+    ),
     caveats={
         "absolute": "nothing turns q and k, so rank one alone makes no slash: ranks, gains and the axis are of the "
         "projections, and a fixed distance has to come from the position vectors in the inputs.",

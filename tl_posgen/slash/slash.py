@@ -249,6 +249,8 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("score",),
+    by_head=frozenset({"profiles"}),
     figures={
         "map": head_map(
             "best_score",

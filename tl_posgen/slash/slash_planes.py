@@ -266,6 +266,10 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    legend=(
+        "lift: best diagonal less the mean logit; edge: less the diagonals up to 8 tokens away; both in logits, by the "
+        "band of RoPE's planes that it comes from."
+    ),
     caveats={
         "absolute": "no plane turns, so every plane counts as unrotated, and queries and keys of rank one would make "
         "no slash; what C adds up is content and position vectors together.",

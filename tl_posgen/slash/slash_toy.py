@@ -299,4 +299,8 @@ MEASURE = Measure(
     findings=findings,
     figures={"training": training, "maps": maps, "profile": profile},
     table=table,
+    legend=(
+        "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
+        "and K; formed by step: when the score passed one half."
+    ),
 )

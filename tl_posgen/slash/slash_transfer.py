@@ -255,5 +255,9 @@ MEASURE = Measure(
     findings=findings,
     figures=FIGURES,
     table=table,
+    legend=(
+        "r, Spearman: of slash scores on text and on random tokens, over heads; dominant: heads that reach kappa; "
+        "Jaccard: overlap of the two sets."
+    ),
     tokens=TokenView(labels, show),
 )

@@ -317,6 +317,10 @@ MEASURE = Measure(
     },
     drawn=lambda data: ["map", "parts", *(["maps"] if "example_position" in data else [])],
     table=by_layer,
+    legend=(
+        "shares of the mean square of the scores within rows, means over heads; position: the same in every prompt; "
+        "chance: subtracted already; with 1st token: position, nothing left out."
+    ),
     caveats={
         "absolute": "random position vectors are the same in every prompt too, so random init is no zero; look at how "
         "much of position is a function of distance.",

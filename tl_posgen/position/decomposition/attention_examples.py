@@ -22,7 +22,7 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.procedure import Job, as_result
-from tl_posgen.report.circuits import CROP, attention_maps
+from tl_posgen.report.circuits import CROP, attention_maps, token_colours
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
@@ -32,6 +32,7 @@ MAP = ("example", "query", "key")
 R = "r_within_rows_first_prompt"
 WHY = ("closest to position + key", "furthest from position + key")
 Pick = tuple[int, int, str]
+PARTS = ("key_part", "query_part"), ("key", "query")  # variables and their dimensions
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
     maps = {"pattern": true, "additive_pattern": additive, "residual": true - additive}
     data: dict[str, tuple] = {name: (("head", *MAP[1:]), x.float().cpu().numpy()) for name, x in maps.items()}
+    data |= {
+        name: (("head", dim), part[:, :n].cpu().numpy()) for name, dim, part in zip(*PARTS, (fit.c, fit.b), strict=True)
+    }
     data[R] = ("head", fit.r_within_rows.cpu().numpy())
     heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads)})
     return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
@@ -121,12 +125,19 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def labels(data: xr.Dataset) -> list[str]:
     """Which head each example is, and why it was picked."""
-    rows = zip(*(data[name].values for name in ("layer", "head", "why", R)), strict=True)
-    return [f"layer {layer}, head {head}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
+    rows = list(zip(*(data[name].values for name in ("layer", "head", "why", R)), strict=True))
+    maps = [f"layer {layer}, head {head}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]
+    kinds = [f"{VARIABLES[name].label}, {VARIABLES[name].description}" for name in PARTS[0] if name in data]
+    return maps + [f"layer {layer}, head {head}: tokens by {kind}" for kind in kinds for layer, head, *_ in rows]
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """A circuitsvis page of one example head: the three maps over the prompt's first 128 tokens."""
+    """A circuitsvis page of one example head: the three maps over the prompt's first 128 tokens; or these tokens by its
+    key part, or its query part."""
+    kind, example = divmod(example, data.sizes["example"])
+    if kind:
+        part = data[PARTS[0][kind - 1]].isel(example=example).values
+        return token_colours([str(token) for token in data["token"].values], part - np.nanmean(part))
     maps = data.isel(example=example)[list(MAPS)].to_array("map").transpose("map", "query", "key").values
     return attention_maps(maps, [str(token) for token in data["token"].values], list(MAPS.values()))
 
@@ -149,6 +160,8 @@ VARIABLES = {
     "pattern": Variable("true attention", description="softmax of the scores", dims=MAP),
     "additive_pattern": Variable("additive attention", description="softmax of a(i-j) + b(i) + c(j)", dims=MAP),
     "residual": Variable("difference", description="true attention less the additive one", dims=MAP),
+    "key_part": Variable("key part c(j)", "logits", "fitted on this prompt, less its mean", ("example", "key")),
+    "query_part": Variable("query part b(i)", "logits", "fitted on this prompt, less its mean", ("example", "query")),
     R: Variable(
         "r within rows, first prompt", description="of all tokens of the prompt that is shown", dims=("example",)
     ),

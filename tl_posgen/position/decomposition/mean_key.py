@@ -121,6 +121,12 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("r_by_distance",),
+    by_head=frozenset({"curves"}),
+    no_tokens=(
+        "its r is over all tokens; "
+        "measures='split_examples' shows the distance pattern and the content pattern of a head"
+    ),
     figures={
         "map": head_map(
             *("mean_key_r", "mean_key_r_without_first_token"),

@@ -291,6 +291,12 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("a", "b", "c"),
+    by_head=frozenset({"curves", "prompts"}),
+    no_tokens=(
+        "its parts are of positions, all prompts together; "
+        "measures='attention_examples' shows attention and parts on the first prompt"
+    ),
     figures={
         "map": head_map(
             *("r", "r_without_first_token", "r_within_rows"),

@@ -221,6 +221,11 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    by_head=frozenset({"shares"}),
+    no_tokens=(
+        "its shares are over all tokens; "
+        "measures='split_examples' shows the distance pattern and the content pattern of a head"
+    ),
     figures={
         "atlas": atlas,
         "shares": stacked_shares,

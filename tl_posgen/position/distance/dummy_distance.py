@@ -285,6 +285,8 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=(f"refit_r{OUT}", "curve_intervention"),
+    by_head=frozenset({"refits", "curves"}),
     figures={
         "map": head_map(
             *SHARES,
@@ -299,6 +301,10 @@ MEASURE = Measure(
         "loss": loss,
     },
     table=table,
+    legend=(
+        "refit r: key part fitted with every pair at that distance, against that at the true distances, with its 95% "
+        "interval; loss in nats per token; rise: over the unchanged model's."
+    ),
     caveats={
         "alibi": "nothing rotates, and the table leaves the slope out, so it is the same at every distance: additive "
         "r, key part r and every agreement are 1 by construction. The curves and the losses have the slope.",

@@ -22,6 +22,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.order import perturbation_figures as figures
+from tl_posgen.position.order.changes_by_token import TOKENS, ShownPrompt, shown_ratio
 from tl_posgen.position.order.cloze import encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
 from tl_posgen.procedure import Job
@@ -150,12 +151,15 @@ def measure_loss(
     change = np.full((*(len(coords[dim]) for dim in DIMS), len(TARGETS)), np.nan)
     moved = np.full(change.shape[:-1], np.nan)
     unchanged = token_losses(model, tokens)
+    shown = ShownPrompt(widest(axes["reach"]), shown_ratio(axes["ratio"]))
     for place in tqdm(list(np.ndindex(moved.shape)), desc=f"perturbation, {label}", unit="run", disable=not progress):
         condition, reach, ratio, number, prompt = (coords[dim][at] for dim, at in zip(DIMS, place, strict=True))
         own = (seed * n_draws + number) * n_prompts + prompt  # every prompt has draws of its own
         drawn = draw(model, tokens[prompt], condition, reach, ratio, seed=own, window=window, protected=protected)
         row, hooks = disturb(model, tokens[prompt], condition, drawn, **where)
-        change[place] = changes(token_losses(model, row[None], hooks)[0] - unchanged[prompt], drawn.moved, n_clean)
+        difference = token_losses(model, row[None], hooks)[0] - unchanged[prompt]
+        change[place] = changes(difference, drawn.moved, n_clean)
+        shown.take(condition, reach, ratio, number, prompt, row, difference)
         moved[place] = drawn.ratio
 
     def over_prompts(name: str, values: Float[np.ndarray, "..."]) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def measure_loss(
     }
     if "positions" in coords["condition"]:
         data |= over_prompts("gap", change - change[list(coords["condition"]).index("positions")])
-    return xr.Dataset(data, {**coords, "target": list(TARGETS)})
+    return xr.Dataset(data, {**coords, "target": list(TARGETS)}).assign(shown.variables(model))
 
 
 def changes(difference: Float[Tensor, " target"], moved: Bool[Tensor, " pos"], n_clean: int) -> list[float]:
@@ -314,6 +318,9 @@ VARIABLES = {
     "change_each": Variable("rise of the loss", "nats", "of every draw and prompt", (*DIMS, "target")),
     "moved": Variable("share moved", "", "of tokens (jitter: of pairs) that were really moved", DIMS[:3]),
     "loss": Variable("loss", "nats", "per token, nothing moved", ()),
+    "token_change": Variable("change of the loss", "nats", "per token, first prompt", ("condition", "shown_target")),
+    "token_text": Variable("tokens shown", dims=("condition", "shown_target")),
+    "shown_ratio": Variable("share moved of the tokens shown", dims=()),
     **with_ends("gap", "rise less that of P", "nats", "change - change of `positions`, prompt by prompt", ROWS),
     **with_ends("cloze_accuracy", "cloze accuracy", "", RIGHT, CLOZE, OVER_ITEMS),
     **with_ends("cloze_log_likelihood", "ln p of the right choice", "nats", "per token", CLOZE, OVER_ITEMS),
@@ -337,5 +344,10 @@ MEASURE = Measure(
     findings=findings,
     figures={"curves": figures.curves, "matched": figures.matched},
     drawn=figures.drawn,
+    tokens=TOKENS,
     table=table,
+    legend=(
+        "rise: of the loss, nats; low, high: its 95% interval; less P: less the rise of swapped positions, from and to "
+        "its interval; cloze: accuracy."
+    ),
 )

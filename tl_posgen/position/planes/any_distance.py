@@ -328,4 +328,8 @@ MEASURE = Measure(
     findings=findings,
     figures={"functions": functions, "heads": heads},
     table=table,
+    legend=(
+        "error: root mean square over the function's standard deviation; largest_logit: what the fit needs; "
+        "additive_r: of the fit's scores."
+    ),
 )

@@ -249,4 +249,5 @@ MEASURE = Measure(
     findings=findings,
     figures={"scatter": scatter, "certified": certified},
     table=table,
+    legend="first out: the first token left out; a row a kind of weights, over whose heads correlations are taken.",
 )

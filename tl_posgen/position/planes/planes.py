@@ -244,9 +244,14 @@ def table(data: xr.Dataset) -> pd.DataFrame:
     frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), BANDS, labels=BAND_NAMES)
     groups = frame.groupby("band", observed=True)
     n_heads = frame.groupby(["layer", "head"]).ngroups
-    columns = {"planes": groups.size() / n_heads} | {name: groups[name].mean() for name in BAND_MEANS}
+    columns = {"planes": whole_numbers(groups.size() / n_heads)} | {name: groups[name].mean() for name in BAND_MEANS}
     columns |= {name.removesuffix("_by_plane"): groups[name].sum() / n_heads for name in BAND_SUMS}
     return pd.DataFrame(columns).reset_index(names="wavelength")
+
+
+def whole_numbers(counts: pd.Series) -> pd.Series:
+    """As integers where they are: every head has as many planes in a band as the others, mostly."""
+    return counts.astype(int) if (counts % 1 == 0).all() else counts
 
 
 PLANE, HEAD = ("layer", "head", "plane"), ("layer", "head")
@@ -313,6 +318,12 @@ MEASURE = Measure(
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
+    curves=("magnitude_q", "magnitude_k", "position_by_plane", "content_by_plane"),
+    by_head=frozenset({"shares"}),
     figures={"phases": phases, "magnitude": magnitude, "shares": shares},
     table=table,
+    legend=(
+        "wavelength in tokens; planes: how many of a head are in the band, on average; concentration: |E z| / E|z|, 1 "
+        "where z is always the same; magnitude: E|z|; position, content: the band's share of that part of the scores."
+    ),
 )

@@ -9,7 +9,7 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.position.planes.plane_patterns import PARTS
-from tl_posgen.report.figures import SCALE, Panels, colour_axis, head_rows, heat, line, model_label, sides
+from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_rows, heat, model_label, sides
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
@@ -69,9 +69,9 @@ def magnitude(result: Any) -> go.Figure:
             for layer, colour in zip(layers, colours, strict=True):
                 x, y = drawable(data["wavelength"].sel(layer=layer)), values.sel(layer=layer).values
                 order = np.argsort(x)
+                trace = curve(x[order], y[order], layer, f"layer {layer}", str(colour), "wavelength")
                 hover = f"{name}, layer {layer}<br>wavelength %{{x:.4g}}: %{{y:.3f}}<extra></extra>"
-                look: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": hover}
-                panels.add(2 * row + column, line(x[order], y[order], f"layer {layer}", str(colour), **look))
+                panels.add(2 * row + column, trace | {"mode": "lines+markers", "hovertemplate": hover})
     panels.axes("wavelength 2 pi / theta, tokens", "mean |z|, mean over heads", log_x=True)
     panels.figure.update_xaxes(exponentformat="power").update_yaxes(rangemode="tozero")
     subtitle = f"length of queries and keys in each plane, before RoPE; {OUT}"

@@ -314,6 +314,10 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    legend=(
+        "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
+        "low and high the ends of its 95% interval over prompts; r: correlation with the scores."
+    ),
     caveats={
         "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
         "alibi": f"{EXACT}. Position alone is the slope, and content alone the scores without it.",

@@ -1,0 +1,114 @@
+"""What the page's panel of a head reads: every head's numbers, and its curves in few bytes."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int16
+
+from tl_posgen.measure import rows_of
+from tl_posgen.report.figures import model_label
+from tl_posgen.report.tables import head_table
+from tl_posgen.result import Result
+
+VALUES = 250_000  # of one curve, all heads together
+LONGEST, SHORTEST = 96, 24  # points of a head's curve
+STEPS = 2**15 - 1  # either side of zero
+LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
+
+
+def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
+    """Names, numbers and curves of all heads, JSON-ready; None of a report that has no row a head.
+
+    The numbers are the headlines of the table a head; the curves those that measures declare in `Measure.curves`.
+    """
+    table = head_table(results)
+    if table.empty:
+        return None
+    places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
+    labels = headline_labels(results)
+    numbers = [
+        {"label": labels.get(name, name.replace("_", " ")), "values": [rounded(value) for value in table[name]]}
+        for name in table.columns[2:]
+    ]
+    curves = [
+        curve_of(result, name, places)
+        for result in results.values()
+        if {"layer", "head"} <= set(rows_of(result.dataset))
+        for name in result.measure.curves
+        if name in result.dataset
+    ]
+    return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
+
+
+def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
+    """Column of the table a head -> what it is called."""
+    declared = [one for result in results.values() for one in result.measure.variables.values() if one.headline]
+    return {one.headline: one.label for one in declared}
+
+
+def rounded(value: int | float) -> float | None:
+    """Four digits; None for no value."""
+    return float(f"{value:.4g}") if np.isfinite(value) else None
+
+
+def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[str, Any]:
+    """A curve of every head [layer, head, along], thinned, and the span of the first random init's heads."""
+    (along,) = set(result.dataset[name].dims) - {"layer", "head"}
+    most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
+    log = along in LOGARITHMIC
+    own, null = (
+        None if data is None else rows(data, name, str(along), most, log) for data in (result.dataset, result.null)
+    )
+    assert own is not None
+    by_place = dict(
+        zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
+    )
+    empty = np.full(own.shape[1], np.nan)
+    steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
+    variable = result.measure.variables.get(name)
+    curve = {
+        "title": f"{variable.label if variable else name} · {model_label(result.dataset)}",
+        "along": f"{along} + 1" if log else str(along),
+        "log": log,
+        "x": [float(x) + log for x in own[along].values],
+        "steps": base64.b64encode(steps.tobytes()).decode(),
+        "low": low,
+        "high": high,
+        "null": None,
+    }
+    if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
+        ends = np.nanmin(null.values, 0), np.nanmax(null.values, 0)
+        curve["null"] = {
+            side: [rounded(value) for value in end] for side, end in zip(("low", "high"), ends, strict=True)
+        }
+    return curve
+
+
+def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.DataArray:
+    """A row a head, at most so many points: on a logarithmic axis ever fewer of the long distances."""
+    chosen = data[[name]]
+    if along not in chosen.coords:
+        chosen = chosen.assign_coords({along: np.arange(chosen.sizes[along])})
+    n = chosen.sizes[along]
+    if n > most:
+        spread = np.geomspace(1, n, most).round() - 1 if log else np.linspace(0, n - 1, most).round()
+        chosen = chosen.isel({along: np.unique(spread.astype(int))})
+    return chosen[name].stack(unit=("layer", "head")).transpose("unit", along)
+
+
+def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:
+    """Values as 16-bit steps between the lowest and the highest, -32768 for none.
+
+    Example:
+        >>> steps, low, high = quantised(np.array([[0.0, 0.5, 1.0, np.nan]]))
+        >>> steps.tolist(), low, high
+        ([[-32767, 0, 32767, -32768]], 0.0, 1.0)
+    """
+    finite = np.isfinite(values)
+    low, high = (float(values[finite].min()), float(values[finite].max())) if finite.any() else (0.0, 0.0)
+    share = (np.where(finite, values, low) - low) / ((high - low) or 1.0)
+    steps = np.where(finite, np.round(share * 2 * STEPS) - STEPS, -STEPS - 1)
+    return steps.astype("<i2"), low, high

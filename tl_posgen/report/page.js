@@ -1,0 +1,141 @@
+// Figures, drawn when they come into view; and the panel of a head: its numbers, curves and token maps.
+"use strict";
+const night = matchMedia("(prefers-color-scheme: dark)");
+const find = (id) => document.getElementById(id);
+const read = (id) => JSON.parse(find(id).textContent);
+const TEMPLATES = read("templates"), HEADS = read("heads"), CONFIG = { responsive: true, displaylogo: false };
+
+function layoutOf(layout) {
+  const clear = "rgba(0,0,0,0)", template = TEMPLATES[night.matches ? "dark" : "light"];
+  return { ...layout, template, paper_bgcolor: clear, plot_bgcolor: clear };
+}
+
+function draw(div) {
+  const text = div.nextElementSibling.textContent;
+  const { data, layout } = JSON.parse(night.matches ? text.replaceAll('"black"', '"#e5e7eb"') : text);
+  const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => layout[key]);
+  const columns = new Set(axes.map((axis) => (axis.domain ? axis.domain[0] : 0))).size;
+  const longest = Math.max(0, ...(layout.annotations ?? []).map(({ text }) => text.length));
+  div.style.minWidth = columns > 1 ? `${columns * Math.max(215, 6.2 * longest)}px` : "";
+  div.dataset.drawn = "yes";
+  Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
+    div.removeAllListeners("plotly_click");
+    div.on("plotly_click", ({ points: [point] }) => {
+      if (point.data.meta === "heads") show(`${point.y}.${point.x}`);
+    });
+  });
+}
+
+const figures = [...document.querySelectorAll(".plot")];
+const near = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (isIntersecting && !target.dataset.drawn) draw(target);
+  }
+}, { rootMargin: "600px" });
+figures.forEach((div) => near.observe(div));
+night.addEventListener("change", () => {
+  figures.filter((div) => div.dataset.drawn).forEach(draw);
+  if (find("panel")?.open) show(find("head").value);
+});
+
+// A curve of every head: 16-bit steps between its ends, -32768 for no value.
+function valuesOf(curve) {
+  if (!curve.values) {
+    const bytes = Uint8Array.from(atob(curve.steps), (letter) => letter.charCodeAt(0));
+    const steps = new Int16Array(bytes.buffer), width = (curve.high - curve.low) / 65534;
+    curve.values = Float32Array.from(steps, (step) => (step === -32768 ? NaN : curve.low + (step + 32767) * width));
+  }
+  return curve.values;
+}
+
+function rowOf(curve, index) {
+  return Array.from(valuesOf(curve).subarray(index * curve.x.length, (index + 1) * curve.x.length));
+}
+
+// Red to blue by rank, so that 64 heads are told apart by where they stand; the chosen one is thick.
+const hue = (rank, n) => `hsl(${n > 1 ? (230 * rank) / (n - 1) : 210}, 65%, ${night.matches ? 62 : 45}%)`;
+const mean = (row) => {
+  const known = row.filter(Number.isFinite);
+  return known.reduce((sum, value) => sum + value, 0) / known.length;
+};
+
+function drawCurve(curve, chosen) {
+  const layer = HEADS.names[chosen].split(".")[0];
+  const rows = HEADS.names.flatMap((name, index) =>
+    name.split(".")[0] === layer ? [{ index, name, y: rowOf(curve, index) }] : []);
+  rows.sort((one, other) => (mean(other.y) || -Infinity) - (mean(one.y) || -Infinity));
+  rows.forEach((row, rank) => { row.colour = hue(rank, rows.length); });
+  rows.sort((one, other) => (one.index === chosen) - (other.index === chosen));
+  const lines = rows.map(({ index, name, y, colour }) => ({
+    x: curve.x, y, name: `head ${name.split(".")[1]}`, mode: "lines", customdata: curve.x.map(() => name),
+    line: { color: colour, width: index === chosen ? 4 : 1 }, showlegend: false, hoverlabel: { namelength: -1 },
+  }));
+  const grey = { color: "#9ca3af", width: 0 };
+  const band = curve.null ? [{
+    x: [...curve.x, ...curve.x.toReversed()], y: [...curve.null.high, ...curve.null.low.toReversed()], line: grey,
+    fill: "toself", fillcolor: "rgba(156,163,175,.35)", name: "random init, all heads", hoverinfo: "skip",
+  }] : [];
+  const axis = { title: { text: curve.along }, type: curve.log ? "log" : "linear" };
+  const margin = { t: 8, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
+  const div = find("curves").appendChild(document.createElement("figure"));
+  div.innerHTML = "<figcaption></figcaption><div></div>";
+  div.firstChild.textContent = `${curve.title}: all heads of layer ${layer}, red highest in the mean to blue lowest`;
+  const plot = div.lastChild, layout = { height: 230, margin, legend, xaxis: axis, hovermode: "closest" };
+  Plotly.newPlot(plot, [...band, ...lines], layoutOf(layout), CONFIG);
+  const width = ({ points: [point] }, size) => point && point.data.customdata
+    && Plotly.restyle(plot, { "line.width": size }, [point.curveNumber]);
+  plot.on("plotly_hover", (event) => width(event, 4));
+  plot.on("plotly_unhover", (event) => width(event, event.points[0].data.customdata[0] === HEADS.names[chosen] ? 4 : 1));
+  plot.on("plotly_click", ({ points: [point] }) => point.data.customdata && show(point.data.customdata[0]));
+}
+
+const homes = new Map(); // where a token map stands when no panel shows it
+function bringBack() {
+  homes.forEach((home, view) => home.replaceWith(view));
+  homes.clear();
+}
+
+function show(name) {
+  const index = HEADS ? HEADS.names.indexOf(name) : -1;
+  if (index < 0) return;
+  const [layer, head] = name.split("."), panel = find("panel");
+  bringBack();
+  if (!panel.open) panel.show();
+  find("head").value = name;
+  find("which").textContent = `layer ${layer}, head ${head}`;
+  find("numbers").replaceChildren(...HEADS.numbers.map(({ label, values }) => {
+    const row = document.createElement("tr");
+    const ranked = values.filter((value) => value > values[index]).length + 1;
+    const cells = [label, values[index] ?? "-", values[index] == null ? "" : `${ranked} of ${values.length}`];
+    row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+    return row;
+  }));
+  find("curves").replaceChildren();
+  HEADS.curves.forEach((curve) => drawCurve(curve, index));
+  const views = [...document.querySelectorAll(".view")].filter((view) => view.dataset.head === name);
+  for (const view of views) {
+    const home = document.createElement("div");
+    view.replaceWith(home);
+    homes.set(view, home);
+    find("maps").append(view);
+  }
+  find("nomaps").hidden = views.length > 0;
+}
+
+function order() {
+  const by = HEADS.numbers[find("order").value];
+  const places = HEADS.names.map((_, index) => index);
+  if (by) places.sort((one, other) => (by.values[other] ?? -Infinity) - (by.values[one] ?? -Infinity));
+  const text = (index) => HEADS.names[index] + (by ? `: ${by.values[index] ?? "-"}` : "");
+  find("head").replaceChildren(...places.map((index) => new Option(text(index), HEADS.names[index])));
+  return HEADS.names[places[0]];
+}
+
+if (HEADS) {
+  HEADS.numbers.forEach(({ label }, number) => find("order").add(new Option(label, number)));
+  order();
+  find("order").addEventListener("change", () => show(order()));
+  find("head").addEventListener("change", () => show(find("head").value));
+  find("open").addEventListener("click", () => show(find("head").value));
+  find("close").addEventListener("click", () => { bringBack(); find("panel").close(); });
+}
