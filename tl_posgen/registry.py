@@ -21,6 +21,7 @@ BUILT_IN = {
     "across_prompts": "tl_posgen.position.decomposition.across_prompts",
     "planes": "tl_posgen.position.planes.planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency",
+    "plane_interaction": "tl_posgen.position.planes.plane_interaction",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation",
     "any_distance": "tl_posgen.position.planes.any_distance",
     "dummy_distance": "tl_posgen.position.distance.dummy_distance",
