@@ -40,6 +40,8 @@ BUILT_IN = {
     "coupling": "tl_posgen.coupling.coupling",
     "token_coupling": "tl_posgen.coupling.token_coupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores",
+    "profiles": "tl_posgen.joining.profiles",
+    "key_cut": "tl_posgen.joining.key_cut",
     "emergence": "tl_posgen.studies.emergence",
     "comparison": "tl_posgen.comparison",
     "study": "tl_posgen.studies.overview",

@@ -34,7 +34,7 @@ def rank_correlation(
     controls = torch.nn.functional.one_hot(which)[:, 1:].double() if len(which) else torch.zeros(0, 0).double()
     n, c = controls.shape
     if n < c + 4:
-        return Correlation(*[torch.nan] * 3, n, c)
+        return Correlation(torch.nan, torch.nan, torch.nan, n, c)
     r = partial_correlation(ranks(x[known]), ranks(y[known]), controls).r
     z, reach = torch.atanh(torch.tensor(r, dtype=torch.float64)), 1.96 * ((1 + r**2 / 2) / (n - c - 3)) ** 0.5
     return Correlation(r, float(torch.tanh(z - reach)), float(torch.tanh(z + reach)), n, c)

@@ -111,16 +111,16 @@ def test_keys_that_are_their_mean_leave_no_interaction_whatever_their_rank():
     none, some = (variance_shares(moments, rope, 1.0, 64).interaction for moments in (same, signed))
     assert float(same.k.r1) == pytest.approx(1)
     assert float(signed.k.r1) == pytest.approx(1)
-    assert float(same.k.mean_share) == pytest.approx(1)
-    assert float(signed.k.mean_share) < 0.01
+    assert float(same.k.mean_energy) == pytest.approx(1)
+    assert float(signed.k.mean_energy) < 0.01
     assert float(none) < 1e-12
     assert float(some) > 0.2
 
 
-def test_r1_and_the_mean_share_are_those_of_the_samples():
+def test_r1_and_the_mean_energy_are_those_of_the_samples():
     rope = Rope(inverse_frequencies(4, 100.0))
     q, k = random_qk(30, 7, seed=2)
     moments = TripleMoments.of(q[:, :12], k[:, :12], rope) + TripleMoments.of(q[:, 12:], k[:, 12:], rope)
     singular = torch.linalg.svdvals(k)
     torch.testing.assert_close(moments.k.r1, singular[:, 0] ** 2 / singular.square().sum(-1))
-    torch.testing.assert_close(moments.q.mean_share, q.mean(1).square().sum(-1) / q.square().sum(-1).mean(-1))
+    torch.testing.assert_close(moments.q.mean_energy, q.mean(1).square().sum(-1) / q.square().sum(-1).mean(-1))

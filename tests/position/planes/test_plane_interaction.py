@@ -33,7 +33,7 @@ def result(report):
 def test_the_interaction_is_that_of_variance(report, result):
     for own, other in ((result.dataset, report["variance"].dataset), (result.null, report["variance"].null)):
         np.testing.assert_allclose(own["interaction"], other["interaction"], rtol=1e-9)
-        np.testing.assert_allclose(own["mean_share_k"], other["mean_share_k"], rtol=1e-12)
+        np.testing.assert_allclose(own["mean_energy_k"], other["mean_energy_k"], rtol=1e-12)
     for name in ("interaction_low", "mean_interaction_high"):
         np.testing.assert_allclose(result.dataset[name], report["variance"].dataset[name], rtol=1e-6)
 

@@ -110,7 +110,7 @@ class VarianceCollector(Collector):
         values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
         values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
         moments = self._moments[layer, False]
-        values |= {"mean_share_q": moments.q.mean_share, "mean_share_k": moments.k.mean_share}
+        values |= {"mean_energy_q": moments.q.mean_energy, "mean_energy_k": moments.k.mean_energy}
         values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
         if self._samples[layer] < 2:
             values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
@@ -217,7 +217,9 @@ VARIABLES = {
     ),
     "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
     **{
-        f"mean_share_{side}": Variable(f"share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True)
+        f"mean_energy_{side}": Variable(
+            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True
+        )
         for side, word in (("q", "query"), ("k", "key"))
     },
     "variance": Variable("variance of w", "logits^2", "over all (query, key, distance), first token left out"),

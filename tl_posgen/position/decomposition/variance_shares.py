@@ -37,7 +37,7 @@ class Spread:
         return self.about_mean.conjugate.diagonal(dim1=-2, dim2=-1).real
 
     @property
-    def mean_share(self) -> Float[Tensor, " head"]:
+    def mean_energy(self) -> Float[Tensor, " head"]:
         """|E x|^2 / E|x|^2: 1 where x never changes, 0 where its mean vanishes."""
         of_mean = self.mean.abs().square().sum(-1)
         return of_mean / (of_mean + self.energy.sum(-1))

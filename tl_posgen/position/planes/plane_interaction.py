@@ -33,7 +33,7 @@ SHARES = {  # of what softmax can see
     "bound": "bound",
     "loose_bound": "Cauchy-Schwarz bound",
 }
-OF_KEYS = {"r1_k": "r1 of K", "mean_share_k": "share of the mean key"}
+OF_KEYS = {"r1_k": "r1 of K", "mean_energy_k": "energy share of the mean key"}
 STATISTICS = SHARES | OF_KEYS
 
 
@@ -46,7 +46,7 @@ class PlaneInteraction(Options):
     can see: `diagonal`, sum_m M_mm; `estimate`, scale^2 / 2 sum_m E|q_m|^2 E|e_m|^2 E|v_m|^2, from lengths alone; and
     two proved bounds, `bound` (sum_m of the square roots of the same products, squared) and `loose_bound`,
     scale^2 E|q|^2 sum_m E|v_m|^2 E|e_m|^2; see `interaction_matrix`. And two of the keys alone: `r1_k`,
-    s_1^2 / sum s^2, how near rank one they are, and `mean_share_k`, |E k|^2 / E|k|^2. rho is Spearman's correlation of
+    s_1^2 / sum s^2, how near rank one they are, and `mean_energy_k`, |E k|^2 / E|k|^2. rho is Spearman's correlation of
     each with the interaction over heads; `rho_within_layers` of the ranks with every layer's mean taken away.
 
     A soft cap and ALiBi are not part of M. A layer without RoPE among others is NaN throughout.
@@ -118,8 +118,8 @@ class PlaneInteractionCollector(Collector):
         values = {"interaction": found.total / visible, "estimate": found.estimate / visible}
         values |= {"diagonal": found.diagonal.sum(-1) / visible, "bound": found.bound / visible}
         values |= {"loose_bound": found.loose_bound / visible}
-        values |= {"r1_k": moments.k.r1, "mean_share_k": moments.k.mean_share}
-        data = {name: ("head", numbers(value)) for name, value in values.items()}
+        values |= {"r1_k": moments.k.r1, "mean_energy_k": moments.k.mean_energy}
+        data: dict[str, Any] = {name: ("head", numbers(value)) for name, value in values.items()}
         data["by_plane"] = (("head", "plane"), numbers(found.by_plane / of_total))
         data["diagonal_by_plane"] = (("head", "plane"), numbers(found.diagonal / of_total))
         data["matrix"] = (("plane", "plane_2"), numbers((found.matrix / of_total[..., None]).nanmean(0)))
@@ -237,7 +237,9 @@ VARIABLES = {
         for name, words in {"interaction": "interaction", **SHARES}.items()
     },
     "r1_k": Variable("r1 of K", "", "s_1^2 / sum s^2 before RoPE, all prompts, first token left out", interval=True),
-    "mean_share_k": Variable("share of the mean key", "", "|E k|^2 / E|k|^2, first token left out", interval=True),
+    "mean_energy_k": Variable(
+        "energy share of the mean key", "", "|E k|^2 / E|k|^2, first token left out", interval=True
+    ),
     "by_plane": Variable("share of the interaction by plane", "", "sum_n M_mn / sum M; adds up to 1", PLANE),
     "diagonal_by_plane": Variable("diagonal by plane", "", "M_mm / sum M", PLANE),
     "matrix": Variable("M / sum M", "", "mean over heads", ("layer", "plane", "plane_2")),
