@@ -39,7 +39,7 @@ def request_of(name, n):
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "substitution": Substitution(search=False),
-        "profiles": Profiles(costs=True, cost_prompts=1, period=n // 2, n_repeated=1),
+        "profiles": Profiles(costs=True, cost_prompts=1),
         "key_cut": KeyCut(shares=[0], controls=1),
     }
     return registry.request_of(options.get(name, name))

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
@@ -91,6 +93,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     options = request.options
     assert isinstance(options, Profiles)
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
+    repeated_block(model, options)
     costs = options.costs
     if costs is None:
         costs = sum(map(len, select_heads(model, job.layers, job.heads).values())) <= MOST_HEADS
@@ -110,15 +113,22 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     return job.result(request, model, list(tokens), of_model)
 
 
+def repeated_block(model: Model, options: Profiles) -> tuple[Int[Tensor, " start"], int]:
+    """What prompts of repeated tokens begin with, and the length of their block; InputError where it does not fit."""
+    first = torch.tensor([] if model.tokenizer is None else bos_of(model), dtype=torch.int64)
+    context, vocabulary = int(model.cfg.n_ctx), int(model.cfg.d_vocab)
+    period = options.period or min(PERIOD, (context - len(first)) // 2, vocabulary)
+    if period > vocabulary or len(first) + 2 * period > context:
+        raise InputError(
+            f"profiles: period={period}: two blocks of different tokens do not fit into a vocabulary of {vocabulary} "
+            f"and a context of {context}; give a shorter one"
+        )
+    return first, period
+
+
 def on_repeated_tokens(model: Model, options: Profiles, job: Job, label: str) -> xr.Dataset:
     """The three scores of every head, means over prompts of repeated random tokens."""
-    first = torch.tensor([] if model.tokenizer is None else bos_of(model), dtype=torch.int64)
-    period = options.period or min(PERIOD, (int(model.cfg.n_ctx) - len(first)) // 2, int(model.cfg.d_vocab))
-    if period > model.cfg.d_vocab or len(first) + 2 * period > model.cfg.n_ctx:
-        raise InputError(
-            f"profiles: period={period}: two blocks of different tokens do not fit into a vocabulary of "
-            f"{model.cfg.d_vocab} and a context of {model.cfg.n_ctx}; give a shorter one"
-        )
+    first, period = repeated_block(model, options)
     drawn = repeated_prompts(first, period, int(model.cfg.d_vocab), options.n_repeated, job.seed)
     rows = HeadRows()
 
@@ -250,7 +260,7 @@ MEASURE = Measure(
     procedure=run,
     after=("slash", "variance"),
     check_prompts=check_prompts,
-    matrices=10,
+    matrices=5,
     variables=VARIABLES,
     summarise=summarise,
     findings=findings,
