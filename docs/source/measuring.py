@@ -294,7 +294,10 @@ PARTS = {
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K")},
     "babyllama105 joining": Part("babyllama105", FEWER, analysis),
-    **{f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis) for name in ("stories260K", "babyllama105")},
+    **{
+        f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis)
+        for name in ("stories260K", "babyllama105")
+    },
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
