@@ -25,6 +25,8 @@ MEASURES = {
     "perturb": ["--ratios", "0.5", "--n-cloze", "2"],
     "planes": [],
     "perturb-planes": ["--strengths", "1", "--no-map"],
+    "profiles": ["--cost-prompts", "1"],
+    "cut-keys": ["--shares", "0,1", "--controls", "1"],
     "slash": ["--distances", "0-1"],
     "coupling": ["--k", "5,10"],
 }
@@ -232,6 +234,7 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
 REFUSED = {
     "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
     "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "strength 2"),
+    "a share of keys above one": (["cut-keys", "--shares", "0,2"], "share 2"),
     "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "map_by = 'heads'"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a negative distance": (["distance", "--distances", "0,-1"], "-1"),

@@ -32,6 +32,8 @@ COMMANDS = {
     "length": ("--inside", "32", "--prompts", "1", "--no-null"),
     "planes": SHORT,
     "perturb-planes": ("--strengths", "1", *SHORT),
+    "profiles": SHORT,
+    "cut-keys": SHORT,
     "slash": SHORT,
     "toy": ("--seeds", "1", "--steps", "200"),
     "coupling": ("--k", "5", *SHORT),

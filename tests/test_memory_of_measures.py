@@ -9,6 +9,7 @@ from live_memory import LiveMemory
 
 import tl_posgen
 from tl_posgen import registry
+from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import pair_moments
 
@@ -38,6 +39,8 @@ def request_of(name, n):
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "substitution": Substitution(search=False),
+        "profiles": Profiles(costs=True, cost_prompts=1),
+        "key_cut": KeyCut(shares=[0], controls=1),
     }
     return registry.request_of(options.get(name, name))
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tl_posgen
 from tl_posgen import PosgenError, registry
 from tl_posgen.cli import main
+from tl_posgen.joining import cut_keys
 from tl_posgen.measure import Request
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.slash import ablate_bands
@@ -97,6 +98,10 @@ def calls(mini, alice, tmp_path_factory):
         "perturb_planes": (
             lambda **options: perturb_planes(mini, **options),
             {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **where},
+        ),
+        "cut_keys": (
+            lambda **options: cut_keys(mini, **options),
+            {"share": 0.5, "control": False, "first_token": False, "seed": 0, **where},
         ),
         "options": (
             registry.find("three_axis").make_options,

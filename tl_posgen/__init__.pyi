@@ -1,4 +1,5 @@
 from . import coupling as coupling
+from . import joining as joining
 from . import position as position
 from . import slash as slash
 from .analysis import analyze as analyze
@@ -9,6 +10,7 @@ from .collector import Collector as Collector
 from .collector import Variable as Variable
 from .comparison import compare as compare
 from .errors import PosgenError as PosgenError
+from .joining import profiles as profiles
 from .measure import Measure as Measure
 from .models.load import load_model as load_model
 from .models.probe import check as check

@@ -17,6 +17,7 @@ from typing import Any
 
 import tl_posgen
 from tl_posgen.coupling import token_coupling
+from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
@@ -247,7 +248,11 @@ def greedy(part: Part) -> Mapping[str, Any]:
     return {"text": model.tokenizer.decode(tokens[0, 1:])}
 
 
-OPTIONS = {"cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100)}
+OPTIONS = {
+    "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
+    "profiles": Profiles(cost_prompts=4),
+    "profiles, 2 prompts": Profiles(cost_prompts=2),
+}
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
 SEEDS = {
@@ -257,6 +262,20 @@ SEEDS = {
 }
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
+JOINING = {
+    "measures": ("plane_interaction", "profiles", "key_cut"),
+    "n_prompts": 8,
+    "null_seeds": (0, 1, 2),
+    "options": repr(OPTIONS["profiles"]),
+}
+FEWER = {
+    **JOINING,
+    "measures": ("plane_interaction", "profiles, 2 prompts", "key_cut"),
+    "options": repr(OPTIONS["profiles, 2 prompts"]),
+    "length": 128,
+    "n_prompts": 4,
+}
+SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
     "medium and high, 3": {"distance": 3, "planes": "high_medium"},
@@ -287,6 +306,13 @@ PARTS = {
     "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K")},
+    "babyllama105 joining": Part("babyllama105", FEWER, analysis),
+    **{
+        f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis)
+        for name in ("stories260K", "babyllama105")
+    },
+    **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
     "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),

@@ -9,6 +9,8 @@ from typing import Any
 
 import jinja2
 
+from tl_posgen.joining.column_correlations import PAIRS
+
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 NUMBERS = DOCS / "numbers.json"
@@ -158,6 +160,8 @@ def environment() -> jinja2.Environment:
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
+        "has": numbers.__contains__,
+        "pairs": ["_".join(pair) for pair in PAIRS],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,
         "claim_rows": lambda part, paper: [

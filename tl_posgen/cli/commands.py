@@ -123,7 +123,7 @@ def length(
 @command()
 def planes(setup: Setup) -> None:
     """Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?"""
-    setup.measure("planes", "plane_sufficiency", "any_distance")
+    setup.measure("planes", "plane_sufficiency", "plane_interaction", "any_distance")
 
 
 @command()
@@ -138,6 +138,35 @@ def perturb_planes(
 
     chosen: dict[str, Any] = {"map_by": map_by} | ({"map_edits": ()} if no_map else {})
     setup.measure(PlanePerturbation(strengths=parse_numbers(strengths, "--strengths"), **chosen))
+
+
+@command(prompts=8)
+def profiles(
+    setup: Setup,
+    costs: Annotated[
+        bool | None,
+        typer.Option(
+            help="What each head alone costs, three runs a head; if left out, of up to 96 heads.", show_default=False
+        ),
+    ] = None,
+    cost_prompts: Annotated[int, typer.Option(help="On how many of the prompts.", min=1)] = 2,
+) -> None:
+    """One row a head over all subjects: rank, interaction, slash, induction, costs. What goes together?"""
+    from tl_posgen.joining import Profiles
+
+    setup.measure(Profiles(costs=costs, cost_prompts=cost_prompts))
+
+
+@command(prompts=8)
+def cut_keys(
+    setup: Setup,
+    shares: Annotated[str, typer.Option(help="Shares of the rest that are kept, in [0, 1].")] = "0,0.25,0.5,0.75,1",
+    controls: Annotated[int, typer.Option(help="Random directions beside the mean one.", min=1)] = 3,
+) -> None:
+    """Cut keys towards rank one in the running model: what becomes of interaction, slash and loss?"""
+    from tl_posgen.joining import KeyCut
+
+    setup.measure(KeyCut(shares=parse_numbers(shares, "--shares"), controls=controls))
 
 
 @command(length=512)

@@ -1,5 +1,6 @@
 """The variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,7 @@ class VarianceCollector(Collector):
         self._longest = max(self._longest, layer.q.shape[1])
         self._samples[layer.layer] = self._samples.get(layer.layer, 0) + layer.q.shape[1] - 1
         rope = layer.geometry.rope
-        rest = TripleMoments.of(layer.q, layer.k, rope, first_token=False)
+        rest = layer.once(moments_of)
         first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], rope)
         new = {(layer.layer, True): first + rest, (layer.layer, False): rest}
         self._moments = added(self._moments, new)
@@ -108,6 +109,8 @@ class VarianceCollector(Collector):
             values = {part: torch.full_like(value, torch.nan) for part, value in values.items()}
         values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
         values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
+        moments = self._moments[layer, False]
+        values |= {"mean_energy_q": moments.q.mean_energy, "mean_energy_k": moments.k.mean_energy}
         values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
         if self._samples[layer] < 2:
             values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
@@ -115,12 +118,23 @@ class VarianceCollector(Collector):
         return xr.Dataset({name: ("head", one.cpu().numpy()) for name, one in values.items()}, {"head": heads})
 
     def _shares(self, layer: int, first_token: bool, n: int) -> VarianceShares:
-        moments, (geometry, heads) = self._moments[layer, first_token], self._layers[layer]
-        n, bias = min(n, geometry.window or n), None
-        if geometry.alibi_slopes is not None:
-            distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
-            bias = -geometry.alibi_slopes.to(distance)[heads, None] * distance
-        return variance_shares(moments, geometry.rope, geometry.scale, n, weights=self.options.weights, bias=bias)
+        return shares_of(self._moments[layer, first_token], *self._layers[layer], n, self.options.weights)
+
+
+def moments_of(layer: LayerCapture) -> TripleMoments:
+    """Moments of q and k, the first token left out; ask for them by `layer.once`."""
+    return TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=False)
+
+
+def shares_of(
+    moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
+) -> VarianceShares:
+    """The decomposition of a layer's heads over n distances, as many as its window has at most; ALiBi joins d."""
+    n, bias = min(n, geometry.window or n), None
+    if geometry.alibi_slopes is not None:
+        distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
+        bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
+    return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
 
 
 # What is shown
@@ -202,6 +216,12 @@ VARIABLES = {
         "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", interval=True
     ),
     "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
+    **{
+        f"mean_energy_{side}": Variable(
+            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True
+        )
+        for side, word in (("q", "query"), ("k", "key"))
+    },
     "variance": Variable("variance of w", "logits^2", "over all (query, key, distance), first token left out"),
     **{f"share_{one}_with_first_token": Variable(f"share of {FACTORS[one]}, first token kept") for one in COMPONENTS},
 }

@@ -31,6 +31,29 @@ class Spread:
         mean = z.mean(1)
         return cls(z.shape[1], mean, SecondMoments.of(z - mean[:, None]))
 
+    @property
+    def energy(self) -> Float[Tensor, "head plane"]:
+        """E|x_m - E x_m|^2."""
+        return self.about_mean.conjugate.diagonal(dim1=-2, dim2=-1).real
+
+    @property
+    def mean_energy(self) -> Float[Tensor, " head"]:
+        """|E x|^2 / E|x|^2: 1 where x never changes, 0 where its mean vanishes."""
+        of_mean = self.mean.abs().square().sum(-1)
+        return of_mean / (of_mean + self.energy.sum(-1))
+
+    @property
+    def r1(self) -> Float[Tensor, " head"]:
+        """s_1^2 / sum s^2 of the samples, not centred: 1 for rank one."""
+        values = torch.linalg.eigvalsh(self.second_moments.gram)
+        return values[:, -1] / values.sum(-1)
+
+    @property
+    def second_moments(self) -> SecondMoments:
+        """About zero."""
+        of_mean = SecondMoments.of(self.mean[:, None])
+        return SecondMoments(self.about_mean.plain + of_mean.plain, self.about_mean.conjugate + of_mean.conjugate)
+
     def __add__(self, other: "Spread") -> "Spread":
         step, share = other.mean - self.mean, other.n / (self.n + other.n)
         parts = (self.about_mean, other.about_mean, SecondMoments.of(step[:, None]))
@@ -150,10 +173,8 @@ def variance_shares(
         >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
         ([1.0], [4.0])
     """
-    d_head = 2 * moments.q.mean.shape[-1]
-    turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
-    p = _distance_weights(weights, n_distances).to(turn.device)
-    distance = _weighted_spread(turn, p)
+    turn, p = turning(moments, rope, n_distances, weights)
+    distance = weighted_spread(turn, p)
     factors = {"q": moments.q, "k": moments.k, "d": distance}
     at_mean = {name: SecondMoments.of(factor.mean[:, None]) for name, factor in factors.items()}
     parts = [
@@ -171,6 +192,15 @@ def variance_shares(
     return VarianceShares(shares, total, mean)
 
 
+def turning(
+    moments: TripleMoments, rope: Rope, n_distances: int, weights: DistanceWeights | Float[Tensor, " distance"]
+) -> tuple[Complex[Tensor, "distance plane"], Float[Tensor, " distance"]]:
+    """u_m(d) of the distances that count, and their weights, which sum to 1."""
+    d_head = 2 * moments.q.mean.shape[-1]
+    turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
+    return turn, _distance_weights(weights, n_distances).to(turn.device)
+
+
 def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
     """E (Re sum_m q_m conj(k_m) d_m)^2 for independent q, k, d."""
     plain = q.plain * k.plain.conj() * d.plain
@@ -178,7 +208,8 @@ def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[
     return (plain + conjugate).sum((-2, -1)).real / 2
 
 
-def _weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
+def weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
+    """Of samples that count as much as their weights say, which sum to 1; `head` is an axis of one."""
     mean = weights.to(x) @ x
     x = x - mean
     weighted = (weights[:, None] * x).mT

@@ -3,6 +3,8 @@
 from tl_posgen.position.planes.any_distance import MEASURE as any_distance
 from tl_posgen.position.planes.any_distance import AnyDistance
 from tl_posgen.position.planes.hooks import perturb_planes
+from tl_posgen.position.planes.plane_interaction import MEASURE as plane_interaction
+from tl_posgen.position.planes.plane_interaction import PlaneInteraction
 from tl_posgen.position.planes.plane_perturbation import MEASURE as plane_perturbation
 from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
 from tl_posgen.position.planes.plane_sufficiency import MEASURE as plane_sufficiency
@@ -12,11 +14,13 @@ from tl_posgen.position.planes.planes import Planes
 
 __all__ = [
     "AnyDistance",
+    "PlaneInteraction",
     "PlanePerturbation",
     "PlaneSufficiency",
     "Planes",
     "any_distance",
     "perturb_planes",
+    "plane_interaction",
     "plane_perturbation",
     "plane_sufficiency",
     "planes",

@@ -98,7 +98,8 @@ def require_rope(model: Model) -> None:
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
             f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
-            "plane_sufficiency, plane_perturbation and any_distance out (three_axis and variance work)"
+            "plane_sufficiency, plane_interaction, plane_perturbation and any_distance out "
+            "(three_axis and variance work)"
         )
 
 

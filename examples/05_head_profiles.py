@@ -1,0 +1,104 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Head profiles: what kind of head is it, and what goes together?
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tl-posgen/tl_posgen/blob/main/examples/05_head_profiles.ipynb)
+#
+# One table over position generalization and slash-dominant heads: a row a head. You read it, correlate its columns beside random
+# init, ask where the interaction comes from, and cut keys towards rank one in the running model.
+
+# %%
+# The published package; in a checkout, install that instead.
+# %pip install --quiet tl-posgen
+
+# %%
+import tl_posgen
+from tl_posgen.models import bundled_text
+
+model = tl_posgen.load_model("mini")
+text = bundled_text()
+cut = {"length": 128, "n_prompts": 4, "progress": False}
+
+# %% [markdown]
+# ## The table
+#
+# Rank and constancy of Q and K, interaction, slash; attention on repeated random tokens; what the model loses without the head's
+# interaction, its slash, or the head.
+
+# %%
+report = tl_posgen.analyze(model, text, measures=["profiles", "plane_interaction"], null_seeds=(0, 1), **cut)
+profiles = report["profiles"]
+profiles.frame(intervals=False).round(3)
+
+# %% [markdown]
+# Every head's rank in each column; hovering shows the number:
+
+# %%
+profiles.plot("heads")
+
+# %% [markdown]
+# ## What goes together, and what does at random initialisation too?
+#
+# Left over all heads, right within layers; below the same at random init. Only what differs from it was learned.
+
+# %%
+profiles.plot("correlations")
+
+# %%
+print(*profiles.findings(), sep="\n")
+
+# %% [markdown]
+# ## Where the interaction comes from
+#
+# It is a covariance of RoPE's planes. What orders the heads?
+
+# %%
+report["plane_interaction"].plot("heads")
+
+# %%
+report["plane_interaction"].plot("matrix")
+
+# %% [markdown]
+# ## Cut the keys
+#
+# Each key keeps its part along the head's mean key and a share of the rest; the control is a random direction that takes as much
+# energy.
+
+# %%
+from tl_posgen.joining import key_cut
+
+result = key_cut(model, text, shares=[0, 0.5, 1], controls=2, null_seeds=(0,), **cut)
+print(*result.findings(), sep="\n")
+
+# %%
+result.plot()
+
+# %% [markdown]
+# As hooks, in the heads that you found, beside your own:
+
+# %%
+from tl_posgen.joining import cut_keys
+from tl_posgen.models import to_prompts
+from tl_posgen.models.loss import token_losses
+
+tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
+heads = profiles.heads(top=3, by="slash_score")
+for share in (1, 0):
+    print(share, round(token_losses(model, tokens, cut_keys(model, share, heads=heads)).mean().item(), 3))
+
+# %% [markdown]
+# ## Keep it
+
+# %%
+report.write("report")

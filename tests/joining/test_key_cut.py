@@ -1,0 +1,208 @@
+"""Keys cut towards rank one in the running model: the hooks, what is measured along the share, and what is shown."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from declared import assert_declared
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.joining import KeyCut, cut_keys, key_cut
+from tl_posgen.joining.hooks import cut
+from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.summary import jsonable
+
+CUT = {"length": 32, "n_prompts": 2, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def tokens(mini, alice):
+    return torch.stack(to_prompts(mini, alice, length=32, n_prompts=2))
+
+
+@pytest.fixture(scope="module")
+def report(mini, alice):
+    asked = KeyCut(shares=[0, 0.5, 1], controls=2)
+    return tl_posgen.analyze(mini, alice, measures=["slash", "variance", asked], null_seeds=(0, 1), **CUT)
+
+
+@pytest.fixture(scope="module")
+def result(report):
+    return report["key_cut"]
+
+
+def losses(model, tokens, hooks=()):
+    return token_losses(model, tokens, hooks).mean(-1)
+
+
+def test_all_of_the_rest_changes_nothing_and_none_of_it_leaves_rank_one(small_model, backend, family_model):
+    for model in (small_model, family_model("llama", backend)):
+        tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
+        plain = losses(model, tokens)
+        for control in (False, True):
+            same = losses(model, tokens, cut_keys(model, 1, control=control))
+            assert torch.allclose(same, plain, atol=1e-5)
+        assert not torch.allclose(losses(model, tokens, cut_keys(model, 0)), plain, atol=1e-3)
+
+
+def test_scores_under_the_hook_are_those_of_the_cut_keys(mini, tokens):
+    kept, used = [], {}
+    run_capture(mini, tokens[:1], kept.append, layers=[1])
+    with capturing(mini, lambda one: used.update({one.layer: one.scores()}), needs={"attn_scores"}):
+        mini.run_with_hooks(tokens[:1], fwd_hooks=cut_keys(mini, 0.25, layers=[1]))
+    capture = kept[0]
+    k = capture.k[:, 1:]
+    u = torch.nn.functional.normalize(k.mean(1, keepdim=True), dim=-1)
+    along = (k * u).sum(-1, keepdim=True) * u
+    new = torch.cat([capture.k[:, :1], along + 0.25 * (k - along)], 1)
+    theta = torch.arange(32)[:, None] * capture.geometry.rope.inv_freq
+    z = torch.complex(new[..., :16], new[..., 16:]) * torch.polar(torch.ones_like(theta), theta).to(torch.complex64)
+    expected = capture.geometry.scale * capture.rotated_q @ torch.cat([z.real, z.imag], -1).mT
+    visible = torch.ones(32, 32).tril().bool()
+    torch.testing.assert_close(used[1][:, visible], expected[:, visible], atol=1e-4, rtol=1e-4)
+
+
+def test_it_takes_the_heads_asked_for_and_composes_with_other_hooks(mini, tokens):
+    both = [*cut_keys(mini, 0, heads=[(1, 0)]), *cut_keys(mini, 0, heads=[(2, 3)])]
+    torch.testing.assert_close(
+        losses(mini, tokens, both), losses(mini, tokens, cut_keys(mini, 0, heads=[(1, 0), (2, 3)]))
+    )
+    seen = []
+    silent = ("blocks.1.attn.hook_z", lambda z, hook: seen.append(z.shape))
+    losses(mini, tokens, [*cut_keys(mini, 0), silent])
+    assert seen
+
+
+def test_the_control_takes_as_much_energy_in_one_direction_a_key_head(small_model):
+    kept, tokens = [], torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
+    for prompt in tokens:
+        run_capture(small_model, prompt[None], kept.append, layers=[1])
+    for one in kept:
+        changes = [cut(one, 0.3, control, 1, 5) - one.k for control in (False, True)]
+        energies = [change.square().sum((1, 2)) for change in changes]
+        torch.testing.assert_close(*energies, rtol=1e-4, atol=1e-6)
+        assert all(float(change[:, 0].abs().max()) == 0 for change in changes)
+        shared = one.geometry.n_heads // one.geometry.n_key_value_heads
+        for change in changes:
+            torch.testing.assert_close(change[0], change[shared - 1])  # heads of one key see it cut alike
+        other = cut(one, 0.3, True, 1, 6) - one.k
+        assert not torch.allclose(other, changes[1])
+
+
+def test_rises_slash_and_interaction_are_those_of_the_running_model(mini, tokens, report, result):
+    data, plain = result.dataset, losses(mini, tokens)
+    rise = (losses(mini, tokens, cut_keys(mini, 0.5)) - plain).mean()
+    assert float(data["rise"].sel(cut="mean", share=0.5)) == pytest.approx(float(rise), abs=1e-6)
+    controls = [losses(mini, tokens, cut_keys(mini, 0, control=True, seed=seed)) - plain for seed in (0, 1)]
+    expected = float(torch.stack(controls).mean())
+    assert float(data["rise"].sel(cut="random", share=0)) == pytest.approx(expected, abs=1e-6)
+    alone = (losses(mini, tokens, cut_keys(mini, 0, layers=[2])) - plain).mean()
+    assert float(data["layer_rise"].sel(cut="mean", layer=2)) == pytest.approx(float(alone), abs=1e-6)
+    less = data["rise"].sel(cut="mean") - data["rise"].sel(cut="random")
+    np.testing.assert_allclose(data["rise_less_control"], less, atol=1e-12)
+    for name in ("mean", "random"):
+        whole = data.sel(cut=name, share=1)
+        np.testing.assert_allclose(whole["interaction"], report["variance"].dataset["interaction"], rtol=1e-4)
+        np.testing.assert_allclose(whole["slash_score"], report["slash"].dataset["best_score"], rtol=1e-4)
+        assert float(abs(whole["rise"])) < 1e-5
+        assert float(abs(whole["energy_taken"]).max()) < 1e-9
+    np.testing.assert_allclose(
+        *(data["energy_taken"].sel(cut=name).isel(layer=0) for name in ("mean", "random")), rtol=1e-3, atol=1e-9
+    )
+
+
+def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, tokens):
+    """The first layer's queries and keys depend on no edit: its interaction follows from the captured keys alone."""
+    kept = []
+    for prompt in tokens:
+        run_capture(mini, prompt[None], kept.append, layers=[0])
+    one, other = (
+        TripleMoments.of(layer.q, cut(layer, 0.0, False, 1, 0), layer.geometry.rope, first_token=False)
+        for layer in kept
+    )
+    geometry = kept[0].geometry
+    expected = variance_shares(one + other, geometry.rope, geometry.scale, 32).within_rows.interaction
+    found = key_cut(mini, tokens, shares=[0], controls=1, null_seeds=(), progress=False).dataset["interaction"]
+    np.testing.assert_allclose(found.sel(cut="mean", share=0, layer=0), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge"), ("gpt2", "bridge")]
+)
+def test_other_families(family_model, name, family_backend):
+    tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
+    found = key_cut(
+        family_model(name, family_backend), tokens, shares=[0, 1], controls=1, null_seeds=(), progress=False
+    )
+    assert_declared(found)
+    assert float(abs(found.dataset["rise"].sel(share=1)).max()) < 1e-4
+    for kind in found.kinds:
+        found.plot(kind)
+
+
+# What is shown
+
+
+def test_every_variable_is_declared_and_the_sentences_say_the_summary(result):
+    assert_declared(result)
+    own = json.loads(json.dumps(jsonable(result.summary)))
+    first, interaction, slash, layers = result.findings()
+    assert f"{own['rise_mean_0']:+.3f} [" in first
+    assert f"{own['rise_less_control_0']:+.3f} [" in first
+    assert "random init" in first
+    for name in ("mean", "random"):
+        for at in ("0", "50", "100"):
+            assert f"{own[f'interaction_{name}_{at}']:.1%}" in interaction
+            assert f"{own[f'slash_{name}_{at}']:.3f}" in slash
+    assert f"0 {own['by_layer_mean'][0]:+.3f} ({own['by_layer_random'][0]:+.3f})" in layers
+
+
+def test_figures_show_the_numbers_after_saving_and_loading(result, tmp_path):
+    loaded = tl_posgen.load(result.save(tmp_path / "r.nc"))["key_cut"]
+    assert loaded.findings() == result.findings()
+    assert loaded.plot().to_json() == result.plot().to_json()
+    lines = [one for one in result.plot().data if one.name == "mean direction"]
+    np.testing.assert_array_equal(lines[0].y, result.dataset["rise"].sel(cut="mean"))
+    np.testing.assert_allclose(lines[2].y, result.dataset["interaction"].sel(cut="mean").mean(("layer", "head")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"shares": []}, "one at least"),
+        ({"shares": [0, 0]}, "only once"),
+        ({"shares": [1.5]}, "share 1.5"),
+        ({"controls": 0}, "controls=0"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_unusable_options_are_refused(wrong, said):
+    with pytest.raises(InputError, match=said):
+        KeyCut(**wrong)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"share": 2},
+        {"share": "x"},
+        {"share": 0, "control": 1},
+        {"share": 0, "first_token": None},
+        {"share": 0, "seed": -1},
+    ],
+)
+def test_unusable_arguments_of_the_hook_are_refused(mini, wrong):
+    with pytest.raises(InputError, match=r"share|control|first_token|seed"):
+        cut_keys(mini, **wrong)
+
+
+def test_prompts_of_two_lengths_are_refused(mini):
+    with pytest.raises(InputError, match="key_cut: prompts of 8 to 10 tokens"):
+        key_cut(mini, [list(range(5, 13)), list(range(5, 15))], progress=False)

@@ -1,0 +1,99 @@
+"""What a head costs when it loses its interaction, its slash, or all that varies in it: one head at a time."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList, replace_scores
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.model import Model
+from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
+from tl_posgen.report.intervals import mean_and_ends
+
+COSTS = ("interaction", "slash", "head")
+
+
+def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "head query key"]:
+    """The layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys. A query
+    that would see nothing else (the first token, D = 0) keeps it."""
+    position = capture.positions
+    scores = capture.scores()
+    hidden = position[:, None] - position == distance
+    visible = (scores > -torch.inf).sum(-1, keepdim=True)
+    return scores.masked_fill(hidden & (visible > 1), -torch.inf)
+
+
+def mean_outputs(
+    model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int]
+) -> dict[int, Float[Tensor, "head d_value"]]:
+    """Of each layer, the mean of every head's output (hook_z) over these prompts and their positions."""
+    sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def add(layer: int, z: Tensor, hook: object) -> None:
+        sums[layer].append(z.flatten(2).unflatten(-1, (model.cfg.n_heads, -1)).double().mean(1).cpu())
+
+    token_losses(model, tokens, [(name_of(layer), partial(add, layer)) for layer in layers])
+    if silent := [layer for layer, seen in sums.items() if not seen]:
+        raise UnsupportedModelError(f"layer {silent[0]}: {name_of(silent[0])} did not fire, so no head can be ablated")
+    return {layer: torch.cat(seen).mean(0) for layer, seen in sums.items()}
+
+
+def name_of(layer: int) -> str:
+    return f"blocks.{layer}.attn.hook_z"
+
+
+def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) -> HookList:
+    """z of one head <- its mean, at every position of every prompt."""
+
+    def edit(z: Tensor, hook: object) -> Tensor:
+        of_heads = z.flatten(2).unflatten(-1, (len(mean), -1)).clone()
+        of_heads[:, :, head] = mean[head].to(of_heads)
+        return of_heads.reshape(z.shape)
+
+    return [(name_of(layer), edit)]
+
+
+def head_costs(
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    distance: xr.DataArray,
+    selected: Mapping[int, Sequence[int]],
+    *,
+    name: str,
+    progress: bool,
+) -> xr.Dataset:
+    """Rise of the loss, in nats per token, with one head at a time edited: `cost_<what>` [layer, head] and its ends.
+
+    Args:
+        distance: each head's best distance D, whose diagonal is hidden for "slash".
+        selected: the heads of each layer.
+    """
+    unchanged = token_losses(model, tokens).mean(-1)
+    means = mean_outputs(model, tokens, list(selected))
+    heads = sorted({head for some in selected.values() for head in some})
+    rises = np.full((len(COSTS), len(tokens), len(selected), len(heads)), np.nan)
+    places = [(row, layer, head) for row, (layer, some) in enumerate(selected.items()) for head in some]
+    for row, layer, head in tqdm(places, desc=f"cost of heads, {name}", unit="head", disable=not progress):
+        one: dict[str, Any] = {"heads": [(layer, head)]}
+        back = int(distance.sel(layer=layer, head=head))
+        hooks = {
+            "interaction": substitute(model, by_split(all_positions), **one),
+            "slash": replace_scores(model, partial(without_distance, distance=back), **one),
+            "head": mean_ablation(layer, head, means[layer]),
+        }
+        for number, what in enumerate(COSTS):
+            losses = token_losses(model, tokens, hooks[what]).mean(-1)
+            rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
+    data: dict[str, Any] = {}
+    for what, rise in zip(COSTS, rises, strict=True):
+        data |= mean_and_ends(f"cost_{what}", rise, ("layer", "head"))
+    return xr.Dataset(data, {"layer": list(selected), "head": heads})

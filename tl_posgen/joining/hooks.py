@@ -1,0 +1,93 @@
+"""Keys of a running model cut to their mean direction plus a share of the rest."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.joining.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers
+from tl_posgen.null import check_seed
+from tl_posgen.position.decomposition.option_checks import check_share
+from tl_posgen.rope.rotation import rotate
+
+LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
+
+
+def cut_keys(
+    model: Model,
+    share: int | float,
+    *,
+    control: bool = False,
+    first_token: bool = False,
+    layers: Layers = None,
+    heads: Heads = None,
+    seed: int = 0,
+) -> HookList:
+    """score_ij <- scale <R_i q_i, R_j k'_j>, k' = <k, u> u + share (k - <k, u> u), u the direction of the mean key.
+
+    Before RoPE and after qk-norm, each head by itself, the mean over the prompt's keys, later ones too. Share 0 leaves
+    keys of rank one, 1 changes nothing. Query heads that share a key see it cut alike.
+
+    Args:
+        share: of what is not along u that is kept, in [0, 1].
+        control: a random direction in the place of u, and its rest shrunk so that as much energy is taken,
+            E|k' - k|^2, of every head and prompt.
+        first_token: whether the first token's key is cut as well, and counts in the mean.
+        layers, heads: which; all if left out.
+        seed: of the control's directions: one a layer and key head, the same for all prompts and shares.
+
+    Raises:
+        InputError: a share outside [0, 1], a layer or head that does not exist.
+        UnsupportedModelError: see `replace_scores`.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> plain = model(tokens)
+        >>> same, other = (model.run_with_hooks(tokens, fwd_hooks=cut_keys(model, share)) for share in (1, 0))
+        >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
+        (True, False)
+    """
+    check_share("share", share)
+    seed = check_seed(seed)
+    for name, value in {"control": control, "first_token": first_token}.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: give True or False")
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return scores_with(capture, cut(capture, float(share), control, int(not first_token), seed))
+
+    return replace_scores(model, scores_of, layers, heads)
+
+
+def scores_with(capture: LayerCapture, k: Float[Tensor, "head pos d_head"]) -> Float[Tensor, "head query key"]:
+    """The layer's scores with other keys before RoPE."""
+    rotated = rotate(k, capture.positions, capture.geometry.rope)
+    return finished(capture.geometry.scale * capture.rotated_q @ rotated.mT, capture)
+
+
+def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: int) -> Float[Tensor, "head pos d_head"]:
+    """The keys of a layer from token `first` on cut, those before as they are."""
+    kept, k = capture.k[:, :first], capture.k[:, first:]
+    if share == 1 or not k.shape[1]:
+        return capture.k
+    direction = mean_direction(k)
+    if control:
+        other = random_directions(capture, seed)
+        return torch.cat([kept, shrink_rest(k, other, share_of_equal_energy(k, direction, other, share))], 1)
+    return torch.cat([kept, shrink_rest(k, direction, share)], 1)
+
+
+def random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:
+    """A direction a key head, of nothing but seed and layer."""
+    geometry = capture.geometry
+    generator = torch.Generator().manual_seed((seed * LAYERS + geometry.layer) % 2**63)
+    drawn = torch.randn(geometry.n_key_value_heads, geometry.d_head, generator=generator)
+    rows = [geometry.key_head(head) for head in capture.heads]
+    return torch.nn.functional.normalize(drawn, dim=-1)[rows].to(capture.k)
