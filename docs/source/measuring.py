@@ -68,7 +68,8 @@ class Part:
     def missing(self) -> str:
         """What lies outside the repository and is not there; "" where nothing lacks."""
         directory = MODELS[self.model][0] if self.model else None
-        needed = [SHARED / directory] if directory else [SEEDS / str(seed) for seed in self.settings.get("training_seeds", ())]
+        needed = [SHARED / directory] if directory else []
+        needed += [SEEDS / str(seed) for seed in self.settings.get("training_seeds", ())]
         return ", ".join(str(one) for one in needed if not one.is_dir())
 
 
