@@ -29,7 +29,7 @@ COMMANDS = {
     "substitute": SHORT,
     "distance": SHORT,
     "perturb": ("--ratios", "0,0.5", "--n-cloze", "2", *SHORT),
-    "length": ("--inside", "32", "--prompts", "1", "--no-null"),
+    "length": ("--inside", "32", "--prompts", "2", "--no-null"),
     "planes": SHORT,
     "perturb-planes": ("--strengths", "1", *SHORT),
     "profiles": SHORT,
