@@ -151,7 +151,7 @@ def test_a_command_that_is_killed_while_it_writes_leaves_whole_files(mini, tmp_p
     """Over an older report, at its second renaming of the page's files."""
     options = {"measures": "mean_key", "length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}
     tl_posgen.analyze(mini, bundled_text(), **options).write(tmp_path / "report")
-    words = words_of("analyze", tmp_path)
+    words = [*words_of("analyze", tmp_path), "--force"]
     assert exit_code(start(words, at_step(Path, "replace", 3))) == -signal.SIGKILL
     names = sorted(path.name for path in finished(tmp_path / "report"))
     assert names == ["index.html", "results.nc", "summary.json"]

@@ -32,7 +32,6 @@ ANALYZE = {
     "a fractional length": ({"length": 16.5}, "length"),
     "a length that is true": ({"length": True}, "length"),
     "a number of prompts in words": ({"n_prompts": "one"}, "n_prompts"),
-    "one layer that is no list": ({"layers": 0}, "layer"),
     "layers in words": ({"layers": "0"}, "layer"),
     "a fractional layer": ({"layers": [0.5]}, "layer"),
     "heads in words": ({"heads": "all"}, "head"),

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 KEPT = ROOT / "build" / "numbers"  # not in the repository: a second run goes on from it, pictures are drawn from it
 NUMBERS = ROOT / "docs" / "numbers.json"
-SEEDS = ROOT / "build" / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1250 --seed SEED
+TRAINED = ROOT / "build" / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
 NULL: dict[str, Any] = {"null_seeds": (0,)}
 CHECKPOINTS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
@@ -69,7 +69,7 @@ class Part:
         """What lies outside the repository and is not there; "" where nothing lacks."""
         directory = MODELS[self.model][0] if self.model else None
         needed = [SHARED / directory] if directory else []
-        needed += [SEEDS / str(seed) for seed in self.settings.get("training_seeds", ())]
+        needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
         return ", ".join(str(one) for one in needed if not one.is_dir())
 
 
@@ -158,7 +158,7 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
     """The same at the checkpoints of the mini recipe begun from other seeds."""
     found = {}
     for seed in part.settings["training_seeds"]:
-        checkpoints = sorted((SEEDS / str(seed) / "checkpoints").iterdir())
+        checkpoints = sorted((TRAINED / str(seed) / "checkpoints").iterdir())
         found[f"seed {seed}"] = emergence(
             checkpoints, text_of("mini"), measures=("three_axis", "coupling"), tokenizer="mini", **CUT, null_seeds=()
         ).summary
@@ -297,7 +297,6 @@ PARTS = {
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
     "stories260K claims": Part("stories260K", {}, claims),
-    "babyllama105 claims": Part("babyllama105", {}, claims),
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),

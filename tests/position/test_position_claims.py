@@ -59,22 +59,26 @@ def test_no_two_measures_call_a_number_interaction():
     assert "interaction" in [one.label for one in variance.variables.values()]
 
 
-def cloze_of(few, many, whole=0.8, items=40):
-    accuracies = {"cloze_accuracy_least": whole, "words_cloze_accuracy_few": few, "words_cloze_accuracy_many": many}
+def cloze_of(few, many, whole=0.8, items=40, width=0.01):
+    accuracies = {"cloze_accuracy_least": whole}
+    for place, value in (("few", few), ("many", many)):
+        key = f"words_cloze_accuracy_{place}"
+        accuracies |= {key: value, f"{key}_low": value - width, f"{key}_high": value + width}
     return {"cloze_items": items, "cloze_chance": 0.25, "ratio_few": 0.05, "ratio_many": 0.2, **accuracies}
 
 
 @pytest.mark.parametrize(
     ("own", "null", "verdict"),
     [
-        (cloze_of(0.79, 0.7), 0.3, "held"),
-        (cloze_of(0.785, 0.79), 0.3, "partly"),
+        (cloze_of(0.795, 0.7), 0.3, "held"),
+        (cloze_of(0.795, 0.79), 0.3, "partly"),
         (cloze_of(0.75, 0.7), 0.3, "not held"),
-        (cloze_of(0.79, 0.7), 0.8, "open"),
-        (cloze_of(0.79, 0.7, whole=0.25), None, "open"),
-        (cloze_of(0.79, 0.7, items=0), 0.3, "open"),
+        (cloze_of(0.785, 0.7), 0.3, "open"),
+        (cloze_of(0.75, 0.7, width=0.1), 0.3, "open"),
+        (cloze_of(0.795, 0.7), 0.8, "open"),
+        (cloze_of(0.795, 0.7, whole=0.25), 0.1, "open"),
+        (cloze_of(0.795, 0.7, items=0), 0.3, "open"),
     ],
 )
 def test_downstream_scores_are_judged_by_what_two_points_make(own, null, verdict):
-    nulls = [] if null is None else [cloze_of(null, null, whole=null)]
-    assert downstream(result_of(own, *nulls)).verdict == verdict
+    assert downstream(result_of(own, cloze_of(null, null, whole=null))).verdict == verdict

@@ -22,9 +22,9 @@ def stop(number: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: what a user can mend is one line on stderr and exit code 2, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that has no "•", a name that is no UTF-8
+            stream.reconfigure(errors=errors)  # a terminal that has no "•", a name that is no UTF-8
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         from tl_posgen.cli.commands import app

@@ -160,8 +160,7 @@ def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
     hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
     x, y = ([str(value) for value in array[dim].values] for dim in (across, down))
     more |= {"meta": "heads"} if array.dims == ("layer", "head") else {}  # a click on the page opens that head
-    z = array.values.astype(np.float32)
-    return go.Heatmap(z=z, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
+    return go.Heatmap(z=array.values, x=x, y=y, coloraxis="coloraxis", hovertemplate=hover, **more)
 
 
 def colour_axis(low: float, high: float, scale: str = SCALE) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The slash-dominant heads of a report, a row each: where, how strongly, on random tokens, and without RoPE."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
+
+from tl_posgen.result import Result
 
 LEGEND = (
     "slash score: mean attention paid that many tokens back; on random tokens: the same on i.i.d. uniform tokens; "
@@ -15,7 +16,7 @@ ELSEWHERE = {
 }
 
 
-def slash_heads(report: Mapping[str, Any]) -> pd.DataFrame:
+def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
     """A row a head whose slash score reaches kappa at one of the short distances, strongest first.
 
     Args:

@@ -131,7 +131,10 @@ def iid_r(pairs: CausalPairs) -> float:
     squared = replace(pairs, distance_weights=tuple(weight**2 for weight in pairs.distance_weights))
     n_probes = math.ceil(SIGNS / pairs.size)
     if n_probes >= 3 * pairs.size:  # every unit vector: the trace itself
-        probes, n_probes = torch.eye(3 * pairs.size, dtype=torch.float64).unflatten(1, (3, -1)).transpose(0, 1), 1
+        probes, n_probes = (
+            torch.eye(3 * pairs.size, dtype=torch.float64, device="cpu").unflatten(1, (3, -1)).transpose(0, 1),
+            1,
+        )
     else:
         generator = torch.Generator("cpu").manual_seed(0)
         probes = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
