@@ -10,6 +10,8 @@ from tl_posgen.cli import main
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 
+pytestmark = pytest.mark.slow
+
 MEASURES = ["three_axis", "variance", "loss"]
 QUICK = {"measures": MEASURES, "length": 24, "n_prompts": 5, "progress": False}
 

@@ -13,6 +13,8 @@ from tl_posgen.measure import Measure
 from tl_posgen.prompt_groups import FEWEST, N_GROUPS
 from tl_posgen.stats.jackknife import jackknife_interval
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"null_seeds": (), "progress": False}
 N_PROMPTS = 7  # two groups of two, three of one
 MEASURES = [

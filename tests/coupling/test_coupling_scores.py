@@ -16,6 +16,8 @@ from tl_posgen.result import load
 from tl_posgen.stats.partial_correlation import correlation
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"k": 3, "length": 12, "n_prompts": 2, "widths": (16, 24, 32), "progress": False}
 TEXT = "once there was a cat and a dog who ran " * 6
 WIDTHS = (16, 16, 24, 32)
@@ -75,7 +77,6 @@ def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     assert [sentence[:3] for sentence in found.findings()] == ["Not", "War"]
 
 
-@pytest.mark.slow
 def test_a_result_survives_saving_and_is_tabulated_by_model(scores, tmp_path):
     loaded = load(scores.save(tmp_path / "r.nc"))["coupling_scores"]
     assert loaded.dataset.equals(scores.dataset)

@@ -17,6 +17,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 
 
@@ -131,7 +133,6 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
     np.testing.assert_allclose(found.sel(cut="mean", share=0, layer=0), expected, rtol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge"), ("gpt2", "bridge")]
 )

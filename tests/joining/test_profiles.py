@@ -22,6 +22,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position import all_positions, by_split, substitute
 from tl_posgen.summary import NullSummary, jsonable
 
+pytestmark = pytest.mark.slow
+
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
 
 
@@ -129,7 +131,6 @@ def test_pairs_beyond_the_null_are_those_whose_interval_leaves_out_zero_and_ever
     assert "2 of 3" in found([float("nan"), 0.0, 0.0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gpt2", "bloom"])
 def test_models_without_rope_have_profiles_too(family_model, encoding):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -140,7 +141,6 @@ def test_models_without_rope_have_profiles_too(family_model, encoding):
     assert "zero by construction" in found.findings()[-1]
 
 
-@pytest.mark.slow
 def test_either_backend_gives_the_same_table(family_model, backend):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     options = {"null_seeds": (), "progress": False, "period": 8}

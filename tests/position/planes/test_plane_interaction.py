@@ -17,6 +17,8 @@ from tl_posgen.position.planes.plane_interaction import SHARES, STATISTICS
 from tl_posgen.rope.rotation import complex_planes
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
 
 
@@ -87,7 +89,6 @@ def test_the_estimate_follows_the_interaction_on_trained_models(result, stories,
         assert own["ratio_bound"] < own["ratio_loose_bound"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge")])
 def test_windows_partial_rotary_and_layers_without_rope(family_model, name, family_backend):
     tokens = torch.randint(2, 60, (4, 20), generator=torch.Generator().manual_seed(0))

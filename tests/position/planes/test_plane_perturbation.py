@@ -22,6 +22,8 @@ from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 CUT = {"length": 24, "n_prompts": 2, "progress": False}
 EDITS = ("shuffle_positions", "phase_noise")
 MAPPED = ("shuffle_phases", "shuffle_positions")
@@ -234,7 +236,6 @@ def test_one_prompt_leaves_no_interval(mini, alice):
     assert "[" not in found.findings()[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "family_backend"), [("gemma3", "bridge"), ("neox", "hooked"), ("smollm3", "bridge")])
 def test_layers_of_other_planes_or_none_partial_rotary_and_windows(family_model, name, family_backend):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))

@@ -21,6 +21,8 @@ from tl_posgen.position.substitution.substituted_loss import conditions_of, reco
 from tl_posgen.position.substitution.substitution import two_sets
 from tl_posgen.summary import jsonable
 
+pytestmark = pytest.mark.slow
+
 QUIET = {"progress": False, "null_seeds": ()}
 CONDITIONS = (
     *("unchanged", "uniform_attention", "three_axis", "three_axis_near_8", "three_axis_attention"),
@@ -49,7 +51,6 @@ def unsearched(mini, alice):
     return substitution(mini, alice, length=16, n_prompts=2, **FEW, search=False, null_seeds=(0, 1), progress=False)
 
 
-@pytest.mark.slow
 def test_stories260k_has_the_reference_losses(stories, tinystories):
     tokens = torch.tensor(stories.tokenizer(tinystories[:8000]).input_ids[:1024]).view(4, 256)
     found = substitution(stories, tokens, widths=(8,), dummy_distances=(64,), search=False, **QUIET).dataset
@@ -134,7 +135,6 @@ def test_other_prompts_are_cut_from_the_rest_of_the_text(mini, alice):
     assert torch.equal(torch.cat([reported, others]), rows)
 
 
-@pytest.mark.slow
 def test_a_short_text_is_searched_on_one_half(mini, alice):
     rows = prompts_of_one_length(mini, alice, 24, 4)
     found = substitution(mini, rows, **FEW, search_steps=0, head_costs=False, **QUIET)
@@ -182,7 +182,6 @@ def test_the_interval_holds_the_share(result):
     assert (data.recovered <= data.recovered_high).all()
 
 
-@pytest.mark.slow
 def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -246,7 +245,6 @@ def test_every_variable_is_declared(result, unsearched):
     assert_declared(unsearched)
 
 
-@pytest.mark.slow
 def test_every_figure_is_drawn_again_from_the_file(result, unsearched, tmp_path):
     assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
     assert unsearched.kinds == ["loss", "dose", "correlation"]
