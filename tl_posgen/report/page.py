@@ -143,9 +143,9 @@ def _single(value: Any) -> Any:
     return {**value, "dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode()}
 
 
-def _json(text: str) -> Markup:
+def _json(text: str | None) -> Markup:
     """JSON that no token of it can end the script of."""
-    return Markup(text.replace("<", "\\u003c"))
+    return Markup(str(text).replace("<", "\\u003c"))
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:

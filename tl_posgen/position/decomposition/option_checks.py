@@ -20,7 +20,7 @@ def check_whole(place: str, least: int, /, most: int | None = None, **values: An
         tl_posgen.errors.InputError: residual: n_pairs=0: give a whole number, 1 or more
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= (most or value):
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= (most or value):
             ends = f"{least} or more" if most is None else f"{least} to {most}"
             raise InputError(f"{place}: {name}={value!r}: give a whole number, {ends}")
 
