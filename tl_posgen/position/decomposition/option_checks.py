@@ -1,5 +1,6 @@
 """What several measures and hooks ask of their arguments: refused before anything runs, with place and remedy."""
 
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -19,8 +20,9 @@ def check_whole(place: str, least: int, /, most: int | None = None, **values: An
         Traceback (most recent call last):
         tl_posgen.errors.InputError: residual: n_pairs=0: give a whole number, 1 or more
     """
+    highest = math.inf if most is None else most
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= (most or value):
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= highest:
             ends = f"{least} or more" if most is None else f"{least} to {most}"
             raise InputError(f"{place}: {name}={value!r}: give a whole number, {ends}")
 
