@@ -74,7 +74,14 @@ def connected(address: str | None) -> Iterator[Any]:
     try:
         if address is not None and (named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
             socket.create_connection((named[1], int(named[2])), timeout=10).close()  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+        try:
+            ray.init(address=address, **quiet)
+        except Exception as slow:
+            if "timed out during startup" not in str(slow):
+                raise
+            ray.shutdown()
+            ray.init(address=address, **quiet)  # after its 30 s a busy machine has at least loaded it
     except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
         reason = str(error).strip().splitlines()[0]
         raise InputError(
