@@ -262,6 +262,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_words_get_one_line_that_names_them(refused, text, case):
     words, named = REFUSED[case]

@@ -81,6 +81,7 @@ def test_a_hook_that_fails_leaves_no_hook(mini):
     assert hooks_of(mini) == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
