@@ -13,11 +13,11 @@ import xarray as xr
 from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure
 from tl_posgen.report.figures import finish, model_label
+from tl_posgen.report.sentences import NO_NULL
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary
 
 Verdict = Literal["held", "partly", "not held", "open"]
-NO_NULL = "no null measured"
 COLUMNS = ("says", "verdict", "measured", "null", "criterion")
 
 

@@ -9,6 +9,7 @@ import xarray as xr
 
 from tl_posgen.summary import NullSummary, Summary
 
+NO_NULL = "no null measured"
 ENCODINGS = {
     "absolute": "Positions are added to the embeddings here",
     "alibi": "Positions enter as a fixed slope per head here (ALiBi)",
@@ -50,7 +51,7 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "
         'random init 0.35 ± 0.07 nats'
     """
     if null is None or key not in null:
-        return "no null measured"
+        return NO_NULL
     spread = null.spread(key)
     return f"random init {said(null[key], form)}{'' if spread is None else f' ± {said(spread, form)}'}{unit}"
 

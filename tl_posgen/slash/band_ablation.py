@@ -21,7 +21,7 @@ from tl_posgen.models.loss import prompts_of_one_length, require_one_length, tok
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
-from tl_posgen.report.sentences import at_most
+from tl_posgen.report.sentences import NO_NULL, at_most
 from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
@@ -184,7 +184,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         return f"{of_condition(own, 'slash_score', kind):.3f} (loss {of_condition(own, 'loss', kind):.3f})"
 
     whole = [f"{words} {told(kind)}" for kind, words in WHOLE_KINDS.items() if kind != "means_no_rope"]
-    random = "no null measured" if null is None else f"random init {averaged(null['slash_heads'][0])}"
+    random = NO_NULL if null is None else f"random init {averaged(null['slash_heads'][0])}"
     lines.append(
         f"{own['slash_heads'][0]} heads are slash-dominant ({random}), mean score {told('unchanged')}; in the running "
         f"model this becomes: {', '.join(whole)}."

@@ -15,7 +15,7 @@ from tl_posgen.collector import HeadRows, Variable, added
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.report.sentences import beside, said
+from tl_posgen.report.sentences import NO_NULL, beside, said
 from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
 from tl_posgen.slash.ablations import ablate
 from tl_posgen.slash.cone_figures import BEST, FIGURES, drawn
@@ -181,7 +181,7 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
     pair = ["r1_q", "r1_k"]
-    random = "no null measured" if null is None else f"random init {in_groups(null, pair)}"
+    random = NO_NULL if null is None else f"random init {in_groups(null, pair)}"
     ranks = " and ".join(f"{own[name]:.2f}" for name in SPEARMAN)
     agree = own["axis_agreement"]
     shared = "" if agree != agree else f"; prompts agree on it to {beside(own, null, 'axis_agreement', '.2f')}"

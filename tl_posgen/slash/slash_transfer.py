@@ -20,7 +20,7 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.sentences import at_head, beside, head_reference, said
+from tl_posgen.report.sentences import NO_NULL, at_head, beside, head_reference, said
 from tl_posgen.result import Result
 from tl_posgen.slash.dominance import Dominance, check_all_reached
 from tl_posgen.slash.layer_means import (
@@ -172,7 +172,7 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
     place = own["distances"].index(own["at"])
-    of_null = "no null measured" if null is None else f"random init {said(null['pearson'][place], '.3f')}"
+    of_null = NO_NULL if null is None else f"random init {said(null['pearson'][place], '.3f')}"
     return [
         f"At D = {own['at']} slash scores on random tokens follow those on text over heads with r = "
         f"{said(own['pearson'][place], '.3f')} ({of_null}; without the first token "

@@ -25,7 +25,7 @@ from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, 
 from tl_posgen.position.length.length_figures import CONDITIONS, FIGURES
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import with_ends
-from tl_posgen.report.sentences import beside, null_of, said
+from tl_posgen.report.sentences import NO_NULL, beside, null_of, said
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
@@ -200,7 +200,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         keys = {name: f"{name}_{condition}" for name in forms}
         loss, share, frechet, ratio = (said(own[key], forms[name]) for name, key in keys.items())
         nulls = [null_of(null, key, forms[name]).removeprefix("random init ") for name, key in keys.items()]
-        random = "no null measured" if null is None else "random init " + ", ".join(nulls)
+        random = NO_NULL if null is None else "random init " + ", ".join(nulls)
         return (
             f"loss {loss}, outputs within the noise level in {share} of heads, Frechet {frechet}, norm ratio {ratio} "
             f"({random})"

@@ -23,7 +23,7 @@ from tl_posgen.position.substitution.split_maps import SplitMaps, split_maps
 from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
-from tl_posgen.report.sentences import said
+from tl_posgen.report.sentences import NO_NULL, said
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 
@@ -124,7 +124,7 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def findings(own: Summary, null: Any) -> list[str]:
     def told(key: str, place: int) -> str:
-        random = "no null measured" if null is None else f"random init {said(null[key][place], '.2f')}"
+        random = NO_NULL if null is None else f"random init {said(null[key][place], '.2f')}"
         return f"{said(own[key][place], '.2f')} ({random})"
 
     return [
