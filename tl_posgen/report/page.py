@@ -96,11 +96,11 @@ def _label(result: Result, name: str) -> str:
 
 
 def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The rows of the long table that are shown, and the column whose highest they have; "" for all."""
+    """The rows of the long table that are shown, and the column whose highest they have; "" for the first ones."""
     numbers = [name for name in frame.columns if name in result.dataset and name not in rows_of(result.dataset)]
     numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
     if len(frame) <= MOST_ROWS or not numbers:
-        return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, "place"
+        return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""
     headlines = [name for name, one in result.measure.variables.items() if one.headline and name in numbers]
     by = [*headlines, *numbers][0]
     return frame.nlargest(MOST_ROWS, by), by

@@ -15,7 +15,7 @@ from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.options import Options
-from tl_posgen.position.decomposition.option_checks import check_whole
+from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.decomposition.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.planes.interaction_matrix import interaction_matrix
@@ -72,7 +72,8 @@ class PlaneInteraction(Options):
     weights: DistanceWeights = "uniform"
 
     def check(self) -> None:
-        check_whole("plane_interaction", 1, n_distances=1 if self.n_distances is None else self.n_distances)
+        n = 1 if self.n_distances is None else self.n_distances
+        check_whole("plane_interaction", 1, MOST_DISTANCES, n_distances=n)
 
 
 class PlaneInteractionCollector(Collector):
