@@ -9,10 +9,10 @@ from declared import assert_declared
 from scipy import stats
 
 import tl_posgen
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.planes import plane_interaction
+from tl_posgen.position.planes import PlaneInteraction, plane_interaction
 from tl_posgen.position.planes.plane_interaction import SHARES, STATISTICS
 from tl_posgen.rope.rotation import complex_planes
 from tl_posgen.summary import jsonable
@@ -144,3 +144,9 @@ def test_without_null_and_with_one_prompt(mini, alice):
     assert "no null measured" in found.findings()[0]
     for kind in found.kinds:
         found.plot(kind)
+
+
+@pytest.mark.parametrize("n", [0, 2**31])
+def test_distances_that_no_memory_holds_are_refused(n):
+    with pytest.raises(InputError, match=f"n_distances={n}: give a whole number, 1 to 1048576"):
+        PlaneInteraction(n_distances=n)
