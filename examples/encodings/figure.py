@@ -1,9 +1,10 @@
-"""The figure of the encodings, as SVG: loss, loss by position, and three-axis r beside random init."""
+"""The figure of the encodings, as SVG: loss, loss by position, and three-axis r within rows beside random init."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = {"rope": "#3b6fb6", "split": "#d1603d", "alibi": "#3f9b6b", "none": "#6b7280"}
+R = "r_within_rows_without_first_token"  # what softmax sees: <q_i, m> shifts whole rows of alibi and none
 WIDTH, HEIGHT = 980, 330
 TOP, BOTTOM = 56, 282  # of the plots
 STYLE = 'font-family="Helvetica,Arial,sans-serif" font-size="11" fill="#374151"'
@@ -57,15 +58,15 @@ def draw(found: Mapping[str, Any], block: int, context: int) -> str:
     left = Panel(50, 250, "Held-out loss, 512 tokens (nats)", *limits(losses, 0.02))
     after_first = [value for name in names for value in found[name]["curve"][1:]]
     middle = Panel(310, 610, f"Loss by position (blocks of {block}, from {block} on)", *limits(after_first, 0.2))
-    right = Panel(670, 960, "Three-axis r, first token left out", 0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1])
+    right = Panel(670, 960, "Three-axis r within rows, first token left out", 0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1])
     for name, x, pair in zip(names, left.places(len(names)), right.places(len(names)), strict=True):
         one, colour = found[name], COLOURS[name]
         left.dots(x, one["trained"]["loss"]["of_seeds"], colour)
         left.text(x, BOTTOM + 18, name)
         at = middle.places(len(one["curve"]))[1:]
         middle.line(at, one["curve"][1:], colour)
-        right.dots(pair - 16, one["random_init"]["r_without_first_token"]["of_seeds"], colour, filled=False)
-        right.dots(pair + 16, one["trained"]["r_without_first_token"]["of_seeds"], colour)
+        right.dots(pair - 16, one["random_init"][R]["of_seeds"], colour, filled=False)
+        right.dots(pair + 16, one["trained"][R]["of_seeds"], colour)
         right.text(pair, BOTTOM + 18, name)
     end = len(found[names[0]]["curve"]) * block
     for position in range(0, end + 1, context):
