@@ -1,6 +1,6 @@
 """What measures gather from captured layers: named variables, an array a head, prompt by prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.geometry import LayerGeometry
 
 KEPT = {"options", "seed", "rows", "_variables"}  # what every collector has
 
@@ -85,6 +86,40 @@ class Collector:
         """What was found: unless overridden, the mean over prompts of everything that was added."""
         dims = {name: self._variables[name].dims[2:] if name in self._variables else () for name in self.rows.names}
         return xr.Dataset({name: self.rows.array(name, *dims[name]).mean("prompt") for name in self.rows.names})
+
+
+class MomentsCollector(Collector):
+    """One that sums over tokens, layer by layer: memory does not grow with the prompts.
+
+    Attributes:
+        longest: tokens of the longest prompt.
+        layers: geometry and heads of every layer.
+        moments: what `take` summed.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.longest = 0
+        self.layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
+        self.moments: dict[Any, Any] = {}
+
+    def take(self, layer: LayerCapture, moments: Mapping[Any, Any]) -> None:
+        """Add what this layer and prompt has under each key."""
+        self.layers[layer.layer] = (layer.geometry, list(layer.heads))
+        self.longest = max(self.longest, layer.length)
+        self.moments = added(self.moments, moments)
+
+    def joined(self, other: Any) -> Any:
+        both = super().joined(other)
+        both.longest, both.layers = max(self.longest, other.longest), self.layers | other.layers
+        both.moments = added(self.moments, other.moments)
+        return both
+
+    def over_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
+        """Datasets of layers as one, over all layers and heads that were asked for: NaN where nothing was found."""
+        heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
+        whole = xr.concat(list(found), "layer", data_vars="all", join="outer")
+        return whole.reindex(layer=sorted(self.layers), head=heads)
 
 
 def added(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -25,12 +26,14 @@ from tl_posgen.summary import jsonable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
-KEPT = ROOT / "build" / "numbers"  # not in the repository: a second run goes on from it, pictures are drawn from it
+BUILD = ROOT / "build"  # not in the repository
+KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
 NUMBERS = ROOT / "docs" / "numbers.json"
-TRAINED = ROOT / "build" / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
+EXAMPLES = ROOT / "examples"
+TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
 NULL: dict[str, Any] = {"null_seeds": (0,)}
-CHECKPOINTS = sorted((ROOT / "examples" / "mini_model" / "checkpoints").iterdir())
+CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
 MODELS = {
     "mini": (None, None),
     "stories260K": ("models/stories260K", "text/tinystories.txt"),
@@ -70,6 +73,7 @@ class Part:
         directory = MODELS[self.model][0] if self.model else None
         needed = [SHARED / directory] if directory else []
         needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        needed += [BUILD / one for one in self.settings.get("trained", ())]
         return ", ".join(str(one) for one in needed if not one.is_dir())
 
 
@@ -165,6 +169,14 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
     return jsonable(found)
 
 
+def encodings(part: Part) -> Mapping[str, Any]:
+    """The runs of examples/encodings/train.py that are finished; tables and figure beside it, the figure here too."""
+    example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
+    found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
+    shutil.copy(example / "encodings.svg", NUMBERS.parent)
+    return found
+
+
 def token_wise(part: Part) -> Mapping[str, Any]:
     tokens = tuple(range(25, 256, 25))
     return {"token_coupling": token_coupling(model_of(part.model), text_of(part.model), tokens=tokens, **CUT, **NULL)}
@@ -210,7 +222,7 @@ def width(part: Part) -> Mapping[str, Any]:
 
 def demo(part: Part) -> Mapping[str, Any]:
     """What `make demo` prints."""
-    words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(ROOT / "build" / "demo"), "--force")
+    words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(BUILD / "demo"), "--force")
     return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
 
 
@@ -285,6 +297,7 @@ TOYS = {
     "all, 1": {"distance": 1, "planes": "all"},
     "all, 10": {"distance": 10, "planes": "all"},
 }
+ENCODED = ("encodings/rope-0/checkpoints", "encodings/split-0/checkpoints")  # of examples/encodings/train.py
 BENCHMARKS = {
     "three_axis": {},
     "streaming": {},
@@ -317,6 +330,7 @@ PARTS = {
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
     "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
+    "encodings": Part("", {"trained": ENCODED, "steps": 1000, "windows": 32}, encodings),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
     "width alone": Part("", {"width_per_k": 8}, width),
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),

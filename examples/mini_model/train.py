@@ -64,14 +64,14 @@ def tokenize(tokenizer: PreTrainedTokenizerFast, books: list[Path]) -> np.ndarra
     return np.concatenate([np.asarray(part, dtype=np.uint16) for part in parts])
 
 
-def windows(stream: np.ndarray, starts: np.ndarray) -> torch.Tensor:
-    """Windows of CONTEXT tokens: BOS, then CONTEXT - 1 tokens of the stream from each start."""
-    rows = stream[starts[:, None] + np.arange(CONTEXT - 1)].astype(np.int64)
+def windows(stream: np.ndarray, starts: np.ndarray, length: int = CONTEXT) -> torch.Tensor:
+    """Windows of `length` tokens: BOS, then length - 1 tokens of the stream from each start."""
+    rows = stream[starts[:, None] + np.arange(length - 1)].astype(np.int64)
     return torch.from_numpy(np.concatenate([np.zeros((len(rows), 1), dtype=np.int64), rows], axis=1))
 
 
-def new_model(vocab_size: int, seed: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
+def new_config(vocab_size: int) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=352,
@@ -86,8 +86,11 @@ def new_model(vocab_size: int, seed: int) -> LlamaForCausalLM:
         pad_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
+
+
+def new_model(vocab_size: int, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(new_config(vocab_size))
 
 
 def mean_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -103,21 +106,22 @@ def held_out_loss(model: torch.nn.Module, stream: np.ndarray, n_windows: int = 3
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over 200 steps, then a cosine down to a tenth of the peak."""
-    warm = min(1.0, (step + 1) / 200)
+    """Linear warm-up over a fortieth of the steps, then a cosine down to a tenth of the peak."""
+    warm = min(1.0, (step + 1) / (steps / 40))
     return peak * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def save_model(model: LlamaForCausalLM, directory: Path) -> None:
-    """Float16 safetensors and config, ready for from_pretrained; the tied output matrix is stored once."""
+def save_model(model: LlamaForCausalLM, directory: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Safetensors and config, ready for from_pretrained; the tied output matrix is stored once."""
     directory.mkdir(parents=True, exist_ok=True)
-    state = {name: value.half().contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    state = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
+    del state["lm_head.weight"]
     partial = directory / "model.safetensors.partial"
     save_file(state, partial, metadata={"format": "pt"})
     partial.chmod(0o644)  # safetensors writes for the owner alone
     partial.replace(directory / "model.safetensors")
-    model.config.architectures = ["LlamaForCausalLM"]
-    model.config.dtype = torch.float16
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = dtype
     model.config.save_pretrained(directory)
 
 
@@ -144,10 +148,16 @@ def prepare(books_dir: Path, work: Path, vocab_size: int) -> tuple[PreTrainedTok
     return tokenizer, np.load(work / "train.npy"), np.load(work / "held_out.npy")
 
 
-def train(args: argparse.Namespace) -> None:
+def train(
+    model: LlamaForCausalLM,
+    stream: np.ndarray,
+    held_out: np.ndarray,
+    args: argparse.Namespace,
+    checkpoints: tuple[int, ...] = CHECKPOINTS,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """AdamW on `args.steps` batches, resumed from the state in `args.work`; checkpoints, and the last model, in `dtype`."""
     torch.set_num_threads(args.threads)
-    tokenizer, stream, held_out = prepare(args.books, args.work, args.vocab_size)
-    model = new_model(len(tokenizer), args.seed)
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -173,9 +183,9 @@ def train(args: argparse.Namespace) -> None:
     bar = tqdm(range(first, last), initial=first, total=args.steps, unit="step", mininterval=5)
     recent: list[float] = []
     for step in bar:
-        if step in CHECKPOINTS:
-            save_model(model, args.work / "checkpoints" / f"step{step:05d}")
-        if step % 200 == 0 or step in CHECKPOINTS:
+        if step in checkpoints:
+            save_model(model, args.work / "checkpoints" / f"step{step:05d}", dtype)
+        if step % args.every == 0 or step in checkpoints:
             save_state(state_path, model, optimizer, step)
             evaluate(step, float(np.mean(recent)) if recent else None)
             recent.clear()
@@ -192,23 +202,26 @@ def train(args: argparse.Namespace) -> None:
     if last < args.steps:
         return
     evaluate(last, float(np.mean(recent)) if recent else None)
-    save_model(model, args.work / "checkpoints" / f"step{args.steps:05d}")
+    save_model(model, args.work / "checkpoints" / f"step{args.steps:05d}", dtype)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {args.steps} steps: {args.work / 'checkpoints'}")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train the bundled mini model.")
+def options(description: str, work: Path, steps: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--books", type=Path, required=True, help="directory of plain-text books")
-    parser.add_argument("--work", type=Path, default=Path("build/mini"), help="where state, log and checkpoints go")
-    parser.add_argument("--steps", type=int, default=CHECKPOINTS[-1])
+    parser.add_argument("--work", type=Path, default=work, help="where state, log and checkpoints go")
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--until", type=int, help="stop here; the same command without it goes on")
+    parser.add_argument("--every", type=int, default=200, help="steps from one saved state to the next")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":
-    train(parse())
+    args = options("Train the bundled mini model.", Path("build/mini"), CHECKPOINTS[-1]).parse_args()
+    tokenizer, stream, held_out = prepare(args.books, args.work, args.vocab_size)
+    train(new_model(len(tokenizer), args.seed), stream, held_out, args)

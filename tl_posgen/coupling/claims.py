@@ -25,7 +25,7 @@ def alignment(coupling: Result) -> Judgement:
 
 def straightness(coupling: Result) -> Judgement:
     def say(own: Summary) -> str:
-        return f"line-shape score {own['line_shape_score']:.2f} over {own['blocks']:g} layers"
+        return f"line-shape score {with_interval(own, 'line_shape_score', '.2f')} over {own['blocks']:g} layers"
 
     value, null = coupling.summary["line_shape_score"], coupling.null_summary
     straighter = null is not None and value < null["line_shape_score"]
@@ -35,7 +35,8 @@ def straightness(coupling: Result) -> Judgement:
 
 def growth(coupling: Result) -> Judgement:
     def say(own: Summary) -> str:
-        return f"R² of ln |x| against depth {own['growth_r2']:.2f}, expodistance {own['expodistance']:.2f}"
+        r2, distance = (with_interval(own, key, ".2f") for key in ("growth_r2", "expodistance"))
+        return f"R² of ln |x| against depth {r2}, expodistance {distance}"
 
     value, null = coupling.summary["growth_r2"], coupling.null_summary
     above = value > highest(null, "growth_r2")

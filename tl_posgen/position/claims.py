@@ -17,8 +17,8 @@ MOVED = {"words": "words", "positions": "index", "position_part": "features"}
 def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
     def say(fit: Summary, split: Summary) -> str:
         return (
-            f"exact fit r {fit['r']:.3f} (first token out {fit['r_without_first_token']:.3f}, within rows "
-            f"{fit['r_within_rows']:.3f}); mean-key split {split['mean_key_r']:.3f}"
+            f"exact fit r {with_interval(fit, 'r')} (first token out {with_interval(fit, f'r{OUT}')}, within rows "
+            f"{with_interval(fit, 'r_within_rows')}); mean-key split {with_interval(split, 'mean_key_r')}"
         )
 
     verdict = threshold(three_axis.summary["r_without_first_token"], 0.95, 0.75)
@@ -27,7 +27,9 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
     def say(shares: Summary, losses: Summary) -> str:
-        words = f"additive r {shares['additive_r']:.3f}; attention is worth {said(losses['worth'], '.2f')} nats"
+        words = (
+            f"additive r {with_interval(shares, 'additive_r')}; attention is worth {said(losses['worth'], '.2f')} nats"
+        )
         if losses["nothing_to_recover"]:
             return f"{words}, so there is nothing to recover"
         words += (
@@ -47,11 +49,12 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
     def say(own: Summary) -> str:
         refits = zip(own["distances"], own[f"refit_r{OUT}"], strict=True)
         again = ", ".join(f"{d0:g}: {said(r, '.2f')}" for d0, r in refits)
+        additive_r, key_part_r = with_interval(own, f"additive_r{OUT}"), with_interval(own, f"key_part_r{OUT}", ".2f")
         return (
-            f"first token left out, table of distance and key: additive r {own[f'additive_r{OUT}']:.3f} (paper: .959; "
-            f"with it {own['additive_r']:.3f}), the distance part has {own[f'distance_share{OUT}']:.0%} of its "
-            f"variance; without that the key part's r is {with_interval(own, f'key_part_r{OUT}', '.2f')}, mean over "
-            f"heads; c fitted again with all pairs at one distance against c, r {again}"
+            f"first token left out, table of distance and key: additive r {additive_r} (paper: .959; with it "
+            f"{own['additive_r']:.3f}), the distance part has {own[f'distance_share{OUT}']:.0%} of its variance; "
+            f"without that the key part's r is {key_part_r}, mean over heads; c fitted again with all pairs at one "
+            f"distance against c, r {again}"
         )
 
     own, null = dummy_distance.summary, dummy_distance.null_summary
@@ -89,8 +92,8 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
 def word_order(perturbation: Result) -> Judgement:
     def say(own: Summary) -> str:
         parts = [
-            f"{words} {said(own[f'{name}_change_few'], '+.2f')} nats at {own['ratio_few']:.0%}, "
-            f"{said(own[f'{name}_change_many'], '+.2f')} at {own['ratio_many']:.0%}"
+            f"{words} {with_interval(own, f'{name}_change_few', '+.2f')} nats at {own['ratio_few']:.0%}, "
+            f"{with_interval(own, f'{name}_change_many', '+.2f')} at {own['ratio_many']:.0%}"
             for name, words in MOVED.items()
             if own[f"{name}_change_few"] is not None
         ]
@@ -148,10 +151,11 @@ def length_claim(length_extrapolation: Result) -> Judgement:
 
 def left_over(residual: Result, across_prompts: Result) -> Judgement:
     def say(left: Summary, shared: Summary) -> str:
+        share, same = with_interval(left, f"share{OUT}", ".0%"), resolved(shared, f"position{OUT}", ".0%")
         return (
-            f"first token left out, the fit leaves {left[f'share{OUT}']:.0%} of the variance within rows, "
-            f"{left[f'top_share{OUT}']:.0%} of that in one direction; {resolved(shared, f'position{OUT}', '.0%')} is "
-            f"the same in every prompt, {resolved(shared, f'by_distance{OUT}', '.0%')} by distance alone"
+            f"first token left out, the fit leaves {share} of the variance within rows, "
+            f"{left[f'top_share{OUT}']:.0%} of that in one direction; {same} is the same in every prompt, "
+            f"{resolved(shared, f'by_distance{OUT}', '.0%')} by distance alone"
         )
 
     return Judgement("open", *both(say, residual, across_prompts))

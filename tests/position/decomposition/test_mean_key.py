@@ -16,12 +16,11 @@ def test_r_is_that_of_q_and_k_before_rope(capture, collected):
     found = collected(mean_key, capture, d0=7, distances=(0, 2.5)).squeeze("layer")
     geometry = capture.geometry
     assert found["d0"].values.tolist() == [0, 2.5, 7]
-    for first_token, suffix in ((True, ""), (False, "_without_first_token")):
-        fit = mean_key_r(capture.q, capture.k, geometry.rope, geometry.scale, [0, 2.5, 7], first_token=first_token)
-        np.testing.assert_allclose(found[f"mean_key_r{suffix}"], fit.r[2], atol=1e-6)
-        np.testing.assert_allclose(found[f"mean_key_r_within_rows{suffix}"], fit.r_within_rows[2], atol=1e-6)
-        if first_token:
-            np.testing.assert_allclose(found["r_by_distance"].transpose("d0", "head"), fit.r, atol=1e-6)
+    fit = mean_key_r(capture.q, capture.k, geometry.rope, geometry.scale, [0, 2.5, 7])
+    np.testing.assert_allclose(found["r_by_distance"].transpose("d0", "head"), fit.r, atol=1e-6)
+    for one, suffix in ((fit, ""), (fit.without_first_token, "_without_first_token")):
+        np.testing.assert_allclose(found[f"mean_key_r{suffix}"], one.r[2], atol=1e-6)
+        np.testing.assert_allclose(found[f"mean_key_r_within_rows{suffix}"], one.r_within_rows[2], atol=1e-6)
 
 
 def test_the_headline_is_the_curve_at_d0(result):

@@ -52,6 +52,8 @@ def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed):
     rope, (q, k) = ROPES["half"], random_qk(n, seed=seed)
     found = mean_key_r(q, k, rope, 0.3, [d0], window=window)
     torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0, window=window), atol=1e-5, rtol=0)
+    rest = expected_r(q[:, 1:], k[:, 1:], rope, d0, window=window)
+    torch.testing.assert_close(found.without_first_token.r[0], rest, atol=1e-5, rtol=0)
 
 
 def test_several_distances_give_a_row_each():
@@ -66,10 +68,13 @@ def test_a_longer_text_goes_without_the_matrix_to_the_same_r():
     torch.testing.assert_close(mean_key_r(q, k, rope, 0.3, [64]).r[0], expected_r(q, k, rope, 64), atol=1e-6, rtol=0)
 
 
-def test_the_first_token_left_out_is_the_text_without_it():
+@pytest.mark.parametrize("window", [None, 1, 2, 7, 28, 29, 30, 40])
+def test_the_first_token_left_out_is_the_text_without_it(window):
     rope, (q, k) = ROPES["half"], random_qk()
-    found, alone = mean_key_r(q, k, rope, 0.3, [3], first_token=False), mean_key_r(q[:, 1:], k[:, 1:], rope, 0.3, [3])
+    found = mean_key_r(q, k, rope, 0.3, [3], window=window).without_first_token
+    alone = mean_key_r(q[:, 1:], k[:, 1:], rope, 0.3, [3], window=window)
     torch.testing.assert_close(found.r, alone.r)
+    torch.testing.assert_close(found.r_within_rows, alone.r_within_rows, equal_nan=True)
 
 
 def test_constant_keys_are_position_alone_and_split_exactly():
@@ -83,10 +88,10 @@ def test_constant_scores_have_no_r():
     assert mean_key_r(ones, ones, Rope(), 1.0, [0]).r.isnan().all()
 
 
-def test_a_text_without_tokens_is_refused():
+def test_a_single_token_is_refused():
     q, k = random_qk(n=1)
-    with pytest.raises(InputError, match="no token is left"):
-        mean_key_r(q, k, ROPES["half"], 0.3, [0], first_token=False)
+    with pytest.raises(InputError, match="1 token: none is left"):
+        mean_key_r(q, k, ROPES["half"], 0.3, [0])
 
 
 def test_distances_below_zero_are_refused():
@@ -98,7 +103,7 @@ def test_moments_that_are_known_are_not_taken_again():
     rope, (q, k) = ROPES["half"], random_qk()
     positions = torch.arange(q.shape[1])
     moments = pair_moments(rotate(q, positions, rope), rotate(k, positions, rope), 0.3)
-    for known, first_token in ((moments, True), (moments.without_first_token, False)):
-        given, own = (mean_key_r(q, k, rope, 0.3, [3], first_token=first_token, scores=x) for x in (known, None))
-        torch.testing.assert_close(given.r, own.r)
-        torch.testing.assert_close(given.r_within_rows, own.r_within_rows)
+    known, own = (mean_key_r(q, k, rope, 0.3, [3], scores=scores) for scores in (moments, None))
+    for one, other in ((known, own), (known.without_first_token, own.without_first_token)):
+        torch.testing.assert_close(one.r, other.r)
+        torch.testing.assert_close(one.r_within_rows, other.r_within_rows)

@@ -62,13 +62,16 @@ class MeanKeyCollector(Collector):
     options: MeanKey
 
     def update(self, layer: LayerCapture) -> None:
-        geometry, distances = layer.geometry, self.options.all_distances
-        where = (layer.q, layer.k, geometry.rope, geometry.scale, distances)
-        known = layer.once(moments_of) if geometry.bilinear else None
-        for suffix, moments in (("", known), (WITHOUT_FIRST_TOKEN, known and known.without_first_token)):
-            which: dict[str, Any] = {"window": geometry.window, "first_token": not suffix}
-            fit = mean_key_r(*where, **which, rotated=(layer.rotated_q, layer.rotated_k), scores=moments)
-            self.add(layer, **{f"r{suffix}": fit.r.mT, f"r_within_rows{suffix}": fit.r_within_rows.mT})
+        geometry = layer.geometry
+        fit = mean_key_r(
+            *(layer.q, layer.k, geometry.rope, geometry.scale, self.options.all_distances),
+            window=geometry.window,
+            rotated=(layer.rotated_q, layer.rotated_k),
+            scores=layer.once(moments_of) if geometry.bilinear else None,
+        )
+        assert fit.without_first_token
+        for suffix, one in (("", fit), (WITHOUT_FIRST_TOKEN, fit.without_first_token)):
+            self.add(layer, **{f"r{suffix}": one.r.mT, f"r_within_rows{suffix}": one.r_within_rows.mT})
 
     def dataset(self) -> xr.Dataset:
         d0 = self.options.d0

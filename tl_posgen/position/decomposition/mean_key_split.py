@@ -1,7 +1,7 @@
 """How well the mean key's split into position and content, f(q, i - j) + g(q, k), follows a head's scores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,14 @@ class MeanKeyCorrelation:
     """Mean-key correlation: Pearson's r between the scores W and the split f + g; NaN where W is constant.
 
     Attributes:
-        r: over all pairs that count.
+        r: over all pairs.
         r_within_rows: within rows, which is all that softmax sees.
+        without_first_token: the same with token 0 left out as query, as key and of the mean key.
     """
 
     r: Float[Tensor, "distance head"]
     r_within_rows: Float[Tensor, "distance head"]
+    without_first_token: "MeanKeyCorrelation | None" = None
 
 
 def mean_key_r(
@@ -37,7 +39,6 @@ def mean_key_r(
     distances: Sequence[int | float],
     *,
     window: int | None = None,
-    first_token: bool = True,
     rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
     scores: PairMoments | None = None,
 ) -> MeanKeyCorrelation:
@@ -48,16 +49,17 @@ def mean_key_r(
 
         cov(W, f + g) = cov(W, f) + cov(W, g),   var(f + g) = var f + 2 cov(f, g) + var g.
 
+    They are taken over the pairs without token 0; its column, and what another kbar adds to a row, are put back.
+
     Args:
         q, k: before RoPE.
         distances: dummy distances d0, a row of the result each. kbar is the mean of the keys that count.
         window: a query sees the `window` last keys, itself included.
-        first_token: whether token 0 counts, as query, as key and in kbar.
         rotated: q and k after RoPE, where they are known.
-        scores: the moments of W over these pairs, where they are known.
+        scores: the moments of W over all pairs, where they are known.
 
     Raises:
-        InputError: where no token is left; a distance below 0.
+        InputError: fewer than two tokens; a distance below 0.
 
     Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
     (arXiv 2503.13305); this way to compute r is ours.
@@ -68,81 +70,144 @@ def mean_key_r(
         >>> mean_key_r(q, k, rope, 1.0, [0, 1000]).r.round(decimals=5).tolist()
         [[1.0], [1.0]]
     """
-    counted = slice(0 if first_token else 1, None)
-    positions = torch.arange(q.shape[1], device=q.device)[counted]
-    q, k = q[:, counted], k[:, counted]
     if wrong := [distance for distance in distances if not distance >= 0]:
         raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")
-    if not q.shape[1]:
-        raise InputError("no token is left for the mean-key split; give a longer text")
-    pairs = CausalPairs(q.shape[1], window)
-    dtype = torch.float64 if pairs.width < pairs.size else torch.promote_types(q.dtype, torch.float32)
+    n = q.shape[1]
+    if n < 2:
+        raise InputError(f"{n} token: none is left for the mean-key split without the first one; give a longer text")
+    pairs, positions = CausalPairs(n, window), torch.arange(n, device=q.device)
+    dtype = torch.float64 if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
-    turned_q, turned_k = (
-        (x[:, counted].to(dtype) for x in rotated) if rotated else (rotate(x, positions, rope) for x in (q, k))
-    )
-    kbar = k.mean(1, keepdim=True, dtype=torch.float64).to(dtype)
-    turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1])
-    turned_mean = rotate(kbar.expand_as(k), positions, rope)
-    content, groups = real_coordinates(complex_planes(k - kbar, rope)), max(1, QUERIES_AT_ONCE // q[0].numel())
-    parts = zip(
-        *(x.split(groups) for x in (complex_planes(q, rope), content, turned_q, turned_k, turned_mean)), strict=True
-    )
-    with_w, squares = torch.cat([_products(heads, turns, pairs) for heads in parts], -1) * scale**2
+    turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
+    mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=torch.float64).to(dtype) for x in (k, k[:, 1:]))
+    turned_means = (rotate(x.expand_as(k), positions, rope) for x in (mean, mean_of_rest))
+    planes, *keys = (complex_planes(x, rope) for x in (q, k - mean_of_rest, mean - mean_of_rest))
+    turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1]).to(planes)
+    heads = (planes, *map(real_coordinates, keys), turned_q, turned_k, *turned_means)
+    at_once = max(1, QUERIES_AT_ONCE // q[0].numel())
+    groups = zip(*(x.split(at_once) for x in heads), strict=True)
+    found = torch.cat([_products(_Heads(*group), turns, pairs) for group in groups], -1) * scale**2
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
+    assert scores.without_first_token
+    rest = _correlation(found[1], scores.without_first_token)
+    return replace(_correlation(found[0], scores), without_first_token=rest)
+
+
+def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores: PairMoments) -> MeanKeyCorrelation:
     r, r_within_rows = (
         (cov / (w * square).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1).masked_fill(scores.is_constant(w), torch.nan)
-        for w, cov, square in zip((scores.tss, scores.within_rows), with_w, squares, strict=True)
+        for w, (cov, square) in zip((scores.tss, scores.within_rows), products, strict=True)
     )
     return MeanKeyCorrelation(r, r_within_rows)
 
 
-def _products(
-    heads: tuple[Tensor, ...], turns: Tensor, pairs: CausalPairs
-) -> Float[Tensor, "with=2 rows=2 distance head"]:
-    """Centred sums of products of f + g with W and with itself: over all pairs, and within rows; without the scale."""
-    planes, content, turned_q, turned_k, turned_mean = heads
-    g = [(real_coordinates(planes * turn), content) for turn in turns.to(planes)]
-    which = [(0, 1), (1, 1), *((form, 2 + at) for at in range(len(g)) for form in (0, 1, 2 + at))]
-    wf, ff, *rest = centred_products([(turned_q, turned_k), (turned_q, turned_mean), *g], which, pairs)
-    wg, fg, gg = (torch.stack(rest[form::3], 1) for form in range(3))
-    return torch.stack([wf[:, None] + wg, ff[:, None] + 2 * fg + gg])
+class _Heads(NamedTuple):
+    """What the split of a few heads is formed of."""
+
+    planes: Tensor  # q before RoPE
+    content: Tensor  # keys before RoPE, less the mean of all but the first
+    moved: Tensor  # what the first key adds to that mean
+    turned_q: Tensor
+    turned_k: Tensor
+    turned_mean: Tensor
+    turned_mean_of_rest: Tensor
 
 
-def centred_products(
-    forms: Sequence[Form], which: Sequence[tuple[int, int]], pairs: CausalPairs
-) -> list[Float[Tensor, "rows=2 ..."]]:
-    """sum (w_ij - mean) (w'_ij - mean'), over all pairs and within rows, of pairs of scores w_ij = <q_i, k_j>.
+@dataclass(frozen=True)
+class _Rows:
+    """W and S = f + g, without the scale, by rows.
 
-    The mean key of all tokens but the first is taken out and put back as what rows add.
+    Attributes:
+        counts: pairs of each row.
+        w, split: their means of each row.
+        within: sums of (W - its mean of the row) (S - its mean of the row), and of the square of the latter.
     """
-    counts = pairs.counts(forms[0][0].device)[1, 0].flip(0)
-    keys = {id(k): _Keys.of(k, pairs) for _, k in forms}
-    centred = [(q, keys[id(k)].centred) for q, k in forms]
-    means, deviations = [], []
-    for q, k in forms:
-        of = keys[id(k)]
-        means.append(torch.einsum("...id,...id->...i", q, of.seen).double() / counts)
-        row_means = means[-1] + (q @ of.mean.mT)[..., 0].double()
-        deviations.append(row_means - (counts * row_means).sum(-1, keepdim=True) / counts.sum())
-    found = []
-    for (one, other), products in zip(which, products_over_band(centred, which, pairs.width), strict=True):
-        within = products - (counts * means[one] * means[other]).sum(-1)
-        found.append(torch.stack([within + (counts * deviations[one] * deviations[other]).sum(-1), within]))
-    return found
+
+    counts: Float[Tensor, " row"]
+    w: Float[Tensor, "head row"]
+    split: Float[Tensor, "distance head row"]
+    within: Float[Tensor, "with=2 distance head"]
+
+    def with_first_key(self, w: Float[Tensor, "head row"], split: Tensor, width: int) -> "_Rows":
+        """The same with token 0, from the scores of its key: of every query, also of token 0's own."""
+        seen = (torch.arange(1, w.shape[-1], device=w.device) < width).double()
+        w_apart, split_apart = w[..., 1:] - self.w, split[..., 1:] - self.split
+        share = seen / (self.counts + 1)
+        return _Rows(
+            torch.cat([torch.ones_like(seen[:1]), self.counts + seen]),
+            torch.cat([w[..., :1], self.w + share * w_apart], -1),
+            torch.cat([split[..., :1], self.split + share * split_apart], -1),
+            self.within + _sums(share * self.counts, w_apart, split_apart),
+        )
+
+    def products(self) -> Float[Tensor, "rows=2 with=2 distance head"]:
+        """Centred sums of W S and of S^2, over all pairs and within rows."""
+        w, split = (x - (self.counts * x).sum(-1, keepdim=True) / self.counts.sum() for x in (self.w, self.split))
+        return torch.stack([self.within + _sums(self.counts, w, split), self.within])
+
+
+def _sums(weights: Tensor, w: Tensor, split: Tensor) -> Float[Tensor, "with=2 distance head"]:
+    return torch.stack([(weights * w * split).sum(-1), (weights * split.square()).sum(-1)])
+
+
+def _products(
+    heads: _Heads, turns: Tensor, pairs: CausalPairs
+) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
+    """Of f + g with W and with itself; with token 0, and without it."""
+    turned = [real_coordinates(heads.planes * turn) for turn in turns]
+    keys = (heads.turned_k, heads.turned_mean, heads.turned_mean_of_rest)
+    forms = [*((heads.turned_q, k) for k in keys), *((q, heads.content) for q in turned)]
+    w, f, f_of_rest, *contents = range(len(forms))
+    which = [(one, g) for one in (w, f, f_of_rest) for g in contents] + [(g, g) for g in contents]
+    which += [(w, f), (w, f_of_rest), (f, f), (f_of_rest, f_of_rest)]
+    rest = replace(pairs, first_token=False)
+    counts = rest.counts(turned[0].device)[1, 0].flip(0)
+    means, products = _within_rows(forms, which, counts, rest.width)
+    within = dict(zip(which, products, strict=True))
+
+    def rows(f: int) -> _Rows:
+        with_w = [within[w, f] + within[w, g] for g in contents]
+        squares = [within[f, f] + 2 * within[f, g] + within[g, g] for g in contents]
+        split = torch.stack([means[f] + means[g] for g in contents])
+        return _Rows(counts, means[w], split, torch.stack([*with_w, *squares]).unflatten(0, (2, -1)))
+
+    first = [(q @ k[:, :1].mT)[..., 0].double() for q, k in forms]
+    every = rows(f).with_first_key(first[w], torch.stack([first[f] + first[g] for g in contents]), pairs.width)
+    moved = torch.stack([(q @ heads.moved.mT)[..., 0].double() for q in turned])
+    return torch.stack([replace(every, split=every.split - moved).products(), rows(f_of_rest).products()])
+
+
+def _within_rows(
+    forms: Sequence[Form], which: Sequence[tuple[int, int]], counts: Float[Tensor, " row"], width: int
+) -> tuple[list[Float[Tensor, "head row"]], list[Float[Tensor, " head"]]]:
+    """Without token 0: the mean of every row of each w_ij = <q_i, k_j>; and of pairs of such scores the sum of their
+    products about those means. The mean key is taken out first and put back as what rows add.
+    """
+    queries = {id(q): q[:, 1:] for q, _ in forms}
+    keys = {id(k): _Keys.of(k[:, 1:], width) for _, k in forms}
+    centred = [(queries[id(q)], keys[id(k)].centred) for q, k in forms]
+    seen = [torch.einsum("hid,hid->hi", queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
+    found = [
+        products - (counts * seen[one] * seen[other]).sum(-1)
+        for (one, other), products in zip(which, products_over_band(centred, which, width), strict=True)
+    ]
+    means = [
+        mean + (queries[id(q)] @ keys[id(k)].mean.mT)[..., 0].double() for mean, (q, k) in zip(seen, forms, strict=True)
+    ]
+    return means, found
 
 
 class _Keys(NamedTuple):
-    """Keys about their mean, of all tokens but the first."""
+    """Keys about their mean."""
 
-    mean: Float[Tensor, "*#batch 1 d_head"]
-    centred: Float[Tensor, "*#batch pos d_head"]
-    seen: Float[Tensor, "*#batch pos d_head"]  # the sum of those that a query sees
+    mean: Float[Tensor, "head 1 d_head"]
+    centred: Float[Tensor, "head pos d_head"]
+    seen: Float[Tensor, "head pos d_head"]  # the sum of those that a query sees
 
     @classmethod
-    def of(cls, k: Tensor, pairs: CausalPairs) -> "_Keys":
-        mean = k[..., min(1, pairs.size - 1) :, :].mean(-2, keepdim=True)
+    def of(cls, k: Tensor, width: int) -> "_Keys":
+        mean = k.mean(-2, keepdim=True)
         centred = k - mean
         seen = centred.cumsum(-2)
-        seen[..., pairs.width :, :] -= seen[..., : -pairs.width, :].clone()
+        seen[..., width:, :] -= seen[..., :-width, :].clone()
         return cls(mean, centred, seen)

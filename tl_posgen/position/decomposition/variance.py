@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.collector import Collector, Variable, added
+from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
@@ -62,63 +62,48 @@ class Variance(Options):
         check_whole("variance", 1, MOST_DISTANCES, n_distances=1 if self.n_distances is None else self.n_distances)
 
 
-class VarianceCollector(Collector):
+class VarianceCollector(MomentsCollector):
+    """Its moments: by layer, and whether the first token counts."""
+
     options: Variance
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._longest = 0
-        self._samples: dict[int, int] = {}  # layer -> tokens besides the first ones
-        self._layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
-        self._moments: dict[tuple[int, bool], TripleMoments] = {}  # (layer, whether the first token counts)
-
     def update(self, layer: LayerCapture) -> None:
-        self._layers[layer.layer] = (layer.geometry, list(layer.heads))
-        self._longest = max(self._longest, layer.q.shape[1])
-        self._samples[layer.layer] = self._samples.get(layer.layer, 0) + layer.q.shape[1] - 1
-        rope = layer.geometry.rope
         rest = layer.once(moments_of)
-        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], rope)
-        new = {(layer.layer, True): first + rest, (layer.layer, False): rest}
-        self._moments = added(self._moments, new)
-
-    def joined(self, other: Any) -> Any:
-        both = super().joined(other)
-        both._longest = max(self._longest, other._longest)
-        both._samples = added(self._samples, other._samples)
-        both._layers = self._layers | other._layers
-        both._moments = added(self._moments, other._moments)
-        return both
+        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
+        self.take(layer, {(layer.layer, True): first + rest, (layer.layer, False): rest})
 
     def dataset(self) -> xr.Dataset:
-        n = self.options.n_distances or self._longest
-        by_layer = [self._of_layer(layer, n).assign_coords(layer=layer) for layer in sorted(self._layers)]
-        dataset = xr.concat(by_layer, "layer", data_vars="all", join="outer")
+        n = self.options.n_distances or self.longest
+        dataset = self.over_layers(self._of_layer(layer, n).assign_coords(layer=layer) for layer in sorted(self.layers))
         return dataset.assign_attrs(n_distances=n, weights=self.options.weights, not_defined=self._why_not_defined())
 
     def _why_not_defined(self) -> str:
-        if max(self._samples.values()) < 2:
+        if max(map(self._samples, self.layers)) < 2:
             return "one token besides the first says nothing of what varies; give longer prompts"
-        alone = [str(layer) for layer, (geometry, _) in sorted(self._layers.items()) if geometry.window == 1]
+        alone = [str(layer) for layer, (geometry, _) in sorted(self.layers.items()) if geometry.window == 1]
         return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""
+
+    def _samples(self, layer: int) -> int:
+        """Tokens besides the first ones."""
+        return self.moments[layer, False].q.n
 
     def _of_layer(self, layer: int, n: int) -> xr.Dataset:
         rest, everything = (self._shares(layer, first_token, n) for first_token in (False, True))
         values = {part: rest.within_rows.share(*components) for part, components in PARTS.items()}
-        if self._layers[layer][0].window == 1:
+        if self.layers[layer][0].window == 1:
             values = {part: torch.full_like(value, torch.nan) for part, value in values.items()}
         values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
         values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
-        moments = self._moments[layer, False]
+        moments = self.moments[layer, False]
         values |= {"mean_energy_q": moments.q.mean_energy, "mean_energy_k": moments.k.mean_energy}
         values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
-        if self._samples[layer] < 2:
+        if self._samples(layer) < 2:
             values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
-        heads = self._layers[layer][1]
+        heads = self.layers[layer][1]
         return xr.Dataset({name: ("head", one.cpu().numpy()) for name, one in values.items()}, {"head": heads})
 
     def _shares(self, layer: int, first_token: bool, n: int) -> VarianceShares:
-        return shares_of(self._moments[layer, first_token], *self._layers[layer], n, self.options.weights)
+        return shares_of(self.moments[layer, first_token], *self.layers[layer], n, self.options.weights)
 
 
 def moments_of(layer: LayerCapture) -> TripleMoments:

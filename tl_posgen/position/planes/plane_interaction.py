@@ -9,17 +9,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.collector import Collector, Variable, added
-from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
-from tl_posgen.position.decomposition.variance_shares import DistanceWeights, TripleMoments
+from tl_posgen.position.decomposition.variance_shares import DistanceWeights
 from tl_posgen.position.planes.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.planes import require_rope
+from tl_posgen.position.planes.planes import require_planes, require_rope
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.report.sentences import beside, means, null_of, with_interval
@@ -76,42 +74,20 @@ class PlaneInteraction(Options):
         check_whole("plane_interaction", 1, MOST_DISTANCES, n_distances=n)
 
 
-class PlaneInteractionCollector(Collector):
+class PlaneInteractionCollector(MomentsCollector):
     options: PlaneInteraction
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._longest = 0
-        self._layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
-        self._moments: dict[int, TripleMoments] = {}
-
     def update(self, layer: LayerCapture) -> None:
-        self._layers[layer.layer] = (layer.geometry, list(layer.heads))
-        self._longest = max(self._longest, layer.q.shape[1])
-        if layer.geometry.rope.rotary_dim:
-            self._moments = added(self._moments, {layer.layer: layer.once(moments_of)})
-
-    def joined(self, other: Any) -> Any:
-        both = super().joined(other)
-        both._longest, both._layers = max(self._longest, other._longest), self._layers | other._layers
-        both._moments = added(self._moments, other._moments)
-        return both
+        self.take(layer, {layer.layer: layer.once(moments_of)} if layer.geometry.rope.rotary_dim else {})
 
     def dataset(self) -> xr.Dataset:
-        if not self._moments:
-            raise UnsupportedModelError(
-                f"layers {', '.join(map(str, self._layers))}: none of them has RoPE, so there are no planes; "
-                "choose other layers, or leave plane_interaction out"
-            )
-        n = self.options.n_distances or self._longest
-        data = xr.concat([self._of_layer(layer, n) for layer in sorted(self._moments)], "layer", join="outer")
-        assert isinstance(data, xr.Dataset)
-        everywhere = sorted({head for _, heads in self._layers.values() for head in heads})
-        data = data.reindex(layer=sorted(self._layers), head=everywhere)
+        require_planes("plane_interaction", self)
+        n = self.options.n_distances or self.longest
+        data = self.over_layers(self._of_layer(layer, n) for layer in sorted(self.moments))
         return data.merge(correlations(data)).assign_attrs(n_distances=n, weights=self.options.weights)
 
     def _of_layer(self, layer: int, n: int) -> xr.Dataset:
-        moments, (geometry, heads) = self._moments[layer], self._layers[layer]
+        moments, (geometry, heads) = self.moments[layer], self.layers[layer]
         n, rope = min(n, geometry.window or n), geometry.rope
         found = interaction_matrix(moments, rope, geometry.scale, n, weights=self.options.weights)
         visible = shares_of(moments, geometry, heads, n, self.options.weights).within_rows.total

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.collector import Collector, Variable, added
+from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
@@ -103,17 +103,22 @@ def require_rope(model: Model) -> None:
         )
 
 
-class PlanesCollector(Collector):
+def require_planes(measure: str, found: MomentsCollector) -> None:
+    """Refuse layers none of which rotates."""
+    if not found.moments:
+        raise UnsupportedModelError(
+            f"layers {', '.join(map(str, found.layers))}: none of them has RoPE, so there are no planes; "
+            f"choose other layers, or leave {measure} out"
+        )
+
+
+class PlanesCollector(MomentsCollector):
+    """Its moments: by layer, and first token that counts, 0 or 1."""
+
     options: Planes
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._longest = 0
-        self._layers: dict[int, tuple[LayerGeometry, list[int]]] = {}
-        self._moments: dict[tuple[int, int], PlaneMoments] = {}  # by layer, and first token that counts: 0 or 1
-
     def update(self, layer: LayerCapture) -> None:
-        geometry, length = layer.geometry, layer.q.shape[1]
+        geometry, length = layer.geometry, layer.length
         if not geometry.rope.rotary_dim and geometry.encoding != "none":
             raise UnsupportedModelError(
                 f"layer {layer.layer}: its positions are not RoPE's ({geometry.encoding}), so it has no planes; "
@@ -121,38 +126,21 @@ class PlanesCollector(Collector):
             )
         if length < 2:
             raise InputError(f"planes: no token is left of a prompt of {length}; give a longer one")
-        self._layers[layer.layer] = (geometry, list(layer.heads))
-        self._longest = max(self._longest, length)
-        if geometry.rope.rotary_dim:
-            for first in (0, 1):
-                new = PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope)
-                self._moments = added(self._moments, {(layer.layer, first): new})
-
-    def joined(self, other: Any) -> Any:
-        both = super().joined(other)
-        both._longest, both._layers = max(self._longest, other._longest), self._layers | other._layers
-        both._moments = added(self._moments, other._moments)
-        return both
+        firsts = (0, 1) if geometry.rope.rotary_dim else ()
+        both = {first: PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in firsts}
+        self.take(layer, {(layer.layer, first): moments for first, moments in both.items()})
 
     def dataset(self) -> xr.Dataset:
-        if not self._moments:
-            raise UnsupportedModelError(
-                f"layers {', '.join(map(str, self._layers))}: none of them has RoPE, so there are no planes; "
-                "choose other layers, or leave planes out"
-            )
-        by_layer = xr.concat(
-            [self._layer(layer) for layer, first in sorted(self._moments) if first], "layer", join="outer"
-        )
-        everywhere = sorted({head for _, heads in self._layers.values() for head in heads})
-        attrs = {"n_distances": self.options.n_distances or self._longest, "eps": self.options.eps}
-        whole = by_layer.reindex(layer=sorted(self._layers), head=everywhere)
-        return whole.assign_attrs(attrs | {"reference": self.options.reference})
+        require_planes("planes", self)
+        data = self.over_layers(self._layer(layer) for layer, first in sorted(self.moments) if first)
+        attrs = {"n_distances": self.options.n_distances or self.longest, "eps": self.options.eps}
+        return data.assign_attrs(attrs | {"reference": self.options.reference})
 
     def _layer(self, layer: int) -> xr.Dataset:
-        geometry, heads = self._layers[layer]
-        n = self.options.n_distances or self._longest
+        geometry, heads = self.layers[layer]
+        n = self.options.n_distances or self.longest
         n = min(n, geometry.window or n)
-        both = [self._moments[layer, first] for first in (0, 1)]
+        both = [self.moments[layer, first] for first in (0, 1)]
         found, rest = (uses(moments, geometry, n, self.options) | patterns(moments) for moments in both)
         found |= {f"{name}{WITHOUT_FIRST_TOKEN}": rest[name] for name in WITH_AND_WITHOUT}
         data = {name: (DIMS[value.ndim], numbers(value)) for name, value in found.items()}

@@ -1,0 +1,205 @@
+"""Loss, loss at four times the length, and three-axis r of the trained runs; whichever are finished.
+
+    python examples/encodings/measure.py --work build/encodings
+
+writes results.csv (a row a run), heads.csv (a row a head) and encodings.svg beside this file. Scores are measured by the
+package's own `three_axis` and `variance` on held-out windows. The null is the run's own model before its first step.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from attention import ENCODINGS, ROTATED, EncodedAttention, EncodedLlama, slopes
+from figure import draw
+from train import STEPS, new_model, recipe
+
+from tl_posgen import registry
+from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.rope.rotation import Rope
+from tl_posgen.stats.jackknife import jackknife_interval
+
+SEEDS = (0, 1, 2)
+LONG = 4 * recipe.CONTEXT
+BLOCK = 64  # positions behind a point of the loss curve
+N_PROMPTS = 8  # windows whose scores are measured
+LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond")
+SCORES = (
+    *("r", "r_without_first_token", "r_within_rows", "r_within_rows_without_first_token"),
+    *("position", "content", "interaction"),
+)
+
+
+def finished(work: Path, steps: int) -> dict[tuple[str, int], Path | None]:
+    """The last checkpoint of every run, None where it has none yet."""
+    runs = {(e, s): work / f"{e}-{s}" / "checkpoints" / f"step{steps:05d}" for e in ENCODINGS for s in SEEDS}
+    return {run: path if (path / "model.safetensors").is_file() else None for run, path in runs.items()}
+
+
+# One model
+
+
+@torch.no_grad()
+def loss_by_position(model: EncodedLlama, stream: np.ndarray, length: int, n_windows: int) -> np.ndarray:
+    """Mean loss of the targets at positions 1 .. length - 1 of windows spread over the stream, in nats."""
+    rows = recipe.windows(stream, np.linspace(0, len(stream) - length, n_windows).astype(np.int64), length)
+    losses = [
+        torch.nn.functional.cross_entropy(model(row[None, :-1]).logits[0], row[1:], reduction="none") for row in rows
+    ]
+    return torch.stack(losses).double().mean(0).numpy()
+
+
+def loss_numbers(model: EncodedLlama, stream: np.ndarray, n_windows: int) -> dict[str, Any]:
+    """Loss at the length of training, and at `LONG` tokens over all positions, those within it, and those beyond."""
+    by_position = loss_by_position(model, stream, LONG, n_windows)
+    within, beyond = np.split(by_position, [recipe.CONTEXT - 1])
+    return {
+        "loss": recipe.held_out_loss(model, stream),
+        "loss_long": by_position.mean(),
+        "loss_within": within.mean(),
+        "loss_beyond": beyond.mean(),
+        "curve": [float(block.mean()) for block in np.split(by_position, range(BLOCK - 1, LONG - 1, BLOCK))],
+    }
+
+
+def geometry(attention: EncodedAttention, d: int, inv_freq: torch.Tensor) -> LayerGeometry:
+    config, encoding = attention.config, attention.config.encoding
+    return LayerGeometry(
+        layer=attention.layer_idx,
+        encoding="rotary" if encoding in ROTATED else encoding,
+        n_heads=config.num_attention_heads,
+        n_key_value_heads=config.num_key_value_heads,
+        d_head=d,
+        scale=attention.scaling,
+        rope=Rope(inv_freq.double()) if encoding in ROTATED else Rope(),
+        alibi_slopes=slopes(config.num_attention_heads) if encoding == "alibi" else None,
+    )
+
+
+@torch.no_grad()
+def captures(model: EncodedLlama, tokens: torch.Tensor, prompt: int = 0) -> list[LayerCapture]:
+    """q', k' and geometry of every layer on one window, as measures of the package take them."""
+    found: list[LayerCapture] = []
+
+    def keep(attention: EncodedAttention, args: Any, kwargs: Mapping[str, Any]) -> None:
+        q, k = (x[0] for x in attention.operands(kwargs["hidden_states"]))
+        k = k.repeat_interleave(attention.num_key_value_groups, 0)
+        described = geometry(attention, q.shape[-1], model.model.rotary_emb.inv_freq)
+        found.append(LayerCapture(described, range(len(q)), prompt, tokens, q, k))
+
+    hooks = [layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True) for layer in model.model.layers]
+    try:
+        model(tokens[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def score_numbers(model: EncodedLlama, windows: torch.Tensor) -> tuple[dict[str, float], pd.DataFrame]:
+    """Means over heads of three-axis r and of position, content and interaction; and a row a head."""
+    measures = [registry.find(name) for name in ("three_axis", "variance")]
+    collectors = [measure.collector(measure.make_options(), measure.variables) for measure in measures]
+    for prompt, tokens in enumerate(windows):
+        for layer in captures(model, tokens, prompt):
+            for collector in collectors:
+                collector.update(layer)
+    summary, columns = {}, []
+    for measure, collector in zip(measures, collectors, strict=True):
+        dataset = collector.dataset()
+        summary |= measure.summarise(dataset)
+        columns.append(dataset[[name for name in SCORES if name in dataset]].to_dataframe())
+    return {name: summary[name] for name in SCORES}, pd.concat(columns, axis=1).reset_index()
+
+
+# All runs
+
+
+def measure(work: Path, steps: int, n_windows: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row a finished run and a row a head, each trained and at its random init (`step` 0), whose loss is left out."""
+    held_out = np.load(work / "held_out.npy")
+    starts = np.linspace(0, len(held_out) - recipe.CONTEXT, N_PROMPTS).astype(np.int64)
+    windows = recipe.windows(held_out, starts)
+    rows, heads = [], []
+    for (encoding, seed), checkpoint in finished(work, steps).items():
+        if checkpoint is None:
+            continue
+        trained = EncodedLlama.from_pretrained(checkpoint)
+        for step, model in ((0, new_model(trained.config.vocab_size, encoding, seed)), (steps, trained)):
+            run = {"encoding": encoding, "seed": seed, "step": step}
+            numbers, by_head = score_numbers(model, windows)
+            run["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+            rows.append(run | (loss_numbers(model, held_out, n_windows) if step else {}) | numbers)
+            heads.append(by_head.assign(encoding=encoding, seed=seed, step=step))
+            print(f"{encoding}, seed {seed}, step {step}", file=sys.stderr)
+    return pd.DataFrame(rows), pd.concat(heads)
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation and 95 % interval (Student's) over seeds; the latter from two seeds on."""
+    x = np.asarray(values, dtype=float)
+    found: dict[str, Any] = {"mean": float(x.mean()), "of_seeds": x.tolist()}
+    if len(x) > 1:
+        left_out = (x.sum() - x) / (len(x) - 1)
+        low, high = jackknife_interval(x.mean(), left_out, np.full(len(x), 1 / len(x)))
+        found |= {"sd": float(x.std(ddof=1)), "low": float(low), "high": float(high)}
+    return found
+
+
+def summarise(rows: pd.DataFrame) -> dict[str, Any]:
+    """Of every encoding: numbers over seeds, trained and random init, and losses less those of rope at the same seed."""
+    found: dict[str, Any] = {}
+    for encoding, one in rows.groupby("encoding", sort=False):
+        trained, init = (one[(one["step"] > 0) == after] for after in (True, False))
+        curves = np.array(trained["curve"].tolist())
+        found[str(encoding)] = {
+            "seeds": trained["seed"].tolist(),
+            "parameters": int(trained["parameters"].iloc[0]),
+            "trained": {name: spread(trained[name]) for name in (*LOSSES, *SCORES)},
+            "random_init": {name: spread(init[name]) for name in SCORES},
+            "curve": curves.mean(0).tolist(),
+        }
+    by_run = rows[rows["step"] > 0].set_index(["encoding", "seed"])
+    for encoding in set(found) - {"rope"}:
+        both = [seed for seed in found[encoding]["seeds"] if ("rope", seed) in by_run.index]
+        if both:
+            less = {name: [by_run[name][encoding, s] - by_run[name]["rope", s] for s in both] for name in LOSSES}
+            found[encoding]["less_rope"] = {name: spread(values) for name, values in less.items()}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the trained runs.")
+    parser.add_argument("--work", type=Path, default=Path("build/encodings"), help="where train.py left them")
+    parser.add_argument("--out", type=Path, default=HERE, help="where tables and figure go")
+    parser.add_argument("--json", action="store_true", help="print means, spreads and differences as JSON")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of the runs")
+    parser.add_argument("--windows", type=int, default=32, help=f"windows of {LONG} tokens")
+    args = parser.parse_args()
+    runs = finished(args.work, args.steps)
+    if not any(runs.values()):
+        parser.error(f"{args.work}: no run is finished; train one with examples/encodings/train.py")
+    rows, heads = measure(args.work, args.steps, args.windows)
+    summary = summarise(rows)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows.drop(columns="curve").to_csv(args.out / "results.csv", index=False, float_format="%.6g")
+    heads.to_csv(args.out / "heads.csv", index=False, float_format="%.4g")
+    (args.out / "encodings.svg").write_text(draw(summary, BLOCK, recipe.CONTEXT), encoding="utf-8")
+    missing = [f"{encoding} seed {seed}" for (encoding, seed), path in runs.items() if path is None]
+    told = {"encodings": summary, "missing": missing}
+    print(json.dumps(told) if args.json else rows.drop(columns="curve").round(4).to_string(index=False))
+    print(f"missing: {', '.join(missing) or 'none'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""examples/encodings: scores against their formulas, equal parameters, no interaction where there can be none."""
+
+import math
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from additive_fit import additive_fit
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "encodings"))
+import attention
+import measure
+import train
+
+D, N = 32, 20  # d_head, tokens
+
+
+@pytest.fixture(scope="module", params=attention.ENCODINGS)
+def model(request):
+    """One of each encoding, its weights large enough that attention is far from uniform."""
+    model = train.new_model(64, request.param, seed=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 3
+            layer.self_attn.k_proj.weight *= 3
+            layer.self_attn.mean_key *= 3
+    return model.double()
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(1, 64, (N,), generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def rotation(position: int) -> torch.Tensor:
+    """R_p as a matrix: plane m turns coordinates m and m + D / 2 by p 10000^(-2m / D)."""
+    matrix = torch.zeros(D, D, dtype=torch.float64)
+    for m in range(D // 2):
+        angle = position * 10000 ** (-2 * m / D)
+        cos, sin, other = math.cos(angle), math.sin(angle), m + D // 2
+        matrix[m, m], matrix[m, other], matrix[other, m], matrix[other, other] = cos, -sin, sin, cos
+    return matrix
+
+
+def formula(encoding: str, q, k, mean_key, i: int, j: int, head: int) -> float:
+    """The score as the module's docstring writes it."""
+    at_i, at_j, s = rotation(i), rotation(j), 1 / math.sqrt(D)
+    match encoding:
+        case "rope":
+            return float(s * (at_i @ q) @ (at_j @ (k + mean_key)))
+        case "split":
+            return float(s * ((at_i @ q) @ (at_j @ mean_key) + q @ k))
+        case "alibi":
+            return float(s * q @ (k + mean_key) - (i - j) / 4 ** (head + 1))
+    return float(s * q @ (k + mean_key))
+
+
+def parts(layer, hidden):
+    """q [4, N, D], k and m [2, ...] straight from the weights."""
+    q = (hidden @ layer.q_proj.weight.T).view(N, 4, D).transpose(0, 1)
+    k = (hidden @ layer.k_proj.weight.T).view(N, 2, D).transpose(0, 1)
+    return q.detach(), k.detach(), layer.mean_key.detach().view(2, D)
+
+
+def brute_force(layer, hidden) -> torch.Tensor:
+    q, k, mean_key = parts(layer, hidden)
+    scores = torch.full((4, N, N), -torch.inf, dtype=torch.float64)
+    for head in range(4):
+        for i in range(N):
+            for j in range(i + 1):
+                group = head // 2
+                scores[head, i, j] = formula(
+                    layer.config.encoding, q[head, i], k[group, j], mean_key[group], i, j, head
+                )
+    return scores
+
+
+def test_attention_is_the_softmax_of_the_formula(model):
+    layer = model.model.layers[1].self_attn
+    hidden = torch.randn(1, N, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    position_embeddings = model.model.rotary_emb(hidden, torch.arange(N)[None])
+    with torch.no_grad():
+        output, _ = layer(hidden, position_embeddings)
+        single, _ = deepcopy(layer).float()(hidden.float(), [x.float() for x in position_embeddings])
+    pattern = brute_force(layer, hidden[0]).softmax(-1)
+    v = (hidden[0] @ layer.v_proj.weight.T).view(N, 2, D).transpose(0, 1).repeat_interleave(2, 0)
+    expected = (pattern @ v).transpose(0, 1).flatten(1) @ layer.o_proj.weight.T
+    assert torch.allclose(output[0], expected, atol=1e-6)  # transformers takes RoPE's angles in float32
+    assert torch.allclose(single.double(), expected, atol=1e-5)  # as it was trained
+    assert pattern[:, -1].max() > 0.1
+
+
+def test_captured_scores_are_the_formula(model, tokens):
+    hidden = []
+    hook = model.model.layers[2].input_layernorm.register_forward_hook(lambda *found: hidden.append(found[-1][0]))
+    captured = measure.captures(model, tokens)[2]
+    hook.remove()
+    expected = brute_force(model.model.layers[2].self_attn, hidden[0].detach())
+    assert torch.allclose(captured.scores(), expected, atol=1e-5)
+
+
+def test_r_is_that_of_dense_least_squares(model, tokens):
+    captured = measure.captures(model, tokens)
+    numbers, heads = measure.score_numbers(model, tokens[None])
+    query, key = np.tril_indices(N)
+    design = np.concatenate([np.eye(N)[query - key], np.eye(N)[query], np.eye(N)[key]], 1)
+    for layer in captured:
+        for head, scores in enumerate(layer.scores()):
+            y = scores[query, key].numpy()
+            fit = design @ np.linalg.lstsq(design, y, rcond=None)[0]
+            row = heads[(heads["layer"] == layer.layer) & (heads["head"] == head)]
+            assert row["r"].item() == pytest.approx(np.corrcoef(y, fit)[0, 1], abs=1e-5)
+    assert numbers["r"] == pytest.approx(heads["r"].mean())
+
+
+def test_only_rope_has_an_interaction(model, tokens):
+    """Every query at every distance to every key: additive in (query, distance) and (query, key), query by query."""
+    encoding = model.config.encoding
+    numbers, heads = measure.score_numbers(model, tokens[None])
+    layer = model.model.layers[0].self_attn
+    q, k, mean_key = parts(layer, model.model.layers[0].input_layernorm(model.model.embed_tokens(tokens)))
+    scores = torch.tensor(
+        [
+            [[formula(encoding, q[3, i], k[1, j], mean_key[1], d, 0, 3) for j in range(N)] for d in range(8)]
+            for i in range(1, 4)
+        ]
+    )
+    left_over = [float(one) for one in additive_fit(scores).interaction_share]
+    if encoding == "rope":
+        assert heads["interaction"].min() > 0.05
+        assert min(left_over) > 0.01
+    else:
+        assert heads["interaction"].max() < 1e-12
+        assert max(left_over) < 1e-12
+    assert heads[["position", "content", "interaction"]].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert set(measure.SCORES) == set(numbers)
+
+
+def test_encodings_differ_in_nothing_else():
+    states = {encoding: train.new_model(64, encoding, seed=3).state_dict() for encoding in attention.ENCODINGS}
+    first = states["rope"]
+    for state in states.values():
+        assert state.keys() == first.keys()
+        assert all(torch.equal(state[name], first[name]) for name in first)
+    other = train.new_model(64, "rope", seed=4).state_dict()
+    assert not torch.equal(other["model.layers.0.self_attn.mean_key"], first["model.layers.0.self_attn.mean_key"])
+
+
+def test_the_mean_key_is_as_large_as_a_key():
+    model = train.new_model(2048, "split", seed=0)
+    hidden = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
+    for layer in model.model.layers:
+        keys = layer.self_attn.k_proj(hidden).std().item()
+        assert layer.self_attn.mean_key.std().item() == pytest.approx(keys, rel=0.35)
+
+
+def test_padding_and_a_cache_are_refused(tokens):
+    model = train.new_model(64, "split", seed=0)
+    with pytest.raises(ValueError, match="unpadded"):
+        model(tokens[None], use_cache=True)
+
+
+def test_losses_by_position_average_to_the_loss():
+    model = train.new_model(64, "alibi", seed=0)
+    stream = np.random.default_rng(0).integers(1, 64, 4000).astype(np.uint16)
+    found = measure.loss_numbers(model, stream, n_windows=1)
+    rows = train.recipe.windows(stream, np.array([0]), measure.LONG)
+    assert found["loss_long"] == pytest.approx(train.recipe.mean_loss(model, rows).item(), rel=1e-5)
+    within, beyond = train.recipe.CONTEXT - 1, measure.LONG - train.recipe.CONTEXT
+    mean = (found["loss_within"] * within + found["loss_beyond"] * beyond) / (within + beyond)
+    assert mean == pytest.approx(found["loss_long"])
+    assert len(found["curve"]) == measure.LONG // measure.BLOCK
+
+
+def test_spread_over_seeds():
+    found = measure.spread([1.0, 2.0, 4.0])
+    half = 4.3027 * np.std([1, 2, 4], ddof=1) / math.sqrt(3)
+    assert (found["low"], found["high"]) == pytest.approx((7 / 3 - half, 7 / 3 + half), rel=1e-4)
+    assert measure.spread([1.0]) == {"mean": 1.0, "of_seeds": [1.0]}
