@@ -13,24 +13,19 @@
 # %% [markdown]
 # # Does the model run on position + content?
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tl-posgen/tl_posgen/blob/main/examples/02_position_and_content.ipynb)
-#
-# A high correlation of the scores with position + content is not yet a mechanism. Here the scores of the running model
-# are replaced, and the loss says what it runs on. Everything is a TransformerLens hook, so it composes with yours.
-
-# %%
-# The published package; in a checkout, install that instead.
-# %pip install --quiet tl-posgen
+# A high correlation of the scores with position + content is not yet a mechanism. Here the scores of the running model are
+# replaced, and the loss says what it runs on.
 
 # %%
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import dummy_distance, perturbation, substitution
+from tl_posgen.position import substitution
 
-model = tl_posgen.load_model("mini")
+model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
-cut = {"length": 128, "n_prompts": 2}
+cut = {"length": 128, "n_prompts": 2, "progress": False}
+model.cfg.n_layers, model.cfg.n_heads
 
 # %% [markdown]
 # ## Replace every score
@@ -42,57 +37,54 @@ cut = {"length": 128, "n_prompts": 2}
 replaced = substitution(model, text, search=False, **cut)
 replaced.table().round(3)
 
+# %% [markdown]
+# The same of the random init, whose loss no attention changes:
+
+# %%
+replaced.table(null=True).round(3)
+
+# %%
+print(*replaced.findings(), sep="\n")
+
 # %%
 replaced.plot("correlation")
 
 # %% [markdown]
 # ## One hook at a time
 #
-# The same, by hand: a split that is best for the distances 0 to 7 in all heads, then in layer 0 alone.
+# A split that is best for the distances 0 to 7, in all heads, then in layer 0 alone; and the null, uniform attention.
 
 # %%
-from tl_posgen.position import by_split, substitute, triangle
+from tl_posgen.position import by_constant, by_split, substitute, triangle
 
-tokens = to_prompts(model, text, **cut)[0][None]
-print("untouched     ", round(token_losses(model, tokens).mean().item(), 3))
-print("all heads     ", round(token_losses(model, tokens, substitute(model, by_split(triangle(8)))).mean().item(), 3))
-hooks = substitute(model, by_split(triangle(8)), layers=[0])
-print("layer 0 alone ", round(token_losses(model, tokens, hooks).mean().item(), 3))
+tokens = to_prompts(model, text, length=128, n_prompts=2)
+tokens = tokens[0][None]
+split = by_split(triangle(8))
+for name, hooks in {
+    "untouched": [],
+    "split, all heads": substitute(model, split),
+    "split, layer 0 alone": substitute(model, split, layers=[0]),
+    "uniform, all heads": substitute(model, by_constant),
+    "uniform, layer 0 alone": substitute(model, by_constant, layers=[0]),
+}.items():
+    print(f"{name:23} {token_losses(model, tokens, hooks).mean():.3f} nats")
 
 # %% [markdown]
-# ## Control the distance
+# ## Which tokens pay?
 #
-# Every pair of every head sees one distance, or no more than a limit. The key part of the scores would stay as it is if
-# position and content were apart.
+# The change of each token's loss where all scores are replaced: red where the model loses, blue where it gains.
 
 # %%
-from tl_posgen.position import at_dummy_distance
-
-for options in ({"distance": 0}, {"distance": 64}, {"beyond": 8}):
-    hooks = at_dummy_distance(model, **options)
-    print(options, round(token_losses(model, tokens, hooks).mean().item(), 3))
-
-# %%
-controlled = dummy_distance(model, text, distances=(0, 16, 64), limits=(1, 8, 64), **cut)
-controlled.plot()
+replaced.show()
 
 # %% [markdown]
-# ## Disturb the order
+# ## Scores beside their two parts
 #
-# Tokens, positions of queries and keys, or the position part alone; the same swaps under every condition. `n_cloze` adds
-# the accuracy in a cloze made from the text.
+# A few heads, each above the same one of the random init: scores within rows, their position part, their content part.
 
 # %%
-disturbed = perturbation(
-    model,
-    text,
-    ratios=(0.0, 0.05, 0.5),
-    conditions=("tokens", "positions", "position_part"),
-    reaches=("uniform",),
-    n_cloze=0,
-    **cut,
-)
-disturbed.plot()
+examples = tl_posgen.analyze(model, text, measures=["three_axis", "split_examples"], **cut)
+examples["split_examples"].plot()
 
 # %% [markdown]
 # ## Keep it
@@ -100,5 +92,4 @@ disturbed.plot()
 # %%
 from tl_posgen import Report
 
-results = {result.name: result for result in (replaced, controlled, disturbed)}
-Report(results, replaced.provenance).write("report")
+Report({replaced.name: replaced}, replaced.provenance).write("report")
