@@ -128,18 +128,10 @@ def test_every_option_in_the_text_exists():
         option
         for command in typer.main.get_command(app).commands.values()
         for one in command.params
-        for option in one.opts
+        for option in (*one.opts, *one.secondary_opts)
     }
-    known |= {
-        "--measure",
-        "--model",
-        "--pages",
-        "--pictures",
-        "--notebooks",
-        "--site",
-        "--books",
-        "--no-deps",
-    }  # of scripts, and of pip
+    known |= {"--measure", "--model", "--pages", "--pictures", "--notebooks", "--site", "--books"}  # of scripts
+    known |= {"--help", "--no-deps"}  # of every command, and of pip
     for path in PAGES:
         prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):

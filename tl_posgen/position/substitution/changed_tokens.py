@@ -40,7 +40,7 @@ def shown(data: xr.Dataset) -> list[str]:
         return []
     others = [*CONTROLS, "three_axis", "uniform_attention"]
     best = data["recovered"].drop_sel(condition=[*others, "unchanged"]).fillna(-np.inf)
-    return [str(best["condition"].values[int(best.argmax())]), *others]
+    return [str(best["condition"].values[int(best.values.argmax())]), *others]
 
 
 def labels(data: xr.Dataset) -> list[str]:
