@@ -83,7 +83,8 @@ lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail
+docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail; needs npm
+	$(VENV)/bin/python docs/regenerate.py --site
 	NO_COLOR=1 $(VENV)/bin/zensical build --clean --strict
 	$(VENV)/bin/python .ci/check_site.py site
 
@@ -97,8 +98,8 @@ numbers: $(VENV)/installed-dev ## measures what README and docs show, into docs/
 pages: $(VENV)/installed-dev ## README.md, docs/*.md and docs/*.png from what was measured
 	$(VENV)/bin/python docs/regenerate.py --pages --pictures
 
-notebooks: $(VENV)/installed-dev ## examples/*.ipynb from examples/*.py
-	$(VENV)/bin/jupytext --to ipynb examples/*.py
+notebooks: $(VENV)/installed-dev ## examples/*.ipynb from examples/*.py, run and with pictures; needs chromium
+	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/regenerate.py --notebooks
 
 BENCHMARKS = $(patsubst benchmarks/%.py,--part "benchmark %",$(wildcard benchmarks/*.py))
 benchmark: $(VENV)/installed-bench ## every file of benchmarks/ beside its peers, into docs/benchmarks.md; half an hour

@@ -1,5 +1,7 @@
 """Every link, picture and script of a built site leads to a file in it, and every #anchor to an id: else exit 1.
 
+So does a script, style or picture that another host would have to send.
+
     python .ci/check_site.py site
 
 `zensical build --strict` checks links of Markdown files; this also checks pictures, HTML and what is generated.
@@ -18,11 +20,14 @@ class Page(HTMLParser):
         super().__init__()
         self.links: list[tuple[int, str]] = []
         self.ids: set[str] = set()
+        self.sent: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             if name in ("href", "src") and value:
+                if (name == "src" or ("rel", "stylesheet") in attrs) and urlsplit(value).netloc:
+                    self.sent.append(value)
                 self.links.append((self.getpos()[0], value))
             elif name == "id" or (tag == "a" and name == "name"):
                 self.ids.add(value or "")
@@ -32,6 +37,7 @@ def broken_links(site: Path) -> list[str]:
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     found = []
     for path, page in pages.items():
+        found += [f"{path.relative_to(site.resolve())}: {url}: sent by another host" for url in page.sent]
         for line, link in page.links:
             url = urlsplit(link)
             if url.scheme or url.netloc:

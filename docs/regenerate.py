@@ -5,6 +5,8 @@
     python docs/regenerate.py --measure --part "mini claims" --again
     python docs/regenerate.py --pages                 # README.md and docs/*.md from docs/source and docs/numbers.json
     python docs/regenerate.py --pictures              # docs/*.png from what was measured
+    python docs/regenerate.py --notebooks             # examples/*.ipynb from examples/*.py, run on the mini model
+    python docs/regenerate.py --site                  # what the site needs beside its pages: notebooks, KaTeX
 
 Measuring keeps every finished part in build/numbers, so a second run goes on where the first one stopped. Parts whose
 model is not there keep the numbers that they have.
@@ -25,9 +27,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure chosen parts anew")
     parser.add_argument("--pages", action="store_true", help="render README.md and docs/*.md")
     parser.add_argument("--pictures", action="store_true", help="draw docs/*.png; needs chromium")
+    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="run these notebooks, or all; needs chromium")
+    parser.add_argument("--site", action="store_true", help="write docs/notebooks and docs/katex; needs npm")
     chosen = parser.parse_args()
-    if not (chosen.measure or chosen.pages or chosen.pictures):
-        parser.error("choose --measure, --pages or --pictures")
+    if not (chosen.measure or chosen.pages or chosen.pictures or chosen.notebooks is not None or chosen.site):
+        parser.error("choose --measure, --pages, --pictures, --notebooks or --site")
     if chosen.measure:
         from measuring import PARTS, measure
 
@@ -43,6 +47,16 @@ def main() -> None:
         from pictures import draw
 
         draw()
+    if chosen.notebooks is not None:
+        from notebooks import write_notebooks
+
+        write_notebooks(chosen.notebooks)
+    if chosen.site:
+        from formulas import fetch
+        from notebooks import write_site
+
+        write_site()
+        fetch()
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ REFUSED = {
     "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
     "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "strength 2"),
     "a share of keys above one": (["cut-keys", "--shares", "0,2"], "share 2"),
-    "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "map_by = 'heads'"),
+    "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "--map-by heads"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a negative distance": (["distance", "--distances", "0,-1"], "-1"),
     "a limit that is no number": (["distance", "--limits", "far"], "--limits"),
@@ -270,13 +270,13 @@ def test_bad_words_get_one_line_that_names_them(refused, text, case):
 
 
 KEYWORDS = {
-    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "tokenizer= (--tokenizer)"),
+    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
 }
 
 
 @pytest.mark.parametrize("case", KEYWORDS)
-def test_a_keyword_in_an_error_has_its_option_beside_it(refused, text, case):
+def test_an_error_speaks_of_options(refused, text, case):
     words, named = KEYWORDS[case]
     assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
 
@@ -284,15 +284,27 @@ def test_a_keyword_in_an_error_has_its_option_beside_it(refused, text, case):
 @pytest.mark.parametrize(
     ("message", "command", "said"),
     [
-        ("give n_prompts=2 or more", "analyze", "give n_prompts=2 (--prompts) or more"),
-        ("layers=[9]: no layer 9", "analyze", "layers=[9] (--layers): no layer 9"),
-        ("--layers 'x': write layers=0", "analyze", "--layers 'x': write layers=0"),
+        ("give n_prompts=2 or more", "analyze", "give --prompts 2 or more"),
+        ("layers=[0, 9]: no layer 9", "analyze", "--layers 0,9: no layer 9"),
+        ('load it with backend="bridge"', "analyze", "load it with --backend bridge"),
+        ("give force=True", "analyze", "give --force"),
+        ("kappa = 3.0: choose", "slash", "--kappa 3.0: choose"),
+        ("gamma 2.0 is outside [0, 1]", "substitute", "--gamma 2.0 is outside [0, 1]"),
+        ("k [5000]: choose from 1 to 128", "coupling", "--k [5000]: choose from 1 to 128"),
+        ("from_layer 9 leaves no layer", "substitute", "--from-layer 9 leaves no layer"),
+        ("load_model(backend='hooked') takes it", "analyze", "load_model(backend='hooked') takes it"),
+        (
+            "layer 9 does not exist: this model has layers 0 to 3",
+            "analyze",
+            "layer 9 does not exist: this model has layers 0 to 3",
+        ),
+        ("--layers 'x': write --layers 0", "analyze", "--layers 'x': write --layers 0"),
         ("give length= to cut", "length", "give length= to cut"),  # it has no such option
         ("the length is 3, the model has layers", "analyze", "the length is 3, the model has layers"),
         ("null_seeds", "nothing", "null_seeds"),
     ],
 )
-def test_options_are_named_beside_the_keywords_of_the_library(message, command, said):
+def test_options_stand_in_the_place_of_the_librarys_keywords(message, command, said):
     assert name_options(message, command) == said
 
 

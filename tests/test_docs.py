@@ -100,6 +100,19 @@ def test_the_torch_to_install_is_the_one_of_the_constraints(template):
     assert set(said) <= set((ROOT / "constraints.txt").read_text(encoding="utf-8").split())
 
 
+def test_badges_and_install_lines_follow_the_address(monkeypatch):
+    where = "https://github.com/someone/something"
+    for address, there in (("", False), (where, True)):
+        monkeypatch.setattr(pages, "address", lambda told=address: told)
+        readme = dict(pages.rendered())[ROOT / "README.md"]
+        assert (f'pip install "tl-posgen @ git+{where}"' in readme) == there
+        assert ("badge.svg" in readme) == there
+
+
+def test_what_is_cited_is_this_version():
+    assert f"\nversion: {pages.project()['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
 def test_the_command_and_its_options_exist(page, line):
     group = typer.main.get_command(app)
@@ -115,9 +128,10 @@ def test_every_option_in_the_text_exists():
         option
         for command in typer.main.get_command(app).commands.values()
         for one in command.params
-        for option in one.opts
+        for option in (*one.opts, *one.secondary_opts)
     }
-    known |= {"--measure", "--model", "--pages", "--pictures", "--books"}  # of scripts
+    known |= {"--measure", "--model", "--pages", "--pictures", "--notebooks", "--site", "--books"}  # of scripts
+    known |= {"--help", "--no-deps"}  # of every command, and of pip
     for path in PAGES:
         prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose):
@@ -240,6 +254,8 @@ def test_every_link_and_picture_exists(path):
             continue
         file, _, anchor = link.partition("#")
         target = path.parent / file if file else path
+        if target.parent == DOCS / "notebooks":  # made from these when the site is built
+            target = ROOT / "examples" / f"{target.stem}.ipynb"
         assert target.is_file(), f"{of_page(path)}: {link}"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{of_page(path)}: {link}"
@@ -247,7 +263,9 @@ def test_every_link_and_picture_exists(path):
 
 def test_every_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [path.name for path in DOCS.glob("*.md") if path.name not in navigation] == []
+    notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "examples").glob("*.ipynb")]
+    names = [*(path.name for path in DOCS.glob("*.md")), *notebooks]
+    assert [name for name in names if name not in navigation] == []
 
 
 def test_every_picture_is_shown():

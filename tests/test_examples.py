@@ -8,38 +8,72 @@ import ast
 import contextlib
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 jupytext = pytest.importorskip("jupytext")
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "source"))
+import notebooks  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-
-IN_A_KERNEL = "04_coupling"
+EXAMPLES = notebooks.SOURCES
+IN_A_KERNEL = "07_coupling"
+SMALLER = {
+    r'(length"?[=:] ?)128': r"\g<1>32",
+    r'(n_prompts"?[=:] ?)[24]': r"\g<1>2",
+    r"inside = 512": "inside = 32",
+    r"steps=400": "steps=20",
+}
 
 
 def short(code: str) -> str:
-    """The cell with one short prompt instead of several."""
-    return re.sub(r'(length"?[=:] ?)128', r"\g<1>32", re.sub(r'(n_prompts"?[=:] ?)\d', r"\g<1>1", code))
+    """The cell with two short prompts instead of several, and less training."""
+    for long, small in SMALLER.items():
+        code = re.sub(long, small, code)
+    return code
 
 
 def cells(source: Path) -> list[str]:
     """The code of every cell, on short prompts; the package under test is installed already."""
-    own = [cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code"]
-    return [short(code) for code in own if "%pip" not in code]
+    return [short(cell.source) for cell in jupytext.read(source).cells if cell.cell_type == "code"]
+
+
+def written(source: Path):
+    return jupytext.read(source.with_suffix(".ipynb"))
 
 
 @pytest.mark.parametrize("source", EXAMPLES, ids=lambda path: path.stem)
 def test_the_notebook_is_generated_from_the_source(source):
-    written = jupytext.read(source.with_suffix(".ipynb"))
-    generated = jupytext.read(source)
-    assert [(c.cell_type, c.source) for c in written.cells] == [(c.cell_type, c.source) for c in generated.cells]
+    both = [[(c.cell_type, c.source) for c in one.cells] for one in (written(source), notebooks.notebook_of(source))]
+    assert both[0] == both[1], "run make notebooks"
+
+
+@pytest.mark.parametrize("source", EXAMPLES, ids=lambda path: path.stem)
+def test_the_notebook_carries_what_its_cells_show(source):
+    code = [cell for cell in written(source).cells if cell.cell_type == "code" and "%pip" not in cell.source]
+    outputs = [output for cell in code for output in cell.outputs]
+    assert [cell.source for cell in code if not cell.outputs] == [], "each cell shows something"
+    assert [output for output in outputs if output.output_type == "error"] == []
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    texts = str([output.get("text") or {**output.data, "image/png": ""} for output in outputs])
+    assert "<script" not in texts, "pictures are seen without scripts"
+    assert re.findall(r"/(?:home|root|tmp|work|Users)/", texts) == []
+
+
+def test_install_line_and_badge_follow_the_address(monkeypatch):
+    without = str(notebooks.notebook_of(EXAMPLES[0]).cells[:2])
+    assert "colab" not in without
+    assert "git+" not in without
+    monkeypatch.setattr(notebooks, "address", lambda: "https://github.com/someone/something")
+    title, install = notebooks.notebook_of(EXAMPLES[0]).cells[:2]
+    assert install.source == '# %pip install --quiet "tl-posgen @ git+https://github.com/someone/something"'
+    assert "colab.research.google.com/github/someone/something/blob/main/examples/01_first_look.ipynb" in title.source
 
 
 def test_no_notebook_is_left_over():
-    notebooks = {path.stem for path in EXAMPLES[0].parent.glob("*.ipynb")}
-    assert notebooks == {path.stem for path in EXAMPLES}
+    found = {path.stem for path in EXAMPLES[0].parent.glob("*.ipynb")}
+    assert found == {path.stem for path in EXAMPLES}
 
 
 def last_value(code: str, names: dict) -> object:
@@ -69,7 +103,6 @@ def test_the_example_runs(source, tmp_path, monkeypatch):
 def test_an_example_runs_in_a_kernel(tmp_path):
     nbclient = pytest.importorskip("nbclient")
     notebook = jupytext.read(next(path for path in EXAMPLES if path.stem == IN_A_KERNEL))
-    notebook.cells = [cell for cell in notebook.cells if "%pip" not in cell.source]
     for cell in notebook.cells:
         cell.source = short(cell.source)
     resources = {"metadata": {"path": tmp_path}}

@@ -1,6 +1,8 @@
 """README.md and docs/*.md from their templates and docs/numbers.json: one source for every number."""
 
+import inspect
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import jinja2
+import yaml
 
 from tl_posgen.joining.column_correlations import PAIRS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
@@ -172,6 +180,10 @@ def environment() -> jinja2.Environment:
         "interval": interval,
         "with_interval": with_interval,
         "training_log": training_log(),
+        "commands": commands(),
+        "citations": citations(),
+        "address": address(),
+        "version": project()["version"],
         **families(),
         "matrices": matrices(),
         "zip": zip,
@@ -226,6 +238,64 @@ def rendered() -> Iterator[tuple[Path, str]]:
     for template in sorted(HERE.glob("*.md.j2")):
         name = template.name.removesuffix(".j2")
         yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
+
+
+def project() -> dict[str, Any]:
+    """What pyproject.toml says of the project."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def address() -> str:
+    """Where the repository is, as pyproject.toml says; "" while it says nothing, and then no page has a link to it."""
+    return project().get("urls", {}).get("Repository", "").removesuffix("/")
+
+
+def citations() -> list[str]:
+    """CITATION.cff as BibTeX: the software, and the papers behind it."""
+    told = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    software = {"title": f"{{{told['title']}}}", "author": authors(told), "year": "2026", "version": told["version"]}
+    software |= {"url": address()} if address() else {}
+    entries = [bibtex("software", "tl_posgen", software)]
+    for paper in told["references"]:
+        arxiv = paper["url"].rpartition("/")[2]
+        fields = {"title": f"{{{paper['title']}}}", "author": authors(paper), "year": paper["year"]}
+        fields |= {"eprint": arxiv, "archivePrefix": "arXiv", "url": paper["url"]}
+        first = paper["authors"][0]["family-names"].lower()
+        entries.append(bibtex("misc", f"{first}{paper['year']}", fields))
+    return entries
+
+
+def authors(told: Mapping[str, Any]) -> str:
+    """BibTeX's list of names."""
+    names = [", ".join(one[key] for key in ("family-names", "given-names") if key in one) for one in told["authors"]]
+    return " and ".join(name or one["name"] for name, one in zip(names, told["authors"], strict=True))
+
+
+def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:
+    return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
+
+
+def commands() -> list[SimpleNamespace]:
+    """Every command of tl-posgen with its options, as its --help has them."""
+    from typer.main import get_command
+
+    from tl_posgen.cli.commands import app
+
+    found = []
+    for name, command in get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+        rows = []
+        for one in command.params:
+            argument = not one.opts[0].startswith("-")
+            taken = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
+            default = (
+                ""
+                if one.default is None or isinstance(one.default, bool) or callable(one.default)
+                else f"`{one.default}`"
+            )
+            told = (one.help or "").replace("|", "\\|")
+            rows.append(SimpleNamespace(name=taken, help=told, default="required" if one.required else default))
+        found.append(SimpleNamespace(name=name, help=inspect.cleandoc(command.help or ""), rows=rows))
+    return found
 
 
 def write_pages() -> None:

@@ -1,12 +1,14 @@
 """docs/*.png, drawn from what was measured: plotly figures, photographed by a headless Chromium."""
 
 import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.io
-from measuring import PARTS, results_of
 
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -39,24 +41,47 @@ PICTURES = {
 
 def draw(names: Any = None) -> None:
     """Draw these pictures, or all; those of parts whose model is not here stay as they are."""
-    from playwright.sync_api import sync_playwright
+    from measuring import PARTS, results_of
 
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with browser_of() as browser:
         for name, picture in PICTURES.items():
             if (names and name not in names) or PARTS[picture.part].missing:
                 continue
             figure = results_of(picture.part)[picture.result].plot(picture.kind)
-            figure.update_layout(
-                width=picture.width, height=picture.height or figure.layout.height or 450, title_pad_t=20
-            )
-            page = browser.new_page(
-                viewport={"width": picture.width, "height": int(figure.layout.height)}, device_scale_factor=1
-            )
-            page.set_content(plotly.io.to_html(figure, include_plotlyjs=True, config={"staticPlot": True}))
-            page.wait_for_selector(".main-svg")
-            page.wait_for_timeout(500)  # fonts, and labels that move out of each other's way
-            page.locator(".plotly-graph-div").screenshot(path=DOCS / f"{name}.png")
-            page.close()
+            (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
-        browser.close()
+
+
+@contextmanager
+def browser_of() -> Iterator[Any]:
+    """A headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def photograph(browser: Any, shown: Any, width: int = 1100, height: int | None = None) -> bytes:
+    """PNG of a plotly figure, or of the whole of an HTML page that draws itself."""
+    size = {"width": width, "height": 200 if isinstance(shown, str) else 450}
+    if not isinstance(shown, str):
+        size["height"] = int(height or shown.layout.height or 450)
+        shown.update_layout(title_pad_t=20, **size)
+    page = browser.new_page(viewport=size, device_scale_factor=1)
+    page.set_default_timeout(180_000)
+    page.route(re.compile("^https?:"), lambda route: route.abort())
+    if isinstance(shown, str):
+        page.set_content(f"<body style='font-family: sans-serif'>{shown}</body>")
+        page.wait_for_timeout(2000)
+        picture = page.screenshot(full_page=True)
+    else:
+        page.set_content(plotly.io.to_html(shown, include_plotlyjs=True, config={"staticPlot": True}))
+        page.wait_for_selector(".main-svg")
+        page.wait_for_timeout(500)  # fonts, and labels that move out of each other's way
+        picture = page.locator(".plotly-graph-div").screenshot()
+    page.close()
+    return picture

@@ -241,3 +241,13 @@ def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, arguments,
 def test_bad_options_are_refused_without_a_type_checker_too(options, message, unchecked):
     with pytest.raises(InputError, match=message):
         Coupling(**options)
+
+
+def test_tokens_are_coloured_by_the_straightness_and_growth_of_their_paths(result):
+    straightness, growth = result.measure.tokens.labels(result.dataset)
+    assert straightness.startswith("line-shape score by token")
+    assert growth.startswith("growth a layer by token")
+    assert result.dataset["token_text"].dims == ("prompt", "position")
+    for example, name in enumerate(("line_shape_score", "growth_slope")):
+        numbers = result.dataset[name].values[0]
+        assert f"{float(numbers[3] - np.median(numbers)):.4f}".rstrip("0") in result.show(example).local_src

@@ -184,13 +184,15 @@ VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
 
 
 def name_options(message: str, command: str) -> str:
-    """A message of the library with the command's option beside each keyword in it.
+    """A message of the library with the command's options in place of keywords.
 
     Example:
         >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
-        'no tokenizer there; give tokenizer= (--tokenizer), the directory'
-        >>> name_options("n_prompts = 0", "coupling")
-        'n_prompts = 0 (--prompts)'
+        'no tokenizer there; give --tokenizer, the directory'
+        >>> name_options("n_prompts = 0; load it with backend=\\"bridge\\"", "coupling")
+        '--prompts 0; load it with --backend bridge'
+        >>> name_options("gamma 2.0 is outside [0, 1]; from_layer leaves none", "substitute")
+        '--gamma 2.0 is outside [0, 1]; --from-layer leaves none'
     """
     import tl_posgen.cli.commands  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
@@ -198,11 +200,16 @@ def name_options(message: str, command: str) -> str:
     taken = [name for function in functions for name in inspect.signature(function).parameters]
     options = {name: name for name in taken} | {name: own for name, own in RENAMED.items() if own in taken}
     for name, option in options.items():
-        option = f"--{option.replace('_', '-')}"
-        named = rf"(?<![\w.-]){name}(?: ?=(?: ?{VALUE})?" + (r"|\b)" if "_" in name else ")")
-        if option not in message:
-            message = re.sub(named, rf"\g<0> ({option})", message, count=1)
+        keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")
+        named = re.compile(rf"{keyword}|^{name}(?= [-\d\['])")  # else it is a word of prose
+        message = named.sub(partial(as_option, f"--{option.replace('_', '-')}"), message)
     return message
+
+
+def as_option(option: str, found: re.Match[str]) -> str:
+    """The option with the value that a keyword was given, as a command line has it."""
+    value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
+    return option if value in ("", "True") else f"{option} {value}"
 
 
 MOST_INDICES = 100_000

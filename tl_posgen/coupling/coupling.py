@@ -16,6 +16,7 @@ from tl_posgen.collector import Variable
 from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
 from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
 from tl_posgen.coupling.jacobians import DENSE_UP_TO
+from tl_posgen.coupling.path_tokens import TOKENS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
@@ -47,7 +48,7 @@ OF_PATHS = {
 HEADLINES = (*OF_K, *OF_PATHS, "linearisation")
 PER_PROMPT = (
     *OF_PATHS,
-    *("log_norm", "log_norm_first", "log_norm_line", "trajectory", "trajectory_explained"),
+    *("log_norm", "log_norm_first", "log_norm_line", "trajectory", "trajectory_explained", "token_text"),
     *("linearisation", "triplet_residual"),
 )
 AVERAGED = (
@@ -279,6 +280,7 @@ VARIABLES = {
     "log_norm_line": Variable("fitted ln |x|", "nats", "mean of the fitted lines", LOG_NORM),
     "log_norm_first": Variable("ln |x| of the first token", "nats", "", LOG_NORM),
     "trajectory": Variable("path in its plane", "", "principal components of x^l, first token left out", TRAJECTORY),
+    "token_text": Variable("token", dims=PATH),
     "trajectory_explained": Variable("explained by a component", "", "share of variance", ("prompt", "component")),
     "linearisation": Variable("linearisation", "", "cos(x^L, prod_l (I + J^l) x^0)", ("prompt", "token")),
     **of_means({name: f"over {over}" for name, over in OF_K.items()}, ("k",)),
@@ -306,6 +308,7 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    tokens=TOKENS,
     legend=(
         "K: number of top singular vectors; coupling: of residual Jacobians across layers; chance: in random bases; "
         "signed: with the signs of A; swapped: left in right singular vectors; 95% intervals over prompts in brackets."

@@ -14,6 +14,7 @@ from tl_posgen.coupling.lanczos import SingularTriplets
 from tl_posgen.coupling.overlap import Norm, Pairs, Side, every_pair
 from tl_posgen.coupling.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.model import Model
+from tl_posgen.models.tokens import token_strings
 
 ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
 
@@ -45,7 +46,9 @@ class Settings:
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
     streams = residual_streams(model, prompt)
     found = [_one_token(model, prompt, token, streams, settings) for token in settings.tokens]
-    return xr.concat(found, dim="token").assign_coords(token=settings.tokens).merge(trajectories(streams))
+    texts = ("position", np.array(token_strings(model, prompt), dtype=object))
+    data = xr.concat(found, dim="token").assign_coords(token=settings.tokens).merge(trajectories(streams))
+    return data.assign(token_text=texts)
 
 
 def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings) -> xr.Dataset:

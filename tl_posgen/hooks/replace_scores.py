@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture import LayerCapture, finished_scores
+from tl_posgen.models.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import spans_of_scores
+from tl_posgen.models.padding import WITHOUT_CACHE, spans_of_scores
+from tl_posgen.models.pass_proof import as_used
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.reading import layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -21,6 +23,33 @@ from tl_posgen.rope.scores_at import scores_at_positions
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"]]
 HookList = list[tuple[str, Callable[..., Any]]]
+ROW_BY_ROW = "_row_by_row"  # attribute of a function marked so
+
+
+def row_by_row(scores_of: ScoresOf) -> ScoresOf:
+    """Mark a function whose scores w_ij need query i and the keys up to i, and no other query and no later key.
+
+    Under `replace_scores` such a function works with a KV cache too: it is given a capture whose `q` holds the last
+    tokens only, at `capture.query_positions`, and whose `k` holds all of them.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, prompt = load_model("mini"), torch.arange(9)[None]
+        >>> hooks = replace_scores(model, row_by_row(lambda capture: 0.5 * capture.scores()))
+        >>> with model.hooks(fwd_hooks=hooks):
+        ...     written = [
+        ...         model.generate(prompt, max_new_tokens=4, do_sample=False, verbose=False, use_past_kv_cache=cached)
+        ...         for cached in (True, False)
+        ...     ]
+        >>> torch.equal(*written)
+        True
+    """
+    setattr(scores_of, ROW_BY_ROW, True)
+    return scores_of
+
+
+def is_row_by_row(scores_of: ScoresOf) -> bool:
+    return getattr(scores_of, ROW_BY_ROW, False)
 
 
 def replace_scores(
@@ -36,7 +65,8 @@ def replace_scores(
     Args:
         scores_of: from a layer's q and k (before RoPE, after qk-norm) and geometry to scores [head, query, key] of the
             heads in `capture.heads`. A visible entry set to -inf hides that key. What it says of invisible entries is
-            not read: they keep the number that the model masks with. It is called once per layer and prompt.
+            not read: they keep the number that the model masks with. It is called once per layer and prompt; with a
+            KV cache once per layer and forward pass, if it is marked `row_by_row`.
         layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
             or a frame with the columns layer and head, so that what a measure found can be edited.
         needs_positions: refuse layers whose scores know no distance because positions are added to the residual stream.
@@ -46,7 +76,8 @@ def replace_scores(
         Nothing is changed in place, gradients flow, and two interventions on different heads can be added up.
 
     Raises:
-        InputError: a layer or head that does not exist; later, in the forward pass: a KV cache.
+        InputError: a layer or head that does not exist; later, in the forward pass: a KV cache, where scores_of is not
+            marked `row_by_row`, or the cache holds what was read without these hooks.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
             pass: one whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
 
@@ -73,11 +104,16 @@ def replace_scores(
 
 
 class _LayerEdit:
-    """q and k of one layer on their way to its scores."""
+    """q and k of one layer on their way to its scores.
+
+    Attributes:
+        past: with `row_by_row`, the keys of the last pass and those before it, and where each prompt's text begins.
+    """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
         self.wrapped, self.probed, self.scores_of, self.heads = wrapped, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
+        self.past: tuple[Tensor, list[int]] | None = None
 
     def hooks(self) -> HookList:
         names = self.probed.sites.names
@@ -88,23 +124,63 @@ class _LayerEdit:
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
         self.wrapped.require_shown(self.probed)
-        parts = dict(self.parts)
-        self.parts.clear()
-        dtype = parts["q"].dtype
-        spans = spans_of_scores(self.probed.geometry, plain_scores(attn_scores[:, 0], dtype))
+        q, k = self.parts.pop("q"), self.parts.pop("k")
+        dtype, (n_queries, n_keys) = q.dtype, attn_scores.shape[-2:]
+        cached = n_queries != n_keys
+        if cached:
+            k, starts = self.with_past(k, attn_scores)
+            spans = [slice(start, k.shape[2]) for start in starts]
+            attn_scores = pad(attn_scores, (k.shape[2] - n_keys, 0), value=-torch.inf)
+        else:
+            spans = spans_of_scores(self.probed.geometry, plain_scores(attn_scores[:, 0], dtype))
+        if is_row_by_row(self.scores_of):
+            self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
         edited = attn_scores.clone()
         for row, span in enumerate(spans):
-            prompt = {part: x[row] for part, x in parts.items()}
-            capture = layer_capture(self.probed, prompt, self.heads, (), row, None, span)
-            scores, own = self.scores_of(capture), attn_scores[row, self.heads, span, span]
+            rows = slice(None) if cached else span
+            capture = layer_capture(
+                self.probed, {"q": q[row, :, rows], "k": k[row, :, span]}, self.heads, (), row, None
+            )
+            if cached:
+                self.require_past(capture, attn_scores[row, ..., span], dtype)
+            scores, own = self.scores_of(capture), attn_scores[row, self.heads, rows, span]
             if not isinstance(scores, Tensor) or scores.shape != own.shape:
                 raise InputError(
                     f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
                     f"and {list(own.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(own, dtype) != -torch.inf
-            edited[row, self.heads, span, span] = torch.where(visible, scores.to(own.dtype), own)
-        return edited
+            edited[row, self.heads, rows, span] = torch.where(visible, scores.to(own.dtype), own)
+        return edited[..., -n_keys:]
+
+    def with_past(self, k: Tensor, attn_scores: Tensor) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:
+        """All keys that the cache holds, and some that it let go of behind a window; where each prompt begins."""
+        layer, window = self.probed.geometry.layer, self.probed.geometry.window
+        n_queries, n_keys = attn_scores.shape[-2:]
+        seen = f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use"
+        if not is_row_by_row(self.scores_of):
+            raise InputError(f"{seen}, and these scores are made of whole prompts; {WITHOUT_CACHE}")
+        past, starts = self.past or (k[:, :, :0], [0] * len(k))
+        if past.shape[:2] == k.shape[:2]:
+            k = torch.cat([past, k], 2)
+        if k.shape[2] != n_keys and (window is None or k.shape[2] < n_keys):
+            raise InputError(
+                f"{seen}, and these hooks saw {k.shape[2]} of them; let every pass that fills it run under them, or "
+                f"{WITHOUT_CACHE}"
+            )
+        if min(starts) < 0:
+            raise InputError(
+                f"{seen} behind prompts that are padded at their end; {WITHOUT_CACHE}, or pad at the start"
+            )
+        return k, starts
+
+    def require_past(self, capture: LayerCapture, attn_scores: Tensor, dtype: torch.dtype) -> None:
+        """Refuse keys of another prompt than the cache's: the last query's scores are not theirs."""
+        used = as_used(capture, attn_scores, dtype)
+        if isinstance(used, EditedCapture):
+            raise InputError(
+                f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; {WITHOUT_CACHE}"
+            )
 
 
 def finished(
@@ -117,7 +193,7 @@ def finished(
 
 
 def at_positions(
-    capture: LayerCapture, query_positions: Real[Tensor, " pos"], key_positions: Real[Tensor, " pos"]
+    capture: LayerCapture, query_positions: Real[Tensor, " query"], key_positions: Real[Tensor, " key"]
 ) -> Float[Tensor, "head query key"]:
     """The layer's scores with query i standing at query_positions[i] and key j at key_positions[j]."""
     geometry = capture.geometry

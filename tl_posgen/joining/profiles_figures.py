@@ -34,6 +34,8 @@ def correlation_maps(result: Any) -> go.Figure:
     panels.figure.update_xaxes(tickangle=60, tickfont={"size": 9}).update_yaxes(
         tickfont={"size": 9}, autorange="reversed"
     )
+    for row in range(1, len(both)):  # the last one names the columns of all
+        panels.figure.update_xaxes(showticklabels=False, row=row)
     subtitle = "Spearman's rho; written where the 95 % interval over heads leaves out zero"
     return panels.finish(f"What goes together over heads · {model_label(result.dataset)}", subtitle)
 

@@ -28,6 +28,8 @@ class LayerCapture:
         prompt: running number of the prompt within this analysis.
         tokens: token ids of the prompt, or None where the forward pass was not given any (embeddings as input).
         q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
+            Where scores are replaced with a KV cache (`tl_posgen.hooks.replace_scores.row_by_row`), q holds the last
+            tokens only.
         v: values, repeated likewise; None unless needed.
         attn_scores: scaled pre-softmax scores as the model has them, -inf where invisible; with ALiBi in the gauge
             where distance 0 carries no bias (models differ by constants per row, which softmax cannot tell). None
@@ -43,7 +45,7 @@ class LayerCapture:
     heads: Sequence[int]
     prompt: int
     tokens: Int[Tensor, " pos"] | None
-    q: Float[Tensor, "head pos d_head"]
+    q: Float[Tensor, "head query d_head"]
     k: Float[Tensor, "head pos d_head"]
     v: Float[Tensor, "head pos d_value"] | None = None
     attn_scores: Float[Tensor, "head query key"] | None = None
@@ -78,7 +80,7 @@ class LayerCapture:
 
     @property
     def length(self) -> int:
-        return self.q.shape[1]
+        return self.k.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -91,11 +93,15 @@ class LayerCapture:
 
     @cached_property
     def positions(self) -> Int[Tensor, " pos"]:
-        return torch.arange(self.q.shape[1], device=self.q.device)
+        return torch.arange(self.length, device=self.k.device)
+
+    @property
+    def query_positions(self) -> Int[Tensor, " query"]:
+        return self.positions[-self.q.shape[1] :]
 
     @cached_property
-    def rotated_q(self) -> Float[Tensor, "head pos d_head"]:
-        return rotate(self.q, self.positions, self.geometry.rope)
+    def rotated_q(self) -> Float[Tensor, "head query d_head"]:
+        return rotate(self.q, self.query_positions, self.geometry.rope)
 
     @cached_property
     def rotated_k(self) -> Float[Tensor, "head pos d_head"]:
@@ -106,7 +112,8 @@ class LayerCapture:
 
         Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.pass_proof`).
         """
-        return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads)
+        rows = self.query_positions[:n]
+        return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads, rows)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """What queries start .. stop - 1 pay the keys before `stop`; where attention is streamed no more is formed."""
@@ -231,10 +238,13 @@ def finished_scores(
     heads: Sequence[int],
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "*batch head query key"]:
-    """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given."""
+    """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given.
+
+    Fewer queries than keys are the last ones.
+    """
     if geometry.alibi_slopes is not None:
         position = torch.arange(products.shape[-1], device=products.device)
-        away = position[:, None] - position if distance is None else distance
+        away = position[-products.shape[-2] :, None] - position if distance is None else distance
         products = products - geometry.alibi_slopes.to(products)[list(heads), None, None] * away
     if geometry.soft_cap is not None:
         products = geometry.soft_cap * torch.tanh(products / geometry.soft_cap)

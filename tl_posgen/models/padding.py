@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry import LayerGeometry
 
+WITHOUT_CACHE = "generate with use_past_kv_cache=False"
 REMEDY = (
     "give an attention_mask, 1 for text and 0 for padding (analyze takes what the tokenizer returns, with input_ids "
     "and attention_mask), or run prompts one at a time, or give analyze the texts themselves"
@@ -97,6 +98,15 @@ def spans_of_mask(attention_mask: Bool[Tensor, "batch pos"]) -> list[slice]:
     return spans
 
 
+def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
+    """Refuse a pass whose keys stand in a KV cache in part."""
+    if n_queries != n_keys:
+        raise InputError(
+            f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use, and only passes over "
+            f"whole prompts can be captured; {WITHOUT_CACHE}"
+        )
+
+
 def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch query key"]) -> list[slice]:
     """Where the text of every prompt of a forward pass stands, by the mask that it used.
 
@@ -108,11 +118,7 @@ def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch q
         UnsupportedModelError: queries that see keys which the geometry hides.
     """
     layer, (n_queries, n_keys) = f"layer {geometry.layer}", attn_scores.shape[1:]
-    if n_queries != n_keys:
-        raise InputError(
-            f"{layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use; "
-            "capture a forward pass over the whole prompt instead"
-        )
+    require_whole(geometry.layer, n_queries, n_keys)
     if attn_scores.isnan().any():
         raise InputError(
             f"{layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; run prompts "

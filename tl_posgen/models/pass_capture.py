@@ -14,7 +14,14 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.fused import LayerAttention
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, require_padding, spans_of_mask, spans_of_pass, spans_of_scores
+from tl_posgen.models.padding import (
+    PadToken,
+    require_padding,
+    require_whole,
+    spans_of_mask,
+    spans_of_pass,
+    spans_of_scores,
+)
 from tl_posgen.models.pass_proof import as_streamed, as_used, checked_rows, is_softmax, require_softmax
 from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.projections import attention_inputs, projection_weights, prove_projections
@@ -133,11 +140,7 @@ class PassCapture:
         """A layer of a streamed pass; one whose scores are hooked has formed them."""
         if layer not in self.heads or self.wrapped.owner not in (self, self.owner):
             return
-        if done.q.shape[2] != done.k.shape[2]:
-            raise InputError(
-                f"layer {layer}: {done.q.shape[2]} queries see {done.k.shape[2]} keys, so a KV cache is in use; "
-                "capture a forward pass over the whole prompt instead"
-            )
+        require_whole(layer, done.q.shape[2], done.k.shape[2])
         probed = self.wrapped.layer(layer)
         if done.scores is None or done.pattern is None:
             self.take_scores(probed, done)

@@ -40,21 +40,22 @@ def as_used(
         dtype: the model's.
         every_row: where hooks may have edited some.
     """
-    n = capture.length
+    n = capture.q.shape[1]
     rows = (torch.arange(n) if every_row else checked_rows(n)).to(capture.q.device)
+    positions = capture.query_positions[rows]
     heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
     used = plain_scores(attn_scores[heads[:, None], rows], dtype)
     q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
-    recomputed = scores_from(q, k, geometry, capture.heads, rows)
+    recomputed = scores_from(q, k, geometry, capture.heads, positions)
     masked = (used == -torch.inf) != (recomputed == -torch.inf)
     seen = used != -torch.inf
     if geometry.alibi_slopes is not None:
-        used = without_row_offsets(used, q, k, geometry.scale, rows)
+        used = without_row_offsets(used, q, k, geometry.scale, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     if not masked.any() and bool((error <= allowed_error(q, k, geometry, dtype)).all()):
         return capture
     head, row, _ = worst(masked.float() if masked.any() else error)
-    place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])}"
+    place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(positions[row])}"
     if masked.any():
         differs = "sees other keys than its mask gives"
     else:

@@ -1,4 +1,7 @@
-"""The scores that pairs would have at other positions or distances than their own."""
+"""The scores that pairs would have at other positions or distances than their own.
+
+Fewer queries than keys are the last ones: query i stands at key n_keys - n_queries + i.
+"""
 
 from collections.abc import Callable
 
@@ -26,23 +29,23 @@ def scores_at_positions(
 
 
 def scores_frozen_beyond(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
     limit: int | float,
 ) -> Float[Tensor, "head query key"]:
     """score_ij as it is where i - j <= limit and as at distance `limit` beyond (LM-Infinite's rule): two products."""
     _refuse_negative_number(limit)
-    position = torch.arange(q.shape[1], device=q.device)
-    true = scores_at_positions(q, k, rope, scale, position, position)
-    near = position[:, None] - position <= limit
+    rows, position = _positions(q, k)
+    true = scores_at_positions(q, k, rope, scale, rows, position)
+    near = rows[:, None] - position <= limit
     return torch.where(near, true, _scores_at_constant(q, k, rope, scale, limit))
 
 
 def scores_at(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
     distance: int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]],
@@ -59,7 +62,7 @@ def scores_at(
     of queries, never with a [query, key, plane] tensor.
 
     Raises:
-        InputError: a distance is negative at some j <= i, or a matrix does not have the shape [pos, pos].
+        InputError: a distance is negative at some j <= i, or a matrix does not have the shape [query, key].
 
     Example:
         >>> rope, x = Rope(torch.tensor([1.0], dtype=torch.float64)), torch.ones(1, 3, 2)
@@ -70,19 +73,26 @@ def scores_at(
     if not isinstance(distance, Tensor) and not callable(distance):
         _refuse_negative_number(distance)
         return _scores_at_constant(q, k, rope, scale, distance)
-    n = q.shape[1]
-    position = torch.arange(n, device=q.device)
-    matrix = distance if isinstance(distance, Tensor) else distance((position[:, None] - position).clamp(min=0))
-    if tuple(matrix.shape) != (n, n):
-        raise InputError(f"distance of shape {tuple(matrix.shape)} for {n} queries and {n} keys; give [{n}, {n}]")
-    _refuse_negative(matrix.tril())
-    matrix = matrix.to(q.device).tril()
-    offset = (matrix - (position[:, None] - position)).tril()
+    rows, position = _positions(q, k)
+    n, before = len(rows), len(position) - len(rows)
+    matrix = distance if isinstance(distance, Tensor) else distance((rows[:, None] - position).clamp(min=0))
+    if tuple(matrix.shape) != (n, before + n):
+        wanted = f"{n} queries and {before + n} keys; give [{n}, {before + n}]"
+        raise InputError(f"distance of shape {tuple(matrix.shape)} for {wanted}")
+    matrix = matrix.to(q.device).tril(before)
+    _refuse_negative(matrix)
+    offset = (matrix - (rows[:, None] - position)).tril(before)
     offsets = offset.unique()
     if len(offsets) <= len(rope.inv_freq):
         return _scores_at_offsets(q, k, rope, scale, offset, offsets.tolist())
-    rows = [slice(start, start + QUERY_BLOCK) for start in range(0, n, QUERY_BLOCK)]
-    return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in rows], dim=1)
+    blocks = [slice(start, start + QUERY_BLOCK) for start in range(0, n, QUERY_BLOCK)]
+    return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in blocks], dim=1)
+
+
+def _positions(q: Tensor, k: Tensor) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
+    """Where queries and keys stand."""
+    position = torch.arange(k.shape[1], device=k.device)
+    return position[-q.shape[1] :], position
 
 
 def _scores_at_constant(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: int | float) -> Tensor:
@@ -91,10 +101,10 @@ def _scores_at_constant(q: Tensor, k: Tensor, rope: Rope, scale: float, distance
 
 
 def _scores_at_offsets(q: Tensor, k: Tensor, rope: Rope, scale: float, offset: Tensor, offsets: list) -> Tensor:
-    position = torch.arange(q.shape[1], device=q.device)
-    total = scores_at_positions(q, k, rope, scale, position + offsets[0], position)
+    rows, position = _positions(q, k)
+    total = scores_at_positions(q, k, rope, scale, rows + offsets[0], position)
     for value in offsets[1:]:
-        total = torch.where(offset == value, scores_at_positions(q, k, rope, scale, position + value, position), total)
+        total = torch.where(offset == value, scores_at_positions(q, k, rope, scale, rows + value, position), total)
     return total
 
 

@@ -5,14 +5,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, replace_scores, row_by_row
 from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.frequency_bands import Band, band_of
-from tl_posgen.slash.ablations import Ablation, ablate
+from tl_posgen.slash.ablations import OF_THE_PROMPT, Ablation, ablate
 
 
 def ablate_bands(
@@ -29,6 +29,7 @@ def ablate_bands(
         kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
         band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
             three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
+            "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
         layers, heads: which; all if left out. Heads are indices, (layer, head) pairs or a frame with these columns.
 
     Raises:
@@ -55,6 +56,6 @@ def ablate_bands(
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope = capture.geometry.rope
         q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
-        return scores_from(q, k, capture.geometry, capture.heads)
+        return scores_from(q, k, capture.geometry, capture.heads, capture.query_positions)
 
-    return replace_scores(model, scores_of, layers, heads)
+    return replace_scores(model, scores_of if kind in OF_THE_PROMPT else row_by_row(scores_of), layers, heads)

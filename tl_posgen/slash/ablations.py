@@ -12,6 +12,7 @@ from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
 from tl_posgen.rope.spectra import rank_one
 
 Ablation = Literal["none", "drop", "freeze", "keep", "rank_one", "no_rope", "means", "means_no_rope"]
+OF_THE_PROMPT = ("rank_one", "means", "means_no_rope")  # need all its tokens, later ones too
 
 
 def drop(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " plane"]) -> Float[Tensor, "*batch d_head"]:
@@ -40,13 +41,13 @@ def means(x: Float[Tensor, "*batch pos d_head"]) -> Float[Tensor, "*batch pos d_
 
 
 def ablate(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
     rope: Rope,
     kind: Ablation | str,
     band: Bool[Tensor, " plane"] | None = None,
-    positions: Real[Tensor, " pos"] | None = None,
-) -> tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]]:
+    positions: Real[Tensor, " key"] | None = None,
+) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head key d_head"]]:
     """The rotated q and k after an ablation; take the softmax anew, e.g. by `slash_statistics_from_qk`.
 
     Args:
@@ -56,7 +57,7 @@ def ablate(
             by their means over positions, and "means_no_rope" turns nothing then: uniform attention is left.
             The choice of ablations is ours.
         band: planes, for the first three.
-        positions: 0, 1, 2, ... by default.
+        positions: of the keys, 0, 1, 2, ... by default; fewer queries are the last ones.
 
     Raises:
         InputError: an unknown kind, or no band where one is needed.
@@ -82,5 +83,5 @@ def ablate(
         "means_no_rope": means,
     }.get(kind, lambda x: x)
     turning = freeze(rope, planes) if kind in ("freeze", "no_rope", "means_no_rope") else rope
-    positions = torch.arange(q.shape[1], device=q.device) if positions is None else positions
-    return rotate(content(q), positions, turning), rotate(content(k), positions, turning)
+    positions = torch.arange(k.shape[1], device=k.device) if positions is None else positions
+    return rotate(content(q), positions[-q.shape[1] :], turning), rotate(content(k), positions, turning)

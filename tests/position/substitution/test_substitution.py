@@ -12,10 +12,19 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.random_like import random_like
+from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.claims import two_axes
 from tl_posgen.position.decomposition import variance
 from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
-from tl_posgen.position.substitution import Substitution, by_free_split, by_split, substitute, substitution, triangle
+from tl_posgen.position.substitution import (
+    Substitution,
+    by_constant,
+    by_free_split,
+    by_split,
+    substitute,
+    substitution,
+    triangle,
+)
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
 from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered
 from tl_posgen.position.substitution.substitution import two_sets
@@ -238,6 +247,22 @@ def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(un
     asked = [Substitution(search=search).costs_heads for search in (True, False)]
     assert asked == [True, False]
     assert not Substitution(head_costs=False).costs_heads
+
+
+def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice):
+    data = unsearched.dataset
+    lines = unsearched.measure.tokens.labels(data)
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "position",
+        "content",
+        "three-axis fit, all pairs",
+        "uniform attention",
+    ]
+    tokens = to_prompts(mini, alice, length=data.sizes["shown_target"] + 1, n_prompts=1)[0][None]
+    changed = token_losses(mini, tokens, substitute(mini, by_constant)) - token_losses(mini, tokens)
+    shown = data["token_change"].sel(condition="uniform_attention").values
+    np.testing.assert_allclose(shown, changed[0].numpy(), atol=1e-5)
+    assert f"{shown[5]:.4f}".rstrip("0") in unsearched.show(4).local_src
 
 
 def test_every_variable_is_declared(result, unsearched):

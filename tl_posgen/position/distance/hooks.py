@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores, row_by_row
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
@@ -30,7 +30,8 @@ def at_dummy_distance(
     """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads sees d, not i - j.
 
     Args:
-        distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j.
+        distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j. All but the
+            matrix work with a KV cache too, where the function is given the rows of the last queries.
         beyond: change only pairs further apart than this. With `distance` left out they then see this very distance:
             "frozen beyond", the rule of LM-Infinite.
         layers, heads: which; all if left out. Heads as in `replace_scores`.
@@ -69,7 +70,8 @@ def at_dummy_distance(
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return seen_at(capture, distance, beyond)
 
-    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+    by = scores_of if isinstance(distance, Tensor) else row_by_row(scores_of)
+    return replace_scores(model, by, layers, heads, needs_positions=True)
 
 
 def seen_at(
@@ -77,7 +79,7 @@ def seen_at(
 ) -> Float[Tensor, "head query key"]:
     """The layer's scores with pairs (those further apart than `beyond`) at `distance`."""
     geometry = capture.geometry
-    true = capture.positions[:, None] - capture.positions
+    true = capture.query_positions[:, None] - capture.positions
     if distance is None and beyond is not None:
         products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, beyond)
         return finished(products, capture, true.clamp(max=beyond))

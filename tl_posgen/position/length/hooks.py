@@ -1,11 +1,14 @@
-"""Interventions for prompts beyond the training length: distances, windows and blocks kept to what a model has seen."""
+"""Interventions for prompts beyond the training length: distances, windows and blocks kept to what a model has seen.
+
+Each query by itself, so that a model can generate under them with a KV cache.
+"""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, at_positions, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, at_positions, replace_scores, row_by_row
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
@@ -35,10 +38,10 @@ def interpolate_positions(model: Model, factor: int | float, *, layers: Layers =
         raise InputError(f"interpolation factor {factor!r} is outside (0, 1]; it is training length / prompt length")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        positions = factor * capture.positions.double()
-        return at_positions(capture, positions, positions)
+        at = (factor * positions.double() for positions in (capture.query_positions, capture.positions))
+        return at_positions(capture, *at)
 
-    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+    return replace_scores(model, row_by_row(scores_of), layers, heads, needs_positions=True)
 
 
 def lm_infinite(
@@ -127,24 +130,24 @@ def _windowed(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         position = capture.positions
-        attended = (position < n_global) | (position[:, None] - position < n_local)
+        attended = (position < n_global) | (capture.query_positions[:, None] - position < n_local)
         if n_blocks:
             attended = attended | _retrieved(capture, n_local, block, n_blocks, furthest)
         return seen_at(capture, None, furthest).masked_fill(~attended, -torch.inf)
 
-    return replace_scores(model, scores_of, layers, heads, needs_positions=True)
+    return replace_scores(model, row_by_row(scores_of), layers, heads, needs_positions=True)
 
 
 def _retrieved(
     capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: int | float
 ) -> Bool[Tensor, "head query key"]:
     """Which keys each query gets back."""
-    n, geometry = capture.q.shape[1], capture.geometry
+    n, geometry = capture.length, capture.geometry
     n_whole = n // block
     scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, limit)[..., : n_whole * block]
     best = scores.unflatten(-1, (n_whole, block)).amax(-1)
     last_key = block * torch.arange(1, n_whole + 1, device=best.device) - 1
-    hidden = capture.positions[:, None] - last_key >= n_local
+    hidden = capture.query_positions[:, None] - last_key >= n_local
     top = best.masked_fill(~hidden, -torch.inf).topk(min(n_blocks, n_whole), dim=-1)
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, top.indices, top.values != -torch.inf)
     return torch.nn.functional.pad(chosen.repeat_interleave(block, dim=-1), (0, n - n_whole * block))

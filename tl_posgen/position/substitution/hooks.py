@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, is_row_by_row, replace_scores, row_by_row
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -88,7 +88,12 @@ def substitute(
             f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without)}; choose it too, "
             "or threshold='head'"
         )
-    return replace_scores(model, lambda capture: stand_in(capture, by, gamma, residual, threshold), heads=chosen)
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return stand_in(capture, by, gamma, residual, threshold)
+
+    alone = gamma == 1 and is_row_by_row(by)  # a quantile is one of the whole prompt's scores
+    return replace_scores(model, row_by_row(scores_of) if alone else scores_of, heads=chosen)
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
@@ -137,7 +142,8 @@ def by_split(
             model), by layer, or made from a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy
             distance d0.
         part: "both", or one alone.
-        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query.
+        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query. The latter works with a KV
+            cache too, with a given distribution and each query its own.
         query: "own", or "mean": every query is the prompt's mean query, and what is left is a(i - j) + c(j).
 
     Raises:
@@ -156,13 +162,15 @@ def by_split(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         geometry = capture.geometry
-        kbar = running_mean_key(capture.k, geometry.window) if mean_key == "seen" else None
+        seen = mean_key == "seen"
+        kbar = running_mean_key(capture.k, geometry.window)[:, capture.query_positions] if seen else None
         distribution = distribution_of(distances, capture)
         q = capture.q if query == "own" else capture.q.mean(1, keepdim=True).expand_as(capture.q)
         split = split_scores(q, capture.k, geometry.rope, geometry.scale, distribution, kbar)
         return part_of(split, part, capture)
 
-    return scores_of
+    alone = mean_key == "seen" and query == "own" and not callable(distances)
+    return row_by_row(scores_of) if alone else scores_of
 
 
 def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:

@@ -115,19 +115,19 @@ def running_mean_key(
 
 
 def split_scores(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
+    q: Float[Tensor, "head query d_head"],
+    k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
     distribution: DistanceDistribution | Complex[Tensor, "head plane_and_rest"],
-    mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head pos d_head"] | None = None,
+    mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head query d_head"] | None = None,
 ) -> Split:
     """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
 
     Among all f(q, d) + g(q, k) this is the best in mean square over queries, keys and independent distances from p.
 
     Args:
-        q, k: before RoPE.
+        q, k: before RoPE; fewer queries than keys are the last ones.
         distribution: p, or Rbar itself, which is all of p that enters. `point_mass(d0)` is the mean-key estimator.
         mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
 
@@ -143,9 +143,9 @@ def split_scores(
     mean_key = k.mean(dim=1) if mean_key is None else mean_key
     mean_key = mean_key[:, None] if mean_key.ndim == 2 else mean_key
     zq, zk, zm = complex_planes(q, rope), complex_planes(k, rope), complex_planes(mean_key.to(k), rope)
-    turn = turning_factors(torch.arange(q.shape[1], device=q.device), rope, q.shape[-1])
+    turn = turning_factors(torch.arange(k.shape[1], device=k.device), rope, q.shape[-1])
     # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
-    position = real_coordinates(zq * zm.conj() * turn.to(zq)) @ real_coordinates(turn.sgn().to(zq)).mT
+    position = real_coordinates(zq * zm.conj() * turn[-q.shape[1] :].to(zq)) @ real_coordinates(turn.sgn().to(zq)).mT
     given = isinstance(distribution, Tensor)
     mean_turn = (distribution if given else distribution.mean_turn(rope, q.shape[-1])).to(zq)
     turned = real_coordinates(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))

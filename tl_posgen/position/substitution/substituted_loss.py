@@ -19,6 +19,7 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
+from tl_posgen.position.substitution.changed_tokens import changes
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     by_constant,
@@ -76,25 +77,27 @@ def measure(
     n = len(conditions) + 2 * len(SHARES)
     bar = tqdm(total=n, desc=f"substitution, {label}", unit="condition", disable=not progress)
 
-    def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[np.ndarray, " prompt"]:
+    def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[Tensor, "prompt target"]:
         hooks: HookList = [] if by is None else substitute(model, by, residual=residual, **where)
         bar.update()
-        return token_losses(model, tokens, hooks).mean(1).numpy()
+        return token_losses(model, tokens, hooks)
 
+    found = {name: losses(by) for name, by in conditions.items()}
     data = xr.Dataset(
-        {"loss": (("condition", "prompt"), np.stack([losses(by) for by in conditions.values()]))},
+        {"loss": (("condition", "prompt"), np.stack([one.mean(1).numpy() for one in found.values()]))},
         {"condition": list(conditions), "prompt": range(len(tokens))},
         {"rows": "condition", "model": label},
     )
     data["loss_mean"] = data["loss"].mean("prompt")
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
-    some = [[losses(conditions[name], share).mean() for share in SHARES] for name in dosed]
+    some = [[float(losses(conditions[name], share).mean()) for share in SHARES] for name in dosed]
     bar.close()
     none, everything = (data["loss_mean"].sel(condition=names).values for names in (dosed, ["unchanged"] * 2))
     data["dose_loss"] = xr.DataArray(
         np.column_stack([none, some, everything]), {"stand_in": dosed, "residual_share": [0.0, *SHARES, 1.0]}
     )
     data = data.assign(shares_of(data["loss"].values, data, ("condition",), "recovered", seed))
+    data = data.assign(changes(model, tokens[0], {name: one[0] for name, one in found.items()}))
     return with_ranks(data.merge(score_errors(model, tokens, conditions, where)))
 
 

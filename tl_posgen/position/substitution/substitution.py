@@ -18,6 +18,7 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole
+from tl_posgen.position.substitution import changed_tokens
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
 from tl_posgen.position.substitution.splits import Threshold
@@ -294,6 +295,7 @@ VARIABLES = {
     ),
     "residual_cost": Variable("residual dropped", "nats", "rise of the loss, this head alone split at `cost_width`"),
     "uniform_cost": Variable("uniform attention", "nats", "rise of the loss, this head alone uniform"),
+    **changed_tokens.VARIABLES,
 }
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 
@@ -314,6 +316,7 @@ MEASURE = Measure(
     figures=FIGURES,
     drawn=drawn,
     table=table,
+    tokens=changed_tokens.TOKENS,
     legend=(
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
         "low and high the ends of its 95% interval over prompts; r: correlation with the scores."

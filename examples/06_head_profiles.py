@@ -13,22 +13,17 @@
 # %% [markdown]
 # # Head profiles: what kind of head is it, and what goes together?
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tl-posgen/tl_posgen/blob/main/examples/05_head_profiles.ipynb)
-#
 # One table over position generalization and slash-dominant heads: a row a head. You read it, correlate its columns beside random
 # init, ask where the interaction comes from, and cut keys towards rank one in the running model.
-
-# %%
-# The published package; in a checkout, install that instead.
-# %pip install --quiet tl-posgen
 
 # %%
 import tl_posgen
 from tl_posgen.models import bundled_text
 
-model = tl_posgen.load_model("mini")
+model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
 cut = {"length": 128, "n_prompts": 4, "progress": False}
+model.cfg.n_layers, model.cfg.n_heads
 
 # %% [markdown]
 # ## The table
@@ -85,7 +80,7 @@ print(*result.findings(), sep="\n")
 result.plot()
 
 # %% [markdown]
-# As hooks, in the heads that you found, beside your own:
+# As hooks, in the heads that you found, beside your own. The control cuts as much energy along a random direction:
 
 # %%
 from tl_posgen.joining import cut_keys
@@ -94,8 +89,9 @@ from tl_posgen.models.loss import token_losses
 
 tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
 heads = profiles.heads(top=3, by="slash_score")
-for share in (1, 0):
-    print(share, round(token_losses(model, tokens, cut_keys(model, share, heads=heads)).mean().item(), 3))
+for name, options in {"whole": {"share": 1}, "cut": {"share": 0}, "control": {"share": 0, "control": True}}.items():
+    hooks = cut_keys(model, heads=heads, **options)
+    print(f"keys {name:8} {token_losses(model, tokens, hooks).mean():.3f} nats")
 
 # %% [markdown]
 # ## Keep it

@@ -1,0 +1,147 @@
+"""examples/*.ipynb from examples/*.py, run, with photographs of their pictures; and as pages of the site."""
+
+import base64
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import plotly.io
+from pages import ROOT, address
+from pictures import browser_of, photograph
+
+EXAMPLES = ROOT / "examples"
+SOURCES = sorted(EXAMPLES.glob("[0-9]*.py"))
+PAGES = ROOT / "docs" / "notebooks"
+PLOTLY, PNG, HTML = "application/vnd.plotly.v1+json", "image/png", "text/html"
+NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there: notebooks need no network
+OFFLINE = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "HF_HUB_OFFLINE": "1"}
+KERNEL = {"PYTHONPATH": str(ROOT), "PLOTLY_RENDERER": "plotly_mimetype", **OFFLINE}
+BADGE = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/{})"
+)
+
+
+def notebook_of(source: Path) -> Any:
+    """The notebook of a source, not yet run: below its title how to install, and where to open it, as far as known."""
+    notebook = jupytext.read(source)
+    title, *rest = notebook.cells
+    if where := address():
+        repository = where.removeprefix("https://")
+        badge = BADGE.format(f"{repository.replace('github.com', 'github', 1)}/blob/main/examples/{source.stem}.ipynb")
+        heading, text = title.source.split("\n", 1)
+        title.source = f"{heading}\n\n{badge}\n{text}"
+        install = f'# %pip install --quiet "tl-posgen @ git+{where}"'
+    else:
+        install = "# %pip install --quiet ..  # this checkout"
+    notebook.cells = [title, nbformat.v4.new_code_cell(install), *rest]
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"{source.stem[:2]}-{number}"  # the same in every run
+    return notebook
+
+
+def write_notebooks(names: Any = None) -> None:
+    """Run these notebooks, or all, and write them with what they showed."""
+    with browser_of() as browser:
+        for source in SOURCES:
+            if names and source.stem not in names:
+                continue
+            began = time.monotonic()
+            notebook = executed(notebook_of(source))
+            ran = time.monotonic() - began
+            for output in outputs_of(notebook):
+                drawn(output, browser)
+            nbformat.write(notebook, source.with_suffix(".ipynb"))
+            print(f"wrote examples/{source.stem}.ipynb, {ran:.0f} s", flush=True)
+
+
+def executed(notebook: Any) -> Any:
+    """The notebook with what its cells print and show; run in an empty directory."""
+    from nbclient import NotebookClient
+
+    before = dict(os.environ)
+    os.environ |= KERNEL
+    try:
+        with tempfile.TemporaryDirectory() as empty:
+            resources = {"metadata": {"path": empty}}
+            NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    finally:
+        os.environ.clear()
+        os.environ |= before
+    return tidied(notebook)
+
+
+def tidied(notebook: Any) -> Any:
+    """Without times of day and warnings; what was printed in pieces is one output."""
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        kept: list[Any] = []
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stdout" and kept and kept[-1].get("name") == "stdout":
+                kept[-1]["text"] += output["text"]
+            elif output.get("name") != "stderr":
+                kept.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = kept
+    notebook.metadata.pop("language_info", None)
+    return notebook
+
+
+def outputs_of(notebook: Any) -> Iterator[Any]:
+    for cell in notebook.cells:
+        yield from cell.get("outputs", [])
+
+
+def drawn(output: Any, browser: Any) -> None:
+    """A picture in the place of what needs a script to be seen."""
+    data = output.get("data", {})
+    if PLOTLY in data:
+        figure = plotly.io.from_json(plotly.io.json.to_json_plotly(data[PLOTLY]), skip_invalid=True)
+        picture = photograph(browser, figure)
+    elif "<script" in data.get(HTML, ""):
+        picture = photograph(browser, data[HTML])
+    else:
+        return
+    data.clear()
+    data[PNG] = base64.b64encode(picture).decode()
+
+
+def write_site() -> None:
+    """docs/notebooks/*.md and their pictures."""
+    PAGES.mkdir(exist_ok=True)
+    for old in PAGES.iterdir():
+        old.unlink()
+    for source in SOURCES:
+        notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+        parts = list(parts_of(notebook, source.stem))
+        (PAGES / f"{source.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def parts_of(notebook: Any, name: str) -> Iterator[str]:
+    """The cells of a notebook as Markdown; its pictures are written on the way."""
+    number = 0
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            yield re.sub(
+                r"^\[!\[.*\n\n", "", cell.source, flags=re.MULTILINE
+            )  # the site asks no other host for a badge
+            continue
+        yield f"```python\n{cell.source}\n```"
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if PNG in data:
+                number += 1
+                (PAGES / f"{name}_{number}.png").write_bytes(base64.b64decode(data[PNG]))
+                yield f"![{cell.source.splitlines()[-1]}]({name}_{number}.png)"
+            elif HTML in data:
+                table = re.sub(r"<style.*?</style>", "", data[HTML], flags=re.DOTALL)
+                table = re.sub(r"<table[^>]*>", "<table>", table)  # as the site's own tables look
+                yield re.sub(r"\n\s*", "\n", table).strip()
+            else:
+                text = output.get("text") or data.get("text/plain", "")
+                yield f"```text\n{text.rstrip()}\n```"

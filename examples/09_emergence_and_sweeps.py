@@ -1,0 +1,89 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Over training, and over many models
+#
+# When does position appear? You measure every checkpoint of the mini model's training, then write a study of models, texts and
+# measures, run it, and open what came of it as one xarray Dataset.
+
+# %%
+from pathlib import Path
+
+import tl_posgen
+from tl_posgen.models import bundled_text
+
+text = bundled_text()
+folder = Path(tl_posgen.__file__).parents[1] / "examples" / "mini_model" / "checkpoints"  # of a checkout
+checkpoints = sorted(folder.iterdir())
+print(*(path.name for path in checkpoints))
+
+# %% [markdown]
+# ## Measures over training
+#
+# Of a Hub model: `emergence(["step0", "step512", "step143000"], text, model="EleutherAI/pythia-70m", ...)`.
+
+# %%
+cut = {"length": 128, "n_prompts": 2, "progress": False}
+measures = ["three_axis", "variance", "slash"]
+emerged = tl_posgen.emergence(checkpoints, text, tokenizer="mini", measures=measures, **cut)
+print(*emerged.findings(), sep="\n")
+
+# %% [markdown]
+# Step 0 should measure as the random init, which the dotted lines are:
+
+# %%
+emerged.plot("means")
+
+# %%
+emerged.plot("heads")
+
+# %%
+emerged.frame(intervals=False).tail(4).round(3)
+
+# %% [markdown]
+# ## A study
+#
+# Models x revisions x texts x measures; a job is one model at one revision on one text, and a file. A sweep that was stopped
+# goes on where it was; the same dictionary may stand in a TOML file for `tl-posgen sweep`.
+
+# %%
+study = {
+    "name": "small",
+    "models": [
+        "mini",  # or a name on huggingface.co: "EleutherAI/pythia-70m"
+        {"name": str(folder), "label": "training", "revisions": ["step00000", "step00500"], "tokenizer": "mini"},
+    ],
+    "length": 128,
+    "n_prompts": 2,
+    "measures": ["three_axis", "variance", "loss"],
+}
+print(tl_posgen.sweep(study, out="runs", progress=False))
+
+# %%
+data = tl_posgen.open_study("runs")
+data["three_axis_r_within_rows"].mean(("layer", "head")).to_series().dropna().round(3)
+
+# %% [markdown]
+# The same of the random inits, job by job:
+
+# %%
+null = tl_posgen.open_study("runs", null=0)
+null["three_axis_r_within_rows"].mean(("layer", "head")).to_series().dropna().round(3)
+
+# %% [markdown]
+# ## Keep it
+
+# %%
+report = tl_posgen.report_study("runs")
+report.write("report")
+report["study"].plot()

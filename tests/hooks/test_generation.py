@@ -1,0 +1,198 @@
+"""Generation under interventions: with a KV cache as without one where queries are told apart, refused elsewhere."""
+
+import pytest
+import torch
+from families import FAMILIES
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import replace_scores, row_by_row
+from tl_posgen.joining import cut_keys
+from tl_posgen.models.capture import finished_scores
+from tl_posgen.models.capturing import capture_hooks, capturing
+from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
+from tl_posgen.position.length import retrieve_blocks
+from tl_posgen.position.order.hooks import permute_positions
+from tl_posgen.position.planes import perturb_planes
+from tl_posgen.position.substitution.splits import split_scores
+from tl_posgen.rope.rotation import Rope
+from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
+from tl_posgen.slash import ablate_bands
+from tl_posgen.slash.ablations import ablate
+
+N = 24
+TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
+BOTH = [
+    (name, backend) for name, family in FAMILIES.items() for backend in ("hooked", "bridge") if getattr(family, backend)
+]
+ROW_BY_ROW = {
+    "lm_infinite": lambda m: lm_infinite(m, 8, 2),
+    "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
+    "interpolate_positions": lambda m: interpolate_positions(m, 0.5),
+    "one dummy distance": lambda m: at_dummy_distance(m, 3),
+    "frozen beyond": lambda m: at_dummy_distance(m, beyond=8),
+    "a distance beyond": lambda m: at_dummy_distance(m, 30, beyond=8),
+    "a function of distances": lambda m: at_dummy_distance(m, lambda d: 1.5 * d),
+    "few offsets": lambda m: at_dummy_distance(m, lambda d: d + 3 * (d > 2)),
+    "frequencies frozen": lambda m: ablate_bands(m, "freeze", [0, 2]),
+    "no RoPE": lambda m: ablate_bands(m, "no_rope"),
+    "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
+    "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
+    "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
+    "a function of one's own": lambda m: replace_scores(m, row_by_row(lambda capture: 0.5 * capture.scores())),
+}
+OF_THE_PROMPT = {
+    "keys cut": lambda m: cut_keys(m, 0.5),
+    "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
+    "means": lambda m: ablate_bands(m, "means"),
+    "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),
+    "quantile": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), gamma=0.9),
+    "positions": lambda m: permute_positions(m, torch.arange(N)),
+    "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
+    "a function of one's own": lambda m: replace_scores(m, lambda capture: capture.scores()),
+}
+
+
+def written(model, hooks, cached, tokens, n_new=6, **options):
+    """The prompt and what the model writes, greedily."""
+    options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
+    with streaming_if_chosen(model, N), model.hooks(fwd_hooks=hooks):
+        return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
+
+
+def logits_of_two_passes(model, hooks, tokens, first):
+    """The logits of a prompt that goes through the model in two parts, of one through a KV cache."""
+    context, seen = wrap(model).backend.context(), []
+    with torch.no_grad(), streaming_if_chosen(model, N):
+        for part in (tokens[0, :first], tokens[0, first:]):
+            with model.hooks(fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))]):
+                context.extend(part)
+    return torch.cat(seen, 1)
+
+
+LAST = "blocks.1.hook_resid_post"
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_model_writes_the_same_with_a_cache(name, backend, family_model):
+    model = family_model("llama", backend)
+    hooks = ROW_BY_ROW[name](model)
+    assert torch.equal(written(model, hooks, True, TOKENS), written(model, hooks, False, TOKENS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+@pytest.mark.parametrize("which", ["mini", "mini_bridge"])
+def test_the_mini_model_writes_the_same_with_a_cache(which, name, request, alice):
+    model = request.getfixturevalue(which)
+    tokens, hooks = model.to_tokens(alice[3000:3300])[:, :30], ROW_BY_ROW[name](model)
+    assert torch.equal(written(model, hooks, True, tokens), written(model, hooks, False, tokens))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_stories_writes_the_same_with_a_cache_and_not_what_it_writes_untouched(name, stories, tinystories):
+    tokens, hooks = stories.to_tokens(tinystories[:600])[:, :64], ROW_BY_ROW[name](stories)
+    whole = written(stories, hooks, False, tokens, 40)
+    assert torch.equal(written(stories, hooks, True, tokens, 40), whole)
+    assert not torch.equal(written(stories, [], True, tokens, 40), whole)
+
+
+BROKEN = (
+    "mpt",
+    "bridge",
+)  # its bridge shows queries their own key only, once there is a cache: TransformerLens 3.9 and 4.3
+
+
+@pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
+def test_every_family_computes_the_same_in_two_parts(load, name, backend):
+    """Windows whose cache lets go of keys, ALiBi, soft caps, qk-norms, attention that Hugging Face computes."""
+    model = load(name, backend)
+    hooks = replace_scores(model, row_by_row(lambda capture: 0.5 * capture.scores()))
+    with torch.no_grad(), streaming_if_chosen(model, N):
+        seen = []
+        model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))])
+    for first in (N - 1, 10):
+        found = logits_of_two_passes(model, hooks, TOKENS[:1], first)
+        torch.testing.assert_close(found, seen[0], atol=1e-4 * float(seen[0].abs().max()), rtol=1e-4)
+
+
+def test_a_batch_padded_at_its_start_is_written_as_each_prompt_alone(backend, family_model):
+    model = family_model("llama", backend)
+    hooks = lm_infinite(model, 6, 1)
+    texts = ["abcdefghijklmnopqrst", "the cat sat on it"]
+    tokenizer, before = model.tokenizer, (model.tokenizer.padding_side, model.tokenizer.pad_token)
+    try:
+        tokenizer.padding_side, tokenizer.pad_token = "left", "."
+        both = written(model, hooks, True, texts, 6, return_type="str", prepend_bos=False)
+        alone = [written(model, hooks, False, text, 6, return_type="str", prepend_bos=False) for text in texts]
+    finally:
+        tokenizer.padding_side, tokenizer.pad_token = before
+    assert [one.lstrip(".") for one in both] == alone
+
+
+@pytest.mark.slow
+def test_a_bridge_writes_on_beyond_its_training_length(mini_bridge, alice):
+    tokens = mini_bridge.to_tokens(alice)[:, :500]
+    hooks = lm_infinite(mini_bridge, 256)
+    whole = written(mini_bridge, hooks, False, tokens, 40)
+    assert whole.shape == (1, 540)
+    assert mini_bridge.cfg.n_ctx == 512
+    assert torch.equal(written(mini_bridge, hooks, True, tokens, 40), whole)
+
+
+@pytest.mark.parametrize("name", OF_THE_PROMPT)
+def test_what_is_made_of_whole_prompts_refuses_a_cache(name, backend, family_model):
+    model = family_model("llama", backend)
+    message = r"layer 0: 1 queries see 25 keys.*made of whole prompts; generate with use_past_kv_cache=False"
+    with pytest.raises(InputError, match=message):
+        written(model, OF_THE_PROMPT[name](model), True, TOKENS)
+
+
+def test_a_capture_refuses_a_cache_and_names_the_option(backend, family_model):
+    model = family_model("llama", backend)
+    message = r"layer 0: 1 queries see 25 keys.*generate with use_past_kv_cache=False"
+    with pytest.raises(InputError, match=message):
+        written(model, capture_hooks(model, lambda capture: None), True, TOKENS[:1])
+    with pytest.raises(InputError, match=message), capturing(model, lambda capture: None):
+        written(model, [], True, TOKENS[:1])
+
+
+def test_a_cache_that_was_filled_without_the_hooks_is_refused(backend, family_model):
+    model = family_model("llama", backend)
+    context, hooks = wrap(model).backend.context(), lm_infinite(model, 6, 1)
+    context.extend(TOKENS[0, :10])
+    with model.hooks(fwd_hooks=hooks), pytest.raises(InputError, match=r"4 queries see 14 keys.* saw 4 of them"):
+        context.extend(TOKENS[0, 10:14])
+
+
+def test_a_cache_of_another_prompt_is_refused(backend, family_model):
+    model = family_model("llama", backend)
+    first, second = (wrap(model).backend.context() for _ in range(2))
+    with torch.no_grad(), model.hooks(fwd_hooks=lm_infinite(model, 6, 1)):
+        first.extend(TOKENS[0, :10])
+        second.extend(TOKENS[1, :10])
+        with pytest.raises(InputError, match=r"layer \d: .*one that other passes filled than these hooks saw"):
+            first.extend(TOKENS[0, 10:14])
+
+
+ROPE = Rope(torch.tensor([1.0, 0.3, 0.01], dtype=torch.float64))
+LAST_OF = {
+    "at one distance": lambda q, k: scores_at(q, k, ROPE, 0.3, 2.5),
+    "at a function of distances": lambda q, k: scores_at(q, k, ROPE, 0.3, lambda d: 1.7 * d),
+    "at few offsets": lambda q, k: scores_at(q, k, ROPE, 0.3, lambda d: d + (d > 3)),
+    "frozen": lambda q, k: scores_frozen_beyond(q, k, ROPE, 0.3, 4),
+    "split": lambda q, k: split_scores(q, k, ROPE, 0.3, triangle(4), k.mean(1)).scores,
+    "ablated": lambda q, k: (lambda q, k: q @ k.mT)(*ablate(q, k, ROPE, "freeze", torch.tensor([True, False, True]))),
+    "ALiBi": lambda q, k: finished_scores(q @ k.mT, BIASED, range(2)),
+}
+BIASED = LayerGeometry(0, "alibi", 2, 2, 8, 0.3, soft_cap=4.0, alibi_slopes=torch.tensor([0.5, 0.25]))
+
+
+@pytest.mark.parametrize("name", LAST_OF)
+def test_fewer_queries_than_keys_are_the_last_ones(name):
+    q, k = torch.randn(2, 2, 13, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for n in (1, 5, 13):
+        torch.testing.assert_close(LAST_OF[name](q[:, -n:], k), LAST_OF[name](q, k)[:, -n:])
