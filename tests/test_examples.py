@@ -100,7 +100,8 @@ def test_the_example_runs(source, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_example_runs_in_a_kernel(tmp_path):
+def test_an_example_runs_in_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(notebooks.ROOT))  # this checkout
     nbclient = pytest.importorskip("nbclient")
     notebook = jupytext.read(next(path for path in EXAMPLES if path.stem == IN_A_KERNEL))
     for cell in notebook.cells:
