@@ -18,11 +18,16 @@ def report(mini, alice):
     return analyze(mini, alice, measures=measures, length=32, n_prompts=4, null_seeds=(), progress=False)
 
 
+SHOWN = (("share", ""), ("top_share", ""), ("share", "_low"), ("share", "_high"))
+
+
 def test_what_is_left_over_is_judged_and_said_without_the_first_token(report):
     measured = left_over(report["residual"], report["across_prompts"]).measured
     assert measured.startswith("first token left out")
-    share, top = (report["residual"].summary[f"{name}_without_first_token"] for name in ("share", "top_share"))
-    assert f"leaves {share:.0%} of the variance within rows, {top:.0%} of that in one direction" in measured
+    own = report["residual"].summary
+    share, top, low, high = (own[f"{name}_without_first_token{end}"] for name, end in SHOWN)
+    assert f"leaves {share:.0%} [{low:.0%}, {high:.0%}] of the variance within rows" in measured
+    assert f"{top:.0%} of that in one direction" in measured
     sentences = " ".join(report["residual"].findings())
     assert f"without the first token {share:.0%}" in sentences
     assert f"One singular direction holds {top:.0%}" in sentences

@@ -48,7 +48,10 @@ def scores_at(
     k: Float[Tensor, "head key d_head"],
     rope: Rope,
     scale: float,
-    distance: int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]],
+    distance: int
+    | float
+    | Real[Tensor, "row column"]
+    | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]],
 ) -> Float[Tensor, "head query key"]:
     """score_ij = scale <R_{d_ij} q_i, R_0 k_j>: every pair seen at the distance d_ij instead of i - j.
 
