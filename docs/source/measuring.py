@@ -310,7 +310,7 @@ PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
-    "stories260K claims": Part("stories260K", {}, claims),
+    **{f"{name} claims": Part(name, {}, claims) for name in ("stories260K", "babyllama105")},
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
