@@ -83,6 +83,7 @@ def test_fit_and_both_correlations_equal_dense_weighted_least_squares(weights, f
     seed=st.integers(0, 2**31),
 )
 @example(4, [5.25, 0.001, 8.66, 0.682, 5.25], None, True, True, True, 4)  # every distance in the band
+@example(20, [3.1824, 0.001], None, True, True, True, 2014)  # unit vectors of which only rounding is left
 def test_any_weights_lengths_and_windows(n, weights, window, diagonal, first_token, from_scores, seed):
     pairs = CausalPairs(n, window, first_token, diagonal, tuple(weights))
     assume(not pairs.saturated and pairs.width > 1)
@@ -185,3 +186,9 @@ def test_chance_r_of_a_short_text_is_exact(weights, window):
     mean_part = (w**2).sum() / w.sum()
     expected = math.sqrt((spread - mean_part) / (w.sum() - mean_part))
     assert iid_r(pairs) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1e300,), (1e-300, 2e-300), (1.0, 1e-16)])
+def test_weights_that_float64_cannot_hold_together_are_refused(weights):
+    with pytest.raises(InputError, match="give weights about 1"):
+        CausalPairs(8, distance_weights=weights)

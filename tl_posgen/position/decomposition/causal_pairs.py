@@ -12,6 +12,8 @@ from torch.nn.functional import pad
 from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
+SPAN = 1e15  # of weights: float64 cannot tell what lighter pairs add
+
 
 @dataclass(frozen=True)
 class CausalPairs:
@@ -33,7 +35,7 @@ class CausalPairs:
         distance_weights: w_0, w_1, ...: how much a pair at each distance counts; the last one holds for all beyond.
 
     Raises:
-        InputError: where no pair is left, or a weight is not above 0.
+        InputError: where no pair is left, a weight is not above 0, or weights are further apart than `SPAN`.
 
     Example:
         >>> pairs = CausalPairs(1024)
@@ -58,6 +60,12 @@ class CausalPairs:
             raise InputError(
                 f"weights by distance, {list(self.distance_weights)}: each must be above 0, since distances without "
                 "weight leave a, b and c open; give far ones a small weight, such as 1e-6, or a window"
+            )
+        low, high = min(self.distance_weights), max(self.distance_weights)
+        if high > SPAN * low or not 1 / SPAN <= high <= SPAN:
+            raise InputError(
+                f"weights by distance, from {low:g} to {high:g}: give weights about 1, the largest at most {SPAN:g} "
+                "times the least; a common factor changes nothing"
             )
 
     @property

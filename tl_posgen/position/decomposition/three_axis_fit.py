@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.causal_pairs import SPAN, CausalPairs
 from tl_posgen.position.decomposition.normal_equations import solve
 from tl_posgen.position.decomposition.pair_moments import PairMoments
 
@@ -128,21 +128,34 @@ def iid_r(pairs: CausalPairs) -> float:
     """
     if pairs.unweighted or pairs.saturated:
         return pairs.iid_r
-    squared = replace(pairs, distance_weights=tuple(weight**2 for weight in pairs.distance_weights))
+    top = max(pairs.distance_weights)  # a common factor of the weights changes nothing
+    pairs = replace(pairs, distance_weights=tuple(weight / top for weight in pairs.distance_weights))
+    squared = replace(pairs, distance_weights=tuple(max(weight**2, 1 / SPAN) for weight in pairs.distance_weights))
     n_probes = math.ceil(SIGNS / pairs.size)
-    if n_probes >= 3 * pairs.size:  # every unit vector: the trace itself
-        probes, n_probes = (
-            torch.eye(3 * pairs.size, dtype=torch.float64, device="cpu").unflatten(1, (3, -1)).transpose(0, 1),
-            1,
-        )
-    else:
-        generator = torch.Generator("cpu").manual_seed(0)
-        probes = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
+    short = n_probes >= 3 * pairs.size
+    trace = _exact_trace(pairs, squared) if short else _estimated_trace(pairs, squared, n_probes)
+    mean_part = squared.total / pairs.total
+    return math.sqrt(min(max((trace - mean_part) / (pairs.total - mean_part), 0.0), 1.0))
+
+
+def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
+    """tr((X'WX)^+ X'W^2 X), of short texts: as many eigenvalues count as there are independent parameters."""
+    units = torch.eye(3 * pairs.size, dtype=torch.float64, device="cpu").unflatten(1, (3, -1)).transpose(0, 1)
+    units[0, :, pairs.width :] = 0
+    whole, of_squares = (one.normal(units, one.counts()).transpose(0, 1).flatten(1) for one in (pairs, squared))
+    values, vectors = torch.linalg.eigh(whole)
+    kept = vectors[:, -pairs.rank :]
+    return float(((kept.T @ of_squares @ kept).diagonal() / values[-pairs.rank :]).sum())
+
+
+def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) -> float:
+    """The same from vectors of signs."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    probes = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
     probes[0, :, pairs.width :] = 0
     right = squared.normal(probes, squared.counts())
     solution, _ = solve(pairs, pairs.counts(), right, 0.0, 1e-6, torch.zeros_like(right))
-    mean_part = squared.total / pairs.total
-    return math.sqrt((float((probes * solution).sum()) / n_probes - mean_part) / (pairs.total - mean_part))
+    return float((probes * solution).sum()) / n_probes
 
 
 def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
