@@ -17,10 +17,13 @@ def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
     """A band as a mask over the planes of one layer: from a mask, from plane numbers, or from a function of `rope`.
 
     Example:
-        >>> band_of([0, 2], Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))).tolist()
-        [True, False, True]
+        >>> rope = Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
+        >>> band_of([0, 2], rope).tolist(), band_of([True, False, True], rope).tolist()
+        ([True, False, True], [True, False, True])
     """
     found = band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    if isinstance(found, Sequence) and found and all(type(plane) is bool for plane in found):
+        return torch.tensor(found)
     if isinstance(found, Sequence) and found and all(type(plane) is int for plane in found):
         n = len(rope.inv_freq)
         if wrong := [plane for plane in found if not 0 <= plane < n]:
