@@ -9,7 +9,7 @@ of a process that takes three measures of the bundled model, for growing prompts
 
 Operations a token of a head of D = 48 numbers beside the pass, 12 d_model^2 + 4 L D a token and layer by itself:
 a three-axis fit 6 D^2 and 128 D inside chunks (see three_axis.py), variance as much, mean_key with three distances
-15 D^2 and 320 D inside chunks, each with and without the first token.
+19 D^2 and 384 D inside chunks; with and without the first token together.
 """
 
 import argparse
