@@ -10,8 +10,11 @@ PLUGIN := $(dir $(wildcard tests/*/pyproject.toml)) # another distribution's mea
 PYTEST = -m pytest -q
 # one torch thread a process: with tiny tensors a second one costs more than it brings
 ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
+# files of numbers, which know nothing of a model: rope/planes.py
+NUMBERS = $(shell PYTHONPATH=tests $$(ls .venv*/bin/python | head -1) -c "import test_imports as it; print(*it.NUMBERS)")
+TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, notebooks, executors and the training script depend on no backend; they are tested once, on 3.9.0
-ON_BRIDGE = tests --ignore=tests/rope --ignore=tests/stats --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
+ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
 	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_encodings.py \
 	--ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
@@ -25,7 +28,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo test test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
+.PHONY: help demo test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
 	notebooks benchmark pre-commit clean
 
 help: ## this list
@@ -34,11 +37,14 @@ help: ## this list
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report --force
 
-# shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in what that suite leaves out
-CHECKED = tl_posgen.rope,tl_posgen.stats,beartype.beartype
+# shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, which that suite leaves out
+CHECKED = $(shell echo $(patsubst %.py,tl_posgen/%,$(filter-out %__init__.py,$(NUMBERS))) beartype/beartype | tr '/ ' '.,')
 EVERY = -m 'not screenshot and not soak'
 
-test: $(VENV)/installed-dev lint ## lint, then every test of under two seconds on TransformerLens 3.9.0
+test: $(VENV)/installed-dev ## lint, and every test of under two seconds on TransformerLens 3.9.0, side by side
+	$(MAKE) --jobs 2 lint test-quick
+
+test-quick: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) --jaxtyping-packages=$(CHECKED)
 	@command -v chromium google-chrome > /dev/null || echo "not tested: pages in a browser, as there is neither chromium nor google-chrome"
 
@@ -59,17 +65,16 @@ POSITION = position/decomposition
 MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/%.py,proof pass_proof plain_proof) \
 	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs normal_equations three_axis_fit \
 	pair_weights_fit variance_shares)
-MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/test_%.py,proof pass_proof plain_proof) \
-	$(patsubst %,tests/$(POSITION)/test_%.py,three_axis_fit distance_weights pair_weights_fit variance_shares) \
+MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/test_%.py,proof pass_proof compared_rows plain_proof) \
+	$(patsubst %,tests/$(POSITION)/test_%.py,pair_moments three_axis_fit distance_weights pair_weights_fit variance_shares) \
 	tests/position/distance/test_distance_table.py
-NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(addprefix tl_posgen/,$(shell PYTHONPATH=tests $(VENV)/bin/python -c \
-	"import test_imports; print(*test_imports.NUMBERS)")))
+OTHER_NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(NUMBERS:%=tl_posgen/%))
 MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
 
 mutants: $(VENV)/installed-mutants ## which changes of one expression no test notices; an hour
 	$(MUTATE) $(MUTATION_TESTS) $(MUTATED)
 	$(MUTATE) --sample 300 tests/coupling/test_jacobians.py tests/test_devices.py \
-		$(foreach file,$(NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(NUMBERS)
+		$(foreach file,$(OTHER_NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(OTHER_NUMBERS)
 
 screenshots: $(VENV)/installed-dev ## pages in the browser at every width
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(PYTEST) -m screenshot tests

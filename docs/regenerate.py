@@ -33,7 +33,8 @@ def main() -> None:
     if not (chosen.measure or chosen.pages or chosen.pictures or chosen.notebooks is not None or chosen.site):
         parser.error("choose --measure, --pages, --pictures, --notebooks or --site")
     if chosen.measure:
-        from measuring import PARTS, measure
+        from measuring import measure
+        from parts import PARTS
 
         names = [name for name, part in PARTS.items() if not chosen.model or part.model in chosen.model]
         if unknown := set(chosen.part or ()) - set(PARTS):

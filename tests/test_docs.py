@@ -67,7 +67,7 @@ def test_a_number_that_is_not_there_is_an_error_with_its_name():
 
 
 def test_every_part_that_is_measured_has_its_numbers():
-    from measuring import PARTS  # pyright: ignore[reportMissingImports]
+    from parts import PARTS  # pyright: ignore[reportMissingImports]
 
     assert list(pages.measured()) == list(PARTS)
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from additive_fit import additive_fit
@@ -182,3 +183,15 @@ def test_spread_over_seeds():
     half = 4.3027 * np.std([1, 2, 4], ddof=1) / math.sqrt(3)
     assert (found["low"], found["high"]) == pytest.approx((7 / 3 - half, 7 / 3 + half), rel=1e-4)
     assert measure.spread([1.0]) == {"mean": 1.0, "of_seeds": [1.0]}
+
+
+def test_runs_measured_before_stay(tmp_path):
+    def table(loss, *runs):
+        return pd.DataFrame([{"encoding": e, "seed": s, "step": 1, "loss": loss} for e, s in runs])
+
+    path = tmp_path / "results.csv"
+    measure.with_those_before(path, table(1.0, ("split", 0), ("rope", 1)), 6)
+    merged = measure.with_those_before(path, table(2.0, ("none", 0), ("rope", 1)), 6)
+    expected = [["rope", 1, 2.0], ["split", 0, 1.0], ["none", 0, 2.0]]
+    assert merged[["encoding", "seed", "loss"]].values.tolist() == expected
+    assert measure.with_those_before(path, None, 6).equals(merged)

@@ -40,7 +40,8 @@ def test_intervals_are_those_of_prompts_left_out_by_hand(mini, prompts, name):
     found = [key for key, one in declared.items() if one.interval and key in data]
     assert found
     for key in found:
-        for prefix, reduced in (("", lambda x: x), ("mean_", lambda x: x.mean())):
+        over = [dim for dim in data[key].dims if dim != "variant"]
+        for prefix, reduced in (("", lambda x: x), ("mean_", lambda x, over=over: x.mean(over))):
             value = reduced(data[key])
             rest = np.stack([reduced(one[key].reindex_like(data[key])) for one in without])
             ends = jackknife_interval(value.values, rest, share)
@@ -52,11 +53,12 @@ def test_intervals_are_those_of_prompts_left_out_by_hand(mini, prompts, name):
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_the_summary_has_intervals_of_means_over_heads_alone(mini, prompts, name):
-    result = tl_posgen.analyze(mini, prompts, measures=name, **QUICK)[name]
-    ends = [key.removesuffix("_low") for key in result.summary if key.endswith("_low")]
-    for key in ends:
-        assert result.summary[key] == float(result.dataset[key].mean())
-        assert result.summary[f"{key}_low"] <= result.summary[key] <= result.summary[f"{key}_high"]
+    own, data = (result := tl_posgen.analyze(mini, prompts, measures=name, **QUICK)[name]).summary, result.dataset
+    for key in (key.removesuffix("_low") for key in own if key.endswith("_low")):
+        assert own[f"{key}_low"] <= own[key] <= own[f"{key}_high"]
+        if key in data:  # else of a group of heads, or a ratio
+            values = data[key].sel(variant="all") if "variant" in data[key].dims else data[key]
+            assert own[key] == pytest.approx(float(values.mean()), abs=1e-12)
 
 
 def test_groups_change_no_number(mini, prompts, monkeypatch):

@@ -1,5 +1,6 @@
 """The main job: prompts through a model once, every measure fed layer by layer, and the same for random inits."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.options import Options, require
 from tl_posgen.procedure import Job, as_result, references
+from tl_posgen.progress import Passes
 from tl_posgen.result import Report, Result
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
@@ -72,7 +74,7 @@ def analyze(
         skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
-        progress: show progress bars.
+        progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
@@ -100,12 +102,16 @@ def analyze(
     model = open_model(model, precise=precise)
     hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
     matrices = max((request.measure.matrices for request in requests), default=0)
-    with wrap(model).exclusive("analyze"), chosen(streaming, matrices):
+    passes = Passes(shown=progress, models=1 + len(null_seeds))
+    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes:
         requests = supported(requests, model, skip_unsupported)
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
-        where: dict[str, Any] = {"layers": layers, "heads": heads, "progress": progress}
+        where: dict[str, Any] = {"layers": layers, "heads": heads}
         shared = [request for request in requests if request.measure.collector is not None]
+        procedures = [request for request in requests if request.measure.procedure is not None]
+        one_by_one = [request.name for request in procedures]
+        together = shared[0].name if len(shared) == 1 else f"{len(shared)} measures"
         results: dict[str, Result] = {}
         tokens: list[Tensor] = []
         provenance: Mapping[str, Any] = {}
@@ -117,33 +123,35 @@ def analyze(
             for name, result in known.items():
                 require_same(name, result, provenance)
         if shared:
-            with under(model, fwd_hooks):
+            with passes.stage(together, model_label(model), one_by_one), under(model, fwd_hooks):
+                passes.plan(len(tokens))
                 own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model), intervals=True)
             results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
         later: dict[str, Callable[..., xr.Dataset]] = {}
-        for request in requests:
-            if request.measure.procedure is None:
-                continue
+        for place, request in enumerate(procedures, 1):
             job = Job(
                 **where,
                 length=length,
                 n_prompts=n_prompts,
                 seed=seed,
                 random_inits=random_inits,
+                plan=passes.plan,
                 after={name: results.get(name) or known[name] for name in request.measure.after},
                 later=later,
             )
-            with under(model, fwd_hooks):
+            assert request.measure.procedure is not None
+            with passes.stage(request.name, model_label(model), one_by_one[place:]), under(model, fwd_hooks):
                 results[request.name] = request.measure.procedure(model, prompts, request, job)
         sides: list[dict[str, xr.Dataset]] = []
         for label, other in random_inits.models(in_place=ours) if shared or later else ():
             side = {name: one.nulls[len(sides)] for name, one in known.items() if one.nulls}
             with under(other, fwd_hooks):
                 if shared:
-                    side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
-                for request in requests:
-                    if request.name in later:
-                        found_before = {name: side[name] for name in request.measure.after}
+                    with passes.stage(together, label):
+                        side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
+                for request in (request for request in procedures if request.name in later):
+                    found_before = {name: side[name] for name in request.measure.after}
+                    with passes.stage(request.name, label):
                         side[request.name] = later[request.name](other, label, found_before)
             sides.append(side)
         for request in (request for request in requests if request in shared or request.name in later):
@@ -195,7 +203,7 @@ def supported(requests: Sequence[Request], model: Any, skip: bool) -> list[Reque
     if refused and len(refused) == len(requests):
         raise UnsupportedModelError("; ".join(f"{name} cannot be had: {reason}" for name, reason in refused.items()))
     for name, reason in refused.items():
-        tqdm.write(f"{name} is left out: {reason}")
+        tqdm.write(f"{name} is left out: {reason}", file=sys.stderr)
     return [request for request in requests if request.name not in refused]
 
 

@@ -86,7 +86,7 @@ class Run:
         if null_seeds and len(tokens) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
         for label, other in random_inits.models():
-            again = {**self.where, "seed": self.seed, "progress": False, "label": label}
+            again = {**self.where, "seed": self.seed, "label": label}
             sides.append(one_pass(other, tokens, self.requests, **again))
         provenance = provenance_of(self.model, tokens, random_inits, self.seed) | self.feed.counted()
         named = {one.name: as_result(one, [side[one.name] for side in sides], provenance) for one in self.requests}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -95,14 +96,24 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
 
 def highest(null: NullSummary | None, key: str) -> float:
     """The highest value of a number over the random inits; without one nothing is judged, see `judgement_of`."""
-    return math.nan if null is None else max(seed[key] for seed in null.seeds)
+    return math.nan if null is None else float(np.max([seed[key] for seed in null.seeds]))
+
+
+def lowest(null: NullSummary | None, key: str) -> float:
+    """The lowest value of a number over the random inits; NaN, as `highest`, where one has none."""
+    return math.nan if null is None else float(np.min([seed[key] for seed in null.seeds]))
+
+
+def where_known(verdict: Verdict, *numbers: float | None) -> Verdict:
+    """The verdict that rests on these numbers; open where one could not be had, such as the end of an interval."""
+    return "open" if any(number is None or math.isnan(number) for number in numbers) else verdict
 
 
 def threshold(value: float, held: float, partly: float) -> Verdict:
     """The verdict of a number of which more is better; open where it could not be had."""
-    if value is None or math.isnan(value):
+    if value is None:
         return "open"
-    return "held" if value >= held else "partly" if value >= partly else "not held"
+    return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)
 
 
 def both(say: Callable[..., str], *results: Result) -> tuple[str, str]:
@@ -133,7 +144,7 @@ def claims_table(result: Result) -> go.Figure:
     )
     subtitle = "verdicts by criteria of ours; null: randomly initialised model of the same shape"
     title = f"Claims · {model_label(dataset)}"
-    return finish(go.Figure(table), title, subtitle, height=180 + 20 * sum(lines))
+    return finish(go.Figure(table), title, subtitle, height=180 + 15 * sum(lines) + 11 * len(lines))
 
 
 def rows(dataset: xr.Dataset) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -157,7 +158,7 @@ def measure_all(
             make = partial(alone, subject, text, request, after=after, **{**run, **own})
             results |= keep(request.name, settings | own | {"measures": {request.name: request.as_dict()}}, make)
         except ModelError as reason:
-            tqdm.write(f"{request.name} is left out: {reason}")
+            tqdm.write(f"{request.name} is left out: {reason}", file=sys.stderr)
             reasons[request.name] = str(reason)
     return results, reasons
 

@@ -8,7 +8,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Request
@@ -27,7 +26,6 @@ def one_pass(
     layers: Sequence[int] | None = None,
     heads: Any = None,
     seed: int = 0,
-    progress: bool = True,
     label: str,
     intervals: bool = False,
 ) -> dict[str, xr.Dataset]:
@@ -37,7 +35,7 @@ def one_pass(
         intervals: whether they have intervals over prompts, see `Variable.interval`.
     """
     feed = Feed(requests, seed, intervals)
-    for prompt in tqdm(tokens, desc=label, unit="prompt", disable=not progress):
+    for prompt in tokens:
         feed.first_prompt = len(feed.prompts)
         logits = run_capture(model, prompt[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:

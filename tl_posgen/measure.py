@@ -190,7 +190,7 @@ class Measure:
         """What `summarise` says, and `<name>_low`, `<name>_high` of the means over heads that have an interval."""
         found = dict(self.summarise(dataset))
         for name in (name for name, one in self.variables.items() if one.interval and name in found):
-            if f"mean_{name}_low" not in dataset:
+            if f"mean_{name}_low" not in dataset or dataset[f"mean_{name}_low"].ndim:
                 continue
             ends = {f"{name}{end}": float(dataset[f"mean_{name}{end}"]) for end in ("_low", "_high")}
             if found[name] == float(dataset[name].mean()) and np.isfinite(list(ends.values())).all():

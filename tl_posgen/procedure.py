@@ -21,8 +21,10 @@ class Job:
     """How a measure is to be taken: what every procedure is told beside its model, prompts and options.
 
     Attributes:
-        layers, heads, length, n_prompts, seed, progress: as in `analyze`.
+        layers, heads, length, n_prompts, seed: as in `analyze`.
         random_inits: the null models.
+        plan: (each, once=0), called before the work: how many prompts' forward passes are to come of the model and
+            again of every random init, and how many of the model alone. What is known later may be added then.
         after: results of the same run, those that the measure names in `after`; without their random inits, which are
             measured when everything has been measured of the model.
         later: what `result` was given, by measure: taken of every random init when its turn comes.
@@ -34,7 +36,7 @@ class Job:
     n_prompts: int | None = None
     seed: int = 0
     random_inits: RandomInits
-    progress: bool = True
+    plan: Callable[..., None]
     after: Mapping[str, Result] = field(default_factory=dict)
     later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
 

@@ -67,16 +67,17 @@ def interval_ends(
     share: Float[np.ndarray, " group"],
     declared: Mapping[str, Variable],
 ) -> dict[str, Any]:
-    """`<name>_low` and `<name>_high` of the variables with an interval and of their mean over everything; for what is
-    compared with another model, `<name>_left_out`, the number without each group, and the groups' `prompt_share`."""
+    """`<name>_low` and `<name>_high` of the variables with an interval and of their mean over everything; for other
+    functions of heads' numbers `<name>_left_out`, the number without each group, and the groups' `prompt_share`."""
     ends: dict[str, Any] = {"prompt_share": (GROUP, share, {"long_name": "share of the prompts"})} if left_out else {}
     for name, variable in declared.items():
         if not variable.interval or name not in whole:
             continue
         values = [whole[name], *(one[name].reindex_like(whole[name]) for one in left_out)]
+        over = [dim for dim in whole[name].dims if dim != "variant"]  # a choice of tokens is nothing to average over
         for key, label, reduced in (
             (name, variable.label, values),
-            (f"mean_{name}", f"mean {variable.label}", [one.mean() for one in values]),
+            (f"mean_{name}", f"mean {variable.label}", [one.mean(over) for one in values]),
         ):
             value, *without = (one.transpose(*reduced[0].dims) for one in reduced)
             nothing = np.full((2, *value.shape), np.nan)
@@ -84,7 +85,7 @@ def interval_ends(
             for end, word, edge in zip(("low", "high"), ("lower", "upper"), edges, strict=True):
                 words = {"long_name": f"{label}, {word} end", "units": variable.unit, "description": INTERVAL}
                 ends[f"{key}_{end}"] = (value.dims, edge, {key: one for key, one in words.items() if one})
-        if left_out and variable.dims == ("layer", "head"):
+        if left_out and variable.dims[-2:] == ("layer", "head"):
             without = np.stack([one.transpose(*variable.dims).values for one in values[1:]])
             label = {"long_name": f"{variable.label}, without a group of prompts"}
             ends[f"{name}_left_out"] = ((GROUP, *variable.dims), without, label)

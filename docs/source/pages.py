@@ -13,6 +13,8 @@ import jinja2
 import yaml
 
 from tl_posgen.joining.column_correlations import PAIRS
+from tl_posgen.report.intervals import ENDS
+from tl_posgen.report.sentences import entry
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,17 +30,18 @@ SMALL = ("mini", "stories260K", "babyllama105")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
-class Told:
+class Told(Mapping[str, Any]):
     """A result as templates read it: `told.r` of its summary, `told.null.r` of the null's, and where it comes from.
 
     Attributes:
-        null: the same of the random init (means over seeds).
+        null: the same of the random init (means over seeds), whose `is_null` is True.
+        spread: standard deviations over the random inits, where there are several.
         cut: such as "4 prompts of 256 tokens".
         rows, null_rows: its short tables.
     """
 
     def __init__(self, told: Mapping[str, Any], *, null: bool = False):
-        self._told, self._summary = told, told["null"] if null else told["summary"]
+        self._told, self._summary, self.is_null = told, told["null"] if null else told["summary"], null
         self.model, self.text, self.options = told["model"], told.get("text"), told["options"]
         self.length, self.prompts = told["length"], told["prompts"]
         self.cut = f"{told['prompts']} prompts of {told['length']} tokens"
@@ -49,6 +52,15 @@ class Told:
         if name == "null":
             return Told(self._told, null=True)
         return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in (self._summary or {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._summary or {})
+
+    def __len__(self) -> int:
+        return len(self._summary or {})
 
     def __getitem__(self, name: str) -> Any:
         if name not in (self._summary or {}):
@@ -89,8 +101,13 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def beside(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
-    """A number, and the random init's in brackets."""
-    return f"{form(told[name], digits)} ({form(told.null[name], digits)})"
+    """.78 (.40 ± .02): a number, and the random init's; mean and standard deviation of several."""
+    return f"{form(told[name], digits)} ({of_null(told, name, digits, form)})"
+
+
+def of_null(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
+    spread = f" ± {form(told.spread[name], digits)}" if name in told.spread else ""
+    return f"{form(told.null[name], digits)}{spread}"
 
 
 def beside_percent(told: Told, name: str) -> str:
@@ -98,18 +115,26 @@ def beside_percent(told: Told, name: str) -> str:
 
 
 def among_seeds(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
-    """.78 [.77, .79] (.40 ± .02): with its interval over prompts, and mean and spread of the random inits."""
-    null = f"{form(told.null[name], digits)} ± {form(told.spread[name], digits)}"
-    return f"{with_interval(told, name, digits, form)} ({null})"
+    """.78 [.77, .79] (.40 ± .02): the same with its interval over prompts."""
+    return f"{with_interval(told, name, digits, form)} ({of_null(told, name, digits, form)})"
 
 
 def interval(low: float, high: float, digits: int = 3, form: Any = point) -> str:
     return f"[{form(low, digits)}, {form(high, digits)}]"
 
 
+def ends_of(told: Any, name: str) -> list[float]:
+    """The ends of a number's interval; none where it has none."""
+    ends = [told[f"{name}{end}"] for end in ENDS[1:] if f"{name}{end}" in told]
+    return [] if None in ends else ends
+
+
 def with_interval(told: Any, name: str, digits: int = 3, form: Any = point) -> str:
-    """.033 [.027, .040]."""
-    return f"{form(told[name], digits)} {interval(told[f'{name}_low'], told[f'{name}_high'], digits, form)}"
+    """.033 [.027, .040]; the number alone where it has no interval; mean and spread of several random inits."""
+    if getattr(told, "is_null", False) and name in told.spread:
+        return f"{form(told[name], digits)} ± {form(told.spread[name], digits)}"
+    ends = ends_of(told, name)
+    return form(told[name], digits) + (f" {interval(*ends, digits, form)}" if ends else "")
 
 
 def scientific(value: float) -> str:
@@ -179,6 +204,8 @@ def environment() -> jinja2.Environment:
         "beside_pc": beside_percent,
         "interval": interval,
         "with_interval": with_interval,
+        "entry": entry,
+        "percent": percent,
         "training_log": training_log(),
         "commands": commands(),
         "citations": citations(),

@@ -35,13 +35,14 @@ PICTURES = {
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
-    "alignment": Picture("babyllama105 slash", "coupling", "alignment", 860),
+    "alignment": Picture("babyllama105 claims", "coupling", "alignment", 860),
 }
 
 
 def draw(names: Any = None) -> None:
     """Draw these pictures, or all; those of parts whose model is not here stay as they are."""
-    from measuring import PARTS, results_of
+    from measuring import results_of
+    from parts import PARTS
 
     with browser_of() as browser:
         for name, picture in PICTURES.items():

@@ -2,8 +2,9 @@
 
     python examples/encodings/measure.py --work build/encodings
 
-writes results.csv (a row a run), heads.csv (a row a head) and encodings.svg beside this file. Scores are measured by the
-package's own `three_axis` and `variance` on held-out windows. The null is the run's own model before its first step.
+writes results.csv (a row a run), curves.csv (loss by position), heads.csv (a row a head) and encodings.svg beside this
+file. Runs that are there from before and whose weights are not stay. Scores are measured by the package's own `three_axis`
+and `variance` on held-out windows. The null is the run's own model before its first step.
 """
 
 import argparse
@@ -33,6 +34,7 @@ SEEDS = (0, 1, 2)
 LONG = 4 * recipe.CONTEXT
 BLOCK = 64  # positions behind a point of the loss curve
 N_PROMPTS = 8  # windows whose scores are measured
+RUN = ["encoding", "seed"]
 LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond")
 SCORES = (
     *("r", "r_without_first_token", "r_within_rows", "r_within_rows_without_first_token"),
@@ -40,10 +42,10 @@ SCORES = (
 )
 
 
-def finished(work: Path, steps: int) -> dict[tuple[str, int], Path | None]:
-    """The last checkpoint of every run, None where it has none yet."""
+def finished(work: Path, steps: int) -> dict[tuple[str, int], Path]:
+    """The last checkpoint of every run that has one."""
     runs = {(e, s): work / f"{e}-{s}" / "checkpoints" / f"step{steps:05d}" for e in ENCODINGS for s in SEEDS}
-    return {run: path if (path / "model.safetensors").is_file() else None for run, path in runs.items()}
+    return {run: path for run, path in runs.items() if (path / "model.safetensors").is_file()}
 
 
 # One model
@@ -125,15 +127,15 @@ def score_numbers(model: EncodedLlama, windows: torch.Tensor) -> tuple[dict[str,
 # All runs
 
 
-def measure(work: Path, steps: int, n_windows: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A row a finished run and a row a head, each trained and at its random init (`step` 0), whose loss is left out."""
+def measure(
+    work: Path, runs: Mapping[tuple[str, int], Path], steps: int, n_windows: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row a run and a row a head, each trained and at its random init (`step` 0), whose loss is left out."""
     held_out = np.load(work / "held_out.npy")
     starts = np.linspace(0, len(held_out) - recipe.CONTEXT, N_PROMPTS).astype(np.int64)
     windows = recipe.windows(held_out, starts)
     rows, heads = [], []
-    for (encoding, seed), checkpoint in finished(work, steps).items():
-        if checkpoint is None:
-            continue
+    for (encoding, seed), checkpoint in runs.items():
         trained = EncodedLlama.from_pretrained(checkpoint)
         for step, model in ((0, new_model(trained.config.vocab_size, encoding, seed)), (steps, trained)):
             run = {"encoding": encoding, "seed": seed, "step": step}
@@ -143,6 +145,19 @@ def measure(work: Path, steps: int, n_windows: int) -> tuple[pd.DataFrame, pd.Da
             heads.append(by_head.assign(encoding=encoding, seed=seed, step=step))
             print(f"{encoding}, seed {seed}, step {step}", file=sys.stderr)
     return pd.DataFrame(rows), pd.concat(heads)
+
+
+def with_those_before(path: Path, measured: pd.DataFrame | None, digits: int) -> pd.DataFrame:
+    """The table as it is in the file now: what was measured, and those runs of the file that were not."""
+    if measured is not None:
+        if path.is_file():
+            before = pd.read_csv(path)
+            again = pd.MultiIndex.from_frame(before[RUN]).isin(pd.MultiIndex.from_frame(measured[RUN]))
+            measured = pd.concat([before[~again], measured])
+        order = measured["encoding"].map(ENCODINGS.index)
+        measured = measured.assign(order=order).sort_values(["order", "seed", "step"], kind="stable")
+        measured.drop(columns="order").to_csv(path, index=False, float_format=f"%.{digits}g")
+    return pd.read_csv(path)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -156,18 +171,17 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return found
 
 
-def summarise(rows: pd.DataFrame) -> dict[str, Any]:
+def summarise(rows: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
     """Of every encoding: numbers over seeds, trained and random init, and losses less those of rope at the same seed."""
     found: dict[str, Any] = {}
     for encoding, one in rows.groupby("encoding", sort=False):
         trained, init = (one[(one["step"] > 0) == after] for after in (True, False))
-        curves = np.array(trained["curve"].tolist())
         found[str(encoding)] = {
             "seeds": trained["seed"].tolist(),
             "parameters": int(trained["parameters"].iloc[0]),
             "trained": {name: spread(trained[name]) for name in (*LOSSES, *SCORES)},
             "random_init": {name: spread(init[name]) for name in SCORES},
-            "curve": curves.mean(0).tolist(),
+            "curve": curves[curves["encoding"] == encoding].groupby("block")["loss"].mean().tolist(),
         }
     by_run = rows[rows["step"] > 0].set_index(["encoding", "seed"])
     for encoding in set(found) - {"rope"}:
@@ -186,18 +200,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the runs")
     parser.add_argument("--windows", type=int, default=32, help=f"windows of {LONG} tokens")
     args = parser.parse_args()
-    runs = finished(args.work, args.steps)
-    if not any(runs.values()):
-        parser.error(f"{args.work}: no run is finished; train one with examples/encodings/train.py")
-    rows, heads = measure(args.work, args.steps, args.windows)
-    summary = summarise(rows)
     args.out.mkdir(parents=True, exist_ok=True)
-    rows.drop(columns="curve").to_csv(args.out / "results.csv", index=False, float_format="%.6g")
-    heads.to_csv(args.out / "heads.csv", index=False, float_format="%.4g")
+    paths = [args.out / f"{name}.csv" for name in ("results", "curves", "heads")]
+    rows, curves, heads = None, None, None
+    if runs := finished(args.work, args.steps):
+        rows, heads = measure(args.work, runs, args.steps, args.windows)
+        curves = rows[[*RUN, "step", "curve"]].dropna().explode("curve").rename(columns={"curve": "loss"})
+        curves["block"] = curves.groupby(RUN).cumcount()
+        rows = rows.drop(columns="curve")
+    elif not paths[0].is_file():
+        parser.error(f"{args.work}: no run is finished; train one with examples/encodings/train.py")
+    tables = zip(paths, (rows, curves, heads), (6, 6, 4), strict=True)
+    rows, curves, _ = (with_those_before(*table) for table in tables)
+    summary = summarise(rows, curves)
     (args.out / "encodings.svg").write_text(draw(summary, BLOCK, recipe.CONTEXT), encoding="utf-8")
-    missing = [f"{encoding} seed {seed}" for (encoding, seed), path in runs.items() if path is None]
-    told = {"encodings": summary, "missing": missing}
-    print(json.dumps(told) if args.json else rows.drop(columns="curve").round(4).to_string(index=False))
+    known = set(rows[RUN].itertuples(index=False, name=None))
+    missing = [f"{encoding} seed {seed}" for encoding in ENCODINGS for seed in SEEDS if (encoding, seed) not in known]
+    print(json.dumps({"encodings": summary, "missing": missing}) if args.json else rows.round(4).to_string(index=False))
     print(f"missing: {', '.join(missing) or 'none'}", file=sys.stderr)
 
 

@@ -24,7 +24,8 @@ def judge(number, own, *nulls):
     ("own", "null", "verdict"),
     [
         ({}, {"coupling_high": 0.03}, "held"),
-        ({"coupling_low": 0.2}, {"coupling_high": 0.2}, "held"),
+        ({"coupling_low": 0.2}, {"coupling_high": 0.19}, "held"),
+        ({"coupling_low": 0.2}, {"coupling_high": 0.2}, "not held"),
         ({"coupling_low": 0.1}, {"coupling_high": 0.03}, "partly"),
         ({"coupling_low": 0.1}, {"coupling_high": 0.1}, "not held"),
         ({"coupling_low": 0.1, "chance": 0.1}, {"coupling_high": 0.03}, "not held"),
@@ -39,20 +40,61 @@ def test_alignment_must_clear_random_bases_and_random_init(own, null, verdict):
 
 @pytest.mark.parametrize(
     ("value", "null", "verdict"),
-    [(1.25, 2.0, "held"), (1.3, 2.0, "partly"), (2.1, 2.0, "not held"), (1.3, None, "open")],
+    [
+        (1.25, 2.0, "held"),
+        (1.3, 2.0, "partly"),
+        (2.1, 2.0, "not held"),
+        (1.2, 1.22, "not held"),  # straight, but no straighter than random init
+        (1.3, None, "open"),
+        (np.nan, 2.0, "open"),
+    ],
 )
 def test_straightness(value, null, verdict):
-    nulls = [] if null is None else [numbers(line_shape_score=null)]
-    assert judge(1, numbers(line_shape_score=value), *nulls).verdict == verdict
+    nulls = [] if null is None else [with_ends("line_shape_score", null)]
+    assert judge(1, with_ends("line_shape_score", value), *nulls).verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("value", "null", "verdict"),
-    [(0.95, 0.9, "held"), (0.95, 0.96, "partly"), (0.89, 0.1, "not held"), (0.95, None, "open")],
+    [
+        (0.95, 0.8, "held"),
+        (0.95, 0.91, "partly"),  # random init grows exponentially too
+        (0.91, 0.89, "partly"),  # the intervals overlap
+        (0.89, 0.1, "not held"),
+        (0.95, None, "open"),
+    ],
 )
 def test_growth(value, null, verdict):
-    nulls = [] if null is None else [numbers(growth_r2=null)]
-    assert judge(2, numbers(growth_r2=value), *nulls).verdict == verdict
+    nulls = [] if null is None else [with_ends("growth_r2", null)]
+    assert judge(2, with_ends("growth_r2", value), *nulls).verdict == verdict
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_what_rests_on_an_interval_is_open_where_there_is_none(number):
+    none = {
+        f"{name}_{end}": np.nan for name in ("coupling", "line_shape_score", "growth_r2") for end in ("low", "high")
+    }
+    whole, far = both(0.95, 1.2), both(0.5, 2.0) | {"coupling_high": 0.03}
+    assert judge(number, whole, far).verdict == "held"
+    assert judge(number, whole | none, far).verdict == "open"
+    assert judge(number, whole, far | none).verdict == "open"
+    assert judge(number, whole, far, far | none).verdict == judge(number, whole, far | none, far).verdict == "open"
+
+
+def test_growth_and_straightness_have_to_clear_every_random_init():
+    own, far, near = both(0.95, 1.2), both(0.5, 2.0), both(0.92, 1.21)
+    for nulls in ([far, near], [near, far]):
+        assert [judge(number, own, *nulls).verdict for number in (1, 2)] == ["not held", "partly"]
+
+
+def both(r2, score):
+    """Growth and straightness with their intervals."""
+    growth = {key: value for key, value in with_ends("growth_r2", r2).items() if key.startswith("growth")}
+    return with_ends("line_shape_score", score) | growth
+
+
+def with_ends(name, value):
+    return numbers(**{name: value, f"{name}_low": value - 0.02, f"{name}_high": value + 0.02})
 
 
 def training_of(values, lows, highs):

@@ -42,7 +42,7 @@ def test_tokens_coloured_by_numbers_are_escaped_and_finite():
     _, fragment = split_script(page)
     assert fragment.count("</script>") == 1
     drawn = json.loads(re.search(r"CircuitsVis\.ColoredTokens,\s*(\{.*\})\s*\)", fragment, re.S).group(1))
-    assert drawn["tokens"] == ["</script>", "a↵", "b"]
+    assert drawn["tokens"] == ["<\u2060/script>", "a↵", "b"]  # this component reads HTML
     assert drawn["values"] == [1.0, 0.0, -0.5]
     assert drawn["minValue"] == -drawn["maxValue"] < 0
 

@@ -24,8 +24,9 @@ KINDS = {
     "planes": ["planes"],
 }
 OVERLAPS = """() => {
+  const written = (one) => { const all = document.createRange(); all.selectNodeContents(one); return all; };
   const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, .plot .annotation-text")]
-    .map((one) => [one.textContent, one.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
+    .map((one) => [one.textContent, written(one).getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   const meet = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
     && one.top < other.bottom - 1 && other.top < one.bottom - 1;
   return boxes.flatMap(([text, box], place) =>

@@ -3,11 +3,13 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import tl_posgen
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import AttentionExamples
+from tl_posgen.report.circuits import token_colours
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +138,18 @@ def test_it_reads_at_either_width_by_day_and_night(browser, page_path, width, sc
     brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, ink)]
     assert (brightness[0] > brightness[1] + 300) if scheme == "light" else (brightness[1] > brightness[0] + 300)
     context.close()
+
+
+def test_a_coloured_token_is_text(browser, tmp_path):
+    """The component of circuitsvis that colours tokens reads them as HTML."""
+    tokens = ["<svg/onload=alert(1)>", "<b>bold</b>", "&lt;i&gt;", "<s>"]
+    (tmp_path / "tokens.html").write_text(token_colours(tokens, np.arange(4.0)).local_src, encoding="utf-8")
+    page, ran = browser.new_page(), []
+    page.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
+    page.goto((tmp_path / "tokens.html").as_uri())
+    page.wait_for_selector(".colored-tokens")
+    shown = page.locator(".colored-tokens").inner_text().replace("\u2060", "")
+    assert all(token in shown for token in tokens)
+    assert page.locator("svg[onload]").count() == 0
+    assert ran == []
+    page.close()

@@ -11,6 +11,7 @@ import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.report.sentences import with_interval
 from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import ablate_bands, band_ablation
@@ -39,6 +40,18 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
     plain = mini(tokens).detach()
     expected = [float(cross_entropy(row[:-1], ids[1:])) for row, ids in zip(plain, tokens, strict=True)]
     np.testing.assert_allclose(result.dataset.loss.sel(condition="unchanged"), expected, rtol=1e-5)
+
+
+def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(mini, alice, result):
+    data = result.dataset
+    change = data["loss"] - data["loss"].sel(condition="unchanged")
+    half = 12.7062 * change.std("prompt", ddof=1) / 2**0.5
+    for end, side in (("", 0), ("_low", -1), ("_high", 1)):
+        np.testing.assert_allclose(data[f"loss_change{end}"], change.mean("prompt") + side * half, rtol=1e-4)
+    one = band_ablation(mini, alice, length=112, n_prompts=1, schemes=["thirds"], null_seeds=(), progress=False)
+    assert one.dataset["slash_score_low"].isnull().all()
+    assert (data["slash_score_low"] <= data["slash_score"]).all()
+    assert float(data["slash_score_low"][0]) < float(data["slash_score_high"][0])
 
 
 def test_in_the_first_layer_running_and_alone_are_the_same(result):
@@ -109,19 +122,22 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
     bands, left, random = result.findings()
     cost = rows["loss_mean"] - rows.at["unchanged", "loss_mean"]
     parts = [
-        f"{band} {cost[f'drop {band}, thirds']:+.3f} ({rows.at[f'drop {band}, thirds', 'slash_heads_kept']} kept)"
-        for band in ("high", "medium", "low")
+        f"{band} {with_interval(rows.loc[name].to_dict(), 'loss_change', '+.3f')} "
+        f"({rows.at[name, 'slash_heads_kept']} kept)"
+        for band, name in ((band, f"drop {band}, thirds") for band in ("high", "medium", "low"))
     ]
     assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."
+    score = {name: with_interval(dict(rows.loc[name]), "slash_score") for name in ("unchanged", "rank_one")}
     assert left.startswith(
         f"{rows.at['unchanged', 'slash_heads']} heads are slash-dominant (random init "
-        f"{null.at['unchanged', 'slash_heads']}), mean score {rows.at['unchanged', 'slash_score']:.3f} "
+        f"{null.at['unchanged', 'slash_heads']}), mean score {score['unchanged']} "
         f"(loss {rows.at['unchanged', 'loss_mean']:.3f}); in the running model this becomes: Q, K of rank one "
-        f"{rows.at['rank_one', 'slash_score']:.3f} (loss {rows.at['rank_one', 'loss_mean']:.3f}), RoPE removed "
+        f"{score['rank_one']} (loss {rows.at['rank_one', 'loss_mean']:.3f}), RoPE removed "
     )
     largest = abs(null["loss_mean"] - null.at["unchanged", "loss_mean"]).max()
     assert random == f"The random-init model's loss changes by {math.ceil(largest * 10**4) / 10**4:.4f} at most."
-    assert of_condition(result.summary, "loss_change", "drop high, thirds") == cost["drop high, thirds"]
+    change = of_condition(result.summary, "loss_change", "drop high, thirds")
+    assert change == pytest.approx(cost["drop high, thirds"], abs=1e-6)
 
 
 def test_counts_of_several_random_inits_are_told_as_an_average(result):

@@ -14,7 +14,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.result import Result
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import cone
-from tl_posgen.slash.cone import axis_agreement
+from tl_posgen.slash.cone import axis_agreement, axis_part
 
 LAYER = 3
 VARIANTS = [("all", 0), ("without_first_token", 1)]
@@ -108,6 +108,31 @@ def test_measured_scores_are_those_of_the_measure_slash(single, result):
     np.testing.assert_array_equal(result.dataset["best_distance"].sel(variant="all"), slash["best_distance"])
     uniform = slash["uniform"].sel(distance=slash["best_distance"])
     np.testing.assert_allclose(result.dataset["best_uniform"].sel(variant="all"), uniform)
+
+
+def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
+    found = cone(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
+    own, data = found.summary, found.dataset.sel(variant="all")
+    dominant = data["dominant"].astype(bool)
+    without = data["r1_q_left_out"].where(dominant).mean(("layer", "head")).values
+    each = without.sum() - 3 * without  # of groups of one prompt each: the mean of prompt g alone
+    half = 3.1824 * each.std(ddof=1) / 2
+    assert own["r1_q_dominant"] == pytest.approx(each.mean())
+    assert own["r1_q_dominant_low"] == pytest.approx(own["r1_q_dominant"] - half, abs=1e-4)
+    uniform, measured, alone = (data[f"best_{name}"] for name in ("uniform", "measured", "axis_only"))
+    above = [(one - uniform).where(dominant).sum() for one in (alone, measured)]
+    assert own["axis_part"] == pytest.approx(float(above[0] / above[1]))
+    assert own["axis_part_low"] < own["axis_part"] < own["axis_part_high"]
+    assert f"[{own['r1_q_dominant_low']:.3f}, {own['r1_q_dominant_high']:.3f}]" in found.findings()[0]
+
+
+@pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])
+def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
+    names = {"measured": measured, "axis_only": (measured + 0.25) / 2, "uniform": 0.25}
+    data = xr.Dataset({f"best_{name}": (("layer", "head"), [[value, 9.0]]) for name, value in names.items()})
+    heads = {"dominant": [[True, False]], "score": [[0.3, 0.0]]}
+    data = data.assign({name: (("layer", "head"), value) for name, value in heads.items()})
+    assert axis_part(data)["axis_part"] == (None if share is None else pytest.approx(share))
 
 
 def test_rank_correlation_is_over_heads(result):

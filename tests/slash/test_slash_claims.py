@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from declared import result_of
 
+from tl_posgen.report.intervals import ENDS
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.claims import frequencies, frequencies_by, schemes_of, training
 
@@ -49,8 +50,12 @@ def test_the_words_say_all_bands_of_the_schemes_that_were_measured(report):
     assert found.verdict == frequencies_by(own, "thirds")
     data = result.dataset.set_index(condition="condition")
     for condition in (*(f"drop {band}, thirds" for band in BANDS), "keep low, thirds", "no_rope"):
-        score, loss = (float(data[name].sel(condition=condition)) for name in ("slash_score", "loss_mean"))
-        assert f"{score:.2f} (loss {loss:.2f})" in found.measured
+        score, change = (
+            " ".join([format(value, form), f"[{low:{form}}, {high:{form}}]"])
+            for name, form in (("slash_score", ".2f"), ("loss_change", "+.2f"))
+            for value, low, high in [[float(data[f"{name}{end}"].sel(condition=condition)) for end in ENDS]]
+        )
+        assert f"{score} (loss {change})" in found.measured
     assert "disagree" not in found.measured
     np.testing.assert_allclose(own["n_planes"], data["n_planes"].mean("model_layer"))
 

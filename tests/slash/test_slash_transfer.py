@@ -8,7 +8,9 @@ from scipy.stats import spearmanr
 import tl_posgen
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.report.sentences import with_interval
 from tl_posgen.slash import slash_transfer
+from tl_posgen.slash.layer_means import SUFFIXES
 from tl_posgen.slash.slash_transfer import random_prompts
 
 CUT = {"length": 112, "n_prompts": 2}
@@ -57,6 +59,15 @@ def test_agreement_is_over_the_heads_of_both_sources(result):
     assert int(at.n_random) == int((random >= 0.1).sum())
 
 
+def test_the_interval_is_fishers_over_heads(result):
+    r = result.dataset["pearson"].values
+    n = result.dataset.sizes["layer"] * result.dataset.sizes["head"]
+    for end, side in (("low", -1), ("high", 1)):
+        expected = np.tanh(np.arctanh(r) + side * 1.96 / np.sqrt(n - 3))
+        np.testing.assert_allclose(result.dataset[f"pearson_{end}"], expected)
+        assert result.summary[f"pearson_{end}"] == result.dataset[f"pearson_{end}"].sel(variant="all").values.tolist()
+
+
 @pytest.mark.parametrize("of", ["bundled", "stories"])
 def test_slash_heads_of_a_trained_model_stay_so_on_random_tokens(request, mini, alice, of):
     model, text = mini, alice
@@ -98,12 +109,13 @@ def test_the_sentences_tell_the_numbers_and_the_null(result):
     most = int(whole.n_natural.argmax("at"))
     assert result.summary["at"] == most == 1
     first, second = result.findings()
-    rest = float(result.dataset.pearson.sel(variant="without_first_token", at=1))
+    named = ("pearson", "pearson_low", "pearson_high")
+    own, rest = ({name: float(result.dataset[name].sel(variant=one, at=1)) for name in named} for one in SUFFIXES)
     assert first == (
         "At D = 1 slash scores on random tokens follow those on text over heads with "
-        f"r = {float(whole.pearson[1]):.3f} (random init {float(null.pearson[1]):.3f}; without the first token "
-        f"{rest:.3f}); {int(whole.n_natural[1])} heads are dominant on text, {int(whole.n_random[1])} on random "
-        f"tokens, overlap (Jaccard) {float(whole.jaccard[1]):.2f}."
+        f"r = {with_interval(own, 'pearson')} (random init {float(null.pearson[1]):.3f}; without the first token "
+        f"{with_interval(rest, 'pearson')}); {int(whole.n_natural[1])} heads are dominant on text, "
+        f"{int(whole.n_random[1])} on random tokens, overlap (Jaccard) {float(whole.jaccard[1]):.2f}."
     )
     layer, head = whole["natural"].to_series().idxmax()
     one = whole.sel(layer=layer, head=head)

@@ -90,5 +90,8 @@ def test_three_kills_on_two_nodes_of_ray(study, undisturbed, tmp_path):
 
 
 def ray_workers(driver):
-    """The processes of Ray that are at a task of ours now."""
-    return [one for one in psutil.process_iter() if "ray::" in " ".join(one.cmdline()) and "IDLE" not in one.name()]
+    """The processes of Ray that are at a task of ours now: the others bear titles of their own."""
+    found = psutil.process_iter(["cmdline"])  # None of one that has just ended
+    titles = {one: " ".join(one.info["cmdline"] or ()) for one in found}
+    others = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::SPILL", "ray::RESTORE", "ray::DELETE")
+    return [one for one, title in titles.items() if title.startswith("ray::") and not title.startswith(others)]

@@ -1,11 +1,11 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-import math
-
-from tl_posgen.claim import Claim, Judgement, both, highest
-from tl_posgen.report.sentences import with_interval
+from tl_posgen.claim import Claim, Judgement, both, highest, lowest, where_known
+from tl_posgen.report.sentences import entry, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
+
+EXPONENTIAL = 0.9  # R² of ln |x| against depth
 
 
 def alignment(coupling: Result) -> Judgement:
@@ -16,21 +16,19 @@ def alignment(coupling: Result) -> Judgement:
             f"{own['negative_share']:.0%} of the diagonal negative"
         )
 
-    own, null = coupling.summary, coupling.null_summary
-    least, low = max(own["chance"], highest(null, "coupling_high")), own["coupling_low"]
-    above = "held" if low >= max(0.2, least) else "partly" if low > least else "not held"
-    verdict = "open" if math.isnan(low) else above  # one prompt has no interval
-    return Judgement(verdict, *both(say, coupling))
+    own, low, high = coupling.summary, coupling.summary["coupling_low"], highest(coupling.null_summary, "coupling_high")
+    verdict = "not held" if low <= max(own["chance"], high) else "held" if low >= 0.2 else "partly"
+    return Judgement(where_known(verdict, low, high), *both(say, coupling))
 
 
 def straightness(coupling: Result) -> Judgement:
     def say(own: Summary) -> str:
         return f"line-shape score {with_interval(own, 'line_shape_score', '.2f')} over {own['blocks']:g} layers"
 
-    value, null = coupling.summary["line_shape_score"], coupling.null_summary
-    straighter = null is not None and value < null["line_shape_score"]
-    verdict = "held" if value <= 1.25 else "partly" if straighter else "not held"
-    return Judgement(verdict, *both(say, coupling))
+    own = coupling.summary
+    high, low = own["line_shape_score_high"], lowest(coupling.null_summary, "line_shape_score_low")
+    verdict = "not held" if high >= low else "held" if own["line_shape_score"] <= 1.25 else "partly"
+    return Judgement(where_known(verdict, high, low), *both(say, coupling))
 
 
 def growth(coupling: Result) -> Judgement:
@@ -38,22 +36,27 @@ def growth(coupling: Result) -> Judgement:
         r2, distance = (with_interval(own, key, ".2f") for key in ("growth_r2", "expodistance"))
         return f"R² of ln |x| against depth {r2}, expodistance {distance}"
 
-    value, null = coupling.summary["growth_r2"], coupling.null_summary
-    above = value > highest(null, "growth_r2")
-    verdict = "not held" if value < 0.9 else "held" if above else "partly"
-    return Judgement(verdict, *both(say, coupling))
+    own, null = coupling.summary, coupling.null_summary
+    low, high = own["growth_r2_low"], highest(null, "growth_r2_high")
+    alone = highest(null, "growth_r2") < EXPONENTIAL and low > high
+    verdict = where_known("held" if alone else "partly", low, high)
+    return Judgement(verdict if own["growth_r2"] >= EXPONENTIAL else "not held", *both(say, coupling))
 
 
 def training(emergence: Result) -> Judgement:
     own = emergence.summary
     if "coupling_coupling" not in own:
         return Judgement("open", "coupling was not measured over training", "not measured")
-    steps, values = own["steps"], own["coupling_coupling_over_steps"]
+    steps, key = own["steps"], "coupling_coupling_over_steps"
     top = steps.index(own["coupling_coupling_largest_step"])
-    measured = ", ".join(f"{values[at]:.3f} at step {steps[at]}" for at in sorted({0, top, len(values) - 1}))
-    risen = own["coupling_coupling_low"] > own["coupling_coupling_first_high"]
-    verdict = "held" if risen and top == len(values) - 1 else "partly" if risen else "not held"
-    return Judgement(verdict, f"coupling {measured}", f"step {steps[0]} is the random initialisation")
+    measured = ", ".join(
+        f"{with_interval(entry(own, key, place), key)} at step {steps[place]}" for place in range(len(steps))
+    )
+    low, high = own["coupling_coupling_low"], own["coupling_coupling_first_high"]
+    verdict = "not held" if low <= high else "held" if top == len(steps) - 1 else "partly"
+    return Judgement(
+        where_known(verdict, low, high), f"coupling {measured}", f"step {steps[0]} is the random initialisation"
+    )
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
@@ -65,11 +68,11 @@ def between_tokens(token_coupling: Result) -> Judgement:
         return f"coupling of {own['tokens']} tokens within layers: {'; '.join(parts)}"
 
     own, null = token_coupling.summary, token_coupling.null_summary
-    if any(math.isnan(own[f"{kind}_low"]) for kind in OF_TOKENS):
-        return Judgement("open", *both(say, token_coupling))
-    above = [own[f"{kind}_low"] > max(own[f"{kind}_chance"], highest(null, f"{kind}_high")) for kind in OF_TOKENS]
+    lows, highs = [own[f"{kind}_low"] for kind in OF_TOKENS], [highest(null, f"{kind}_high") for kind in OF_TOKENS]
+    chances = [own[f"{kind}_chance"] for kind in OF_TOKENS]
+    above = [low > max(chance, high) for low, chance, high in zip(lows, chances, highs, strict=True)]
     verdict = "held" if all(above) else "partly" if any(above) else "not held"
-    return Judgement(verdict, *both(say, token_coupling))
+    return Judgement(where_known(verdict, *lows, *highs), *both(say, token_coupling))
 
 
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
@@ -78,7 +81,7 @@ CLAIMS = [
         "coupling",
         1,
         "Top singular vectors of residual Jacobians align across layers, left with right; not at random init.",
-        "95% interval above random bases and above random init: partly; and coupling at least .2: held",
+        "95% interval above random bases and above random init's: partly; and its lower end at least .2: held",
         ("coupling",),
         alignment,
     ),
@@ -86,7 +89,7 @@ CLAIMS = [
         "coupling",
         2,
         "Token trajectories are close to straight lines; not at random init.",
-        "line-shape score at most 1.25: held; below random init: partly",
+        "95% interval below random init's: partly; and line-shape score at most 1.25: held",
         ("coupling",),
         straightness,
     ),
@@ -94,7 +97,8 @@ CLAIMS = [
         "coupling",
         3,
         "Norms grow exponentially with depth; not at random init.",
-        "R² of the exponential at least .9 and above random init: held; the first alone: partly",
+        "R² of the exponential at least .9: partly; and random init's below .9, its 95% interval below the model's: "
+        "held",
         ("coupling",),
         growth,
     ),

@@ -10,12 +10,11 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import Variable
 from tl_posgen.coupling.coupling_figures import FIGURES, drawn, of_k
 from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
-from tl_posgen.coupling.jacobians import DENSE_UP_TO
+from tl_posgen.coupling.jacobians import DENSE_UP_TO, passes_of
 from tl_posgen.coupling.path_tokens import TOKENS
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, Request
@@ -66,7 +65,7 @@ class Coupling(Options):
     A = U2' J1 V2 with its signs and how many of its diagonal entries are negative, the trace normalisation (for
     comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
     expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
-    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95% bootstrap over prompts.
+    the last, before the final norm: with x^L left out the numbers differ. Intervals are 95% over prompts, Student's.
 
     The model must be float32 at least, its writing weights not centred.
 
@@ -126,9 +125,10 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     asked = request.options.tokens
     tokens = [-1] if isinstance(asked, str) else [int(token) for token in asked]
     settings = chosen_of(model, rows.shape[1], request.options, tokens, job)
+    job.plan(len(rows) * passes_of(rows.shape[1], settings.tokens))
 
     def of_model(model: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
-        return measure(model, rows, settings, label, job.progress)
+        return measure(model, rows, settings, label)
 
     return job.result(request, model, list(rows), of_model)
 
@@ -149,14 +149,10 @@ def chosen_of(model: Model, length: int, options: Any, tokens: Sequence[int], jo
     return Settings(layers, positions, ks, options.chance_samples, options.dense_up_to, job.seed)
 
 
-def measure(
-    model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings, label: str, progress: bool
-) -> xr.Dataset:
+def measure(model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings, label: str) -> xr.Dataset:
     """Every prompt through one model: per prompt, means over prompts, and their intervals."""
-    bar = tqdm(prompts, desc=f"coupling, {label}", unit="prompt", disable=not progress)
-    found = xr.concat(
-        [one_prompt(model, prompt, settings) for prompt in bar], pd.RangeIndex(len(prompts), name="prompt")
-    )
+    number = pd.RangeIndex(len(prompts), name="prompt")
+    found = xr.concat([one_prompt(model, prompt, settings) for prompt in prompts], number)
     assert isinstance(found, xr.Dataset)
     dataset = found[[name for name in PER_PROMPT if name in found]]
     dataset = dataset.assign(found[list(AVERAGED)].mean(["prompt", "token"])).assign(chance_line(found["chance"]))
@@ -164,7 +160,7 @@ def measure(
     of_prompts |= {f"mean_{name}": values for name, values in headlines(found).items()}
     for name, array in of_prompts.items():
         first = array.transpose("prompt", ...)
-        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:])), settings.seed))
+        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:]))))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataset.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, parameters=n_parameters)
 

@@ -19,6 +19,7 @@ from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.options import require
+from tl_posgen.progress import count
 
 DENSE_UP_TO = 2048
 """d_model up to which the d x d matrix is built and decomposed; above it only products with it are taken."""
@@ -95,6 +96,15 @@ class ResidualJacobian:
         return image - columns if self.source == self.target else image
 
 
+def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
+    """How many forward passes a prompt's residual streams take, and then its Jacobians from these tokens."""
+
+    def pieces(n: int) -> int:
+        return len(_pieces(torch.empty(n)))
+
+    return pieces(n_tokens) + sum(pieces(source) + 1 for source in sources)
+
+
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
     """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm).
 
@@ -112,6 +122,7 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
     tokens, backend = tokens.to(model.cfg.device), wrap(model).backend
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
         if len(_pieces(tokens)) == 1:
+            count(1)
             model(tokens[None], return_type=None, **backend.options(tokens[None]))
         else:
             _read(backend.context(), tokens)

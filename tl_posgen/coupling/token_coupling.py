@@ -12,13 +12,12 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import Variable
 from tl_posgen.coupling.coupling import check_ks, chosen_of, refuse_heads
 from tl_posgen.coupling.coupling_figures import add_squares, grid, of_k
 from tl_posgen.coupling.coupling_prompt import Settings
-from tl_posgen.coupling.jacobians import DENSE_UP_TO, ResidualJacobian, residual_streams
+from tl_posgen.coupling.jacobians import DENSE_UP_TO, ResidualJacobian, passes_of, residual_streams
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
@@ -46,7 +45,7 @@ class TokenCoupling(Options):
 
     In three ways: "self" J_tt with J_t't'; "same_input" J_{t1,t} with J_{t1,t'} for the first t1 of `tokens`, the
     identity taken off J_{t1,t1}; "same_output" J_{t,t2} with J_{t',t2} for the last t2. Beside them random orthonormal
-    bases with J1's own spectrum. Intervals are 95% bootstrap over prompts.
+    bases with J1's own spectrum. Intervals are 95% over prompts, Student's.
 
     Args:
         k: numbers of top singular vectors, or one.
@@ -91,19 +90,19 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     settings = chosen_of(model, rows.shape[1], request.options, request.options.places(rows.shape[1]), job)
     if len(settings.tokens) < 2:
         raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
+    first, *later = settings.tokens
+    sources = [*settings.tokens, *(first for _ in later), *settings.tokens[:-1]]
+    job.plan(len(rows) * passes_of(rows.shape[1], sources))
 
     def of_model(model: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
-        return measure(model, rows, settings, label, job.progress)
+        return measure(model, rows, settings, label)
 
     return job.result(request, model, list(rows), of_model)
 
 
-def measure(
-    model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings, label: str, progress: bool
-) -> xr.Dataset:
+def measure(model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings, label: str) -> xr.Dataset:
     """Every prompt through one model: means over prompts, and the intervals of what is said."""
-    bar = tqdm(prompts, desc=f"token coupling, {label}", unit="prompt", disable=not progress)
-    found = xr.concat([one_prompt(model, prompt, settings) for prompt in bar], "prompt")
+    found = xr.concat([one_prompt(model, prompt, settings) for prompt in prompts], "prompt")
     assert isinstance(found, xr.Dataset)
     different = found["token"] != found["token_2"]
     of_prompts = {
@@ -113,7 +112,7 @@ def measure(
     data = xr.Dataset({"coupling": found["coupling"].mean("prompt")})
     for name, array in of_prompts.items():
         first = array.transpose("prompt", "kind", "k")
-        data = data.assign(mean_and_ends(name, first.values, ("kind", "k"), settings.seed))
+        data = data.assign(mean_and_ends(name, first.values, ("kind", "k")))
     unknown = int(found["coupling"].isnull().any([dim for dim in found["coupling"].dims if dim != "layer"]).sum())
     return data.assign_attrs(rows=("kind", "k"), model=label, d_model=model.cfg.d_model, unknown_layers=unknown)
 

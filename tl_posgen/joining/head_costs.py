@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
@@ -62,14 +61,16 @@ def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) ->
     return [(name_of(layer), edit)]
 
 
+def runs_of(n_heads: int) -> int:
+    """How often `head_costs` runs every prompt: unchanged, for the means, and with every edit of every head."""
+    return 2 + len(COSTS) * n_heads
+
+
 def head_costs(
     model: Model,
     tokens: Int[Tensor, "prompt pos"],
     distance: xr.DataArray,
     selected: Mapping[int, Sequence[int]],
-    *,
-    name: str,
-    progress: bool,
 ) -> xr.Dataset:
     """Rise of the loss, in nats per token, with one head at a time edited: `cost_<what>` [layer, head] and its ends.
 
@@ -82,7 +83,7 @@ def head_costs(
     heads = sorted({head for some in selected.values() for head in some})
     rises = np.full((len(COSTS), len(tokens), len(selected), len(heads)), np.nan)
     places = [(row, layer, head) for row, (layer, some) in enumerate(selected.items()) for head in some]
-    for row, layer, head in tqdm(places, desc=f"cost of heads, {name}", unit="head", disable=not progress):
+    for row, layer, head in places:
         one: dict[str, Any] = {"heads": [(layer, head)]}
         back = int(distance.sel(layer=layer, head=head))
         hooks = {

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import InputError
@@ -84,9 +83,11 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     options = request.options
     assert isinstance(options, KeyCut)
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
+    n_runs = (1 + options.controls) * (len(options.shares) + len(select_heads(model, job.layers, job.heads)))
+    job.plan(len(tokens) * (1 + n_runs))
 
     def of_model(one: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
-        return measured(one, tokens, options, job, label, after["slash"]["best_distance"]).assign_attrs(
+        return measured(one, tokens, options, job, after["slash"]["best_distance"]).assign_attrs(
             model=label, rows=("cut", "share")
         )
 
@@ -94,30 +95,26 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
 
 
 def measured(
-    model: Model, tokens: Int[Tensor, "prompt pos"], options: KeyCut, job: Job, label: str, best: xr.DataArray
+    model: Model, tokens: Int[Tensor, "prompt pos"], options: KeyCut, job: Job, best: xr.DataArray
 ) -> xr.Dataset:
     """Every cut at every share in all layers at once, then layer by layer at the first share."""
     shares, selected = sorted(float(share) for share in options.shares), select_heads(model, job.layers, job.heads)
     unchanged = token_losses(model, tokens, batch=BATCH).mean(-1).numpy()
     seeds = {"mean": [job.seed], "random": [job.seed * options.controls + draw for draw in range(options.controls)]}
-    n_runs = sum(map(len, seeds.values())) * (len(shares) + len(selected))
     losses = np.zeros((len(tokens), len(CUTS), len(shares)))
     alone = np.zeros((len(tokens), len(CUTS), len(selected)))
     heads: dict[tuple[str, float], list[xr.Dataset]] = {}
-    with tqdm(total=n_runs, desc=f"key cut, {label}", unit="run", disable=not job.progress) as bar:
-        for (row, name), (column, share) in product(enumerate(CUTS), enumerate(shares)):
-            for seed in seeds[name]:
-                found, of_heads = in_running_model(model, tokens, share, name == "random", seed, job, best)
-                losses[:, row, column] += (found - unchanged) / len(seeds[name])
-                heads.setdefault((name, share), []).append(of_heads)
-                bar.update()
-        for (row, name), (column, layer) in product(enumerate(CUTS), enumerate(selected)):
-            for seed in seeds[name]:
-                where: dict[str, Any] = {"heads": [(layer, head) for head in selected[layer]], "seed": seed}
-                hooks = cut_keys(model, shares[0], control=name == "random", **where)
-                found = token_losses(model, tokens, hooks, batch=BATCH).mean(-1).numpy()
-                alone[:, row, column] += (found - unchanged) / len(seeds[name])
-                bar.update()
+    for (row, name), (column, share) in product(enumerate(CUTS), enumerate(shares)):
+        for seed in seeds[name]:
+            found, of_heads = in_running_model(model, tokens, share, name == "random", seed, job, best)
+            losses[:, row, column] += (found - unchanged) / len(seeds[name])
+            heads.setdefault((name, share), []).append(of_heads)
+    for (row, name), (column, layer) in product(enumerate(CUTS), enumerate(selected)):
+        for seed in seeds[name]:
+            where: dict[str, Any] = {"heads": [(layer, head) for head in selected[layer]], "seed": seed}
+            hooks = cut_keys(model, shares[0], control=name == "random", **where)
+            found = token_losses(model, tokens, hooks, batch=BATCH).mean(-1).numpy()
+            alone[:, row, column] += (found - unchanged) / len(seeds[name])
     data = xr.Dataset(coords={"cut": list(CUTS), "share": shares, "layer": list(selected)})
     data["loss"] = float(unchanged.mean())
     data = data.assign(mean_and_ends("rise", losses, ("cut", "share")))

@@ -10,13 +10,12 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.joining import profiles_figures as figures
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, RHO, beyond_null, correlations, pairs_of
-from tl_posgen.joining.head_costs import COSTS, head_costs
+from tl_posgen.joining.head_costs import COSTS, head_costs, runs_of
 from tl_posgen.joining.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models.capture import LayerCapture
@@ -94,20 +93,19 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(options, Profiles)
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     repeated_block(model, options)
-    costs = options.costs
-    if costs is None:
-        costs = sum(map(len, select_heads(model, job.layers, job.heads).values())) <= MOST_HEADS
+    n_heads = sum(map(len, select_heads(model, job.layers, job.heads).values()))
+    costs = n_heads <= MOST_HEADS if options.costs is None else options.costs
+    some = tokens[: options.cost_prompts] if costs else tokens[:0]
+    job.plan(options.n_repeated + len(some) * runs_of(n_heads))
 
     def of_model(one: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
         slash, variance = after["slash"], after["variance"]
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
-        repeated = on_repeated_tokens(one, options, job, label)
+        repeated = on_repeated_tokens(one, options, job)
         data = data.merge(variance[list(FROM_VARIANCE)]).merge(repeated)
         if costs:
-            some = tokens[: options.cost_prompts]
             selected = select_heads(one, job.layers, job.heads)
-            how: dict[str, Any] = {"name": label, "progress": job.progress}
-            data = data.merge(head_costs(one, some, slash["best_distance"], selected, **how))
+            data = data.merge(head_costs(one, some, slash["best_distance"], selected))
         return data.merge(correlations(data)).assign_attrs(model=label, **repeated.attrs)
 
     return job.result(request, model, list(tokens), of_model)
@@ -126,13 +124,13 @@ def repeated_block(model: Model, options: Profiles) -> tuple[Int[Tensor, " start
     return first, period
 
 
-def on_repeated_tokens(model: Model, options: Profiles, job: Job, label: str) -> xr.Dataset:
+def on_repeated_tokens(model: Model, options: Profiles, job: Job) -> xr.Dataset:
     """The three scores of every head, means over prompts of repeated random tokens."""
     first, period = repeated_block(model, options)
     drawn = repeated_prompts(first, period, int(model.cfg.d_vocab), options.n_repeated, job.seed)
     rows = HeadRows()
 
-    for number, prompt in enumerate(tqdm(drawn, desc=f"repeated tokens, {label}", disable=not job.progress)):
+    for number, prompt in enumerate(drawn):
 
         def take(layer: LayerCapture, number: int = number) -> None:
             assert layer.pattern is not None

@@ -27,6 +27,7 @@ from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.sites import PARTS, checked_needs
 from tl_posgen.models.streaming import require_fits, streaming, streaming_if_chosen
 from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.progress import count
 
 HookList = list[tuple[str, Callable[..., None]]]
 
@@ -167,6 +168,7 @@ def _run(
     if "logits" not in needs:
         behind = max(capture.heads) + 1
         options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
+    count(len(tokens))
     with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
         predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:

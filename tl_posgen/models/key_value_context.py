@@ -7,6 +7,8 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.progress import count
+
 
 @dataclass(frozen=True)
 class KeyValueContext:
@@ -24,6 +26,7 @@ class KeyValueContext:
 
     def extend(self, tokens: Int[Tensor, " pos"]) -> None:
         """One forward pass of the next tokens, which see those before them."""
+        count(1)
         self.read(tokens[None])
 
     def forget(self, layer: int) -> None:

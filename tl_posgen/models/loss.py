@@ -12,6 +12,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.streaming import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.progress import count
 
 Hooks = Sequence[tuple[Any, Any]]
 AT_ONCE = 128  # positions whose probabilities are in memory
@@ -45,6 +46,7 @@ def token_losses(
 def logits_of(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     """The logits of prompts of one length without padding, which are on the model's device."""
     with streaming_if_chosen(model, tokens.shape[1]):
+        count(len(tokens))
         return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tl_posgen.claim import Claim, Judgement, both, highest, threshold
+from tl_posgen.claim import Claim, Judgement, both, highest, threshold, where_known
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
-from tl_posgen.report.sentences import said, with_interval
+from tl_posgen.position.substitution.substitution_figures import in_words
+from tl_posgen.report.sentences import entry, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import Summary
 
 SLIGHT = 0.02  # of accuracy
+AXES = ("three_axis", "mean_query", "k_q_simplify")  # splits without the query, or fits of three axes
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}
 
 
@@ -27,34 +29,43 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
     def say(shares: Summary, losses: Summary) -> str:
-        words = (
-            f"additive r {with_interval(shares, 'additive_r')}; attention is worth {said(losses['worth'], '.2f')} nats"
-        )
+        worth = f"attention is worth {with_interval(losses, 'worth', '.2f')} nats"
+        words = f"additive r {with_interval(shares, 'additive_r')}; {worth}"
         if losses["nothing_to_recover"]:
             return f"{words}, so there is nothing to recover"
-        words += (
-            f", of which the split by each query's profile recovers {said(losses['recovered_query_profile'], '.0%')}"
-        )
-        searched = losses["search_recovered_free"]
-        return words if searched is None else f"{words}, a searched one {said(searched, '.0%')}"
+        of_axes = (f"{in_words(name)} {recovered(losses, name)}" for name in fitted)
+        words += f", of which {', '.join(of_axes)}; each query's profile {recovered(losses, 'query_profile')}"
+        if losses["search_recovered_free"] is None:
+            return words
+        return f"{words}, a searched split {with_interval(losses, 'search_recovered_free', '.0%')}"
 
+    def recovered(losses: Summary, condition: str) -> str:
+        return with_interval(losses, f"recovered_{condition}", ".0%")
+
+    conditions = map(str, substitution.dataset["condition"].values)
+    fitted = [name for name in conditions if name.startswith(AXES)]
     own = substitution.summary
     if substitution.encodings and set(substitution.encodings) <= substitution.measure.without_meaning:
         return Judgement("open", *both(say, variance, substitution))
-    recovered = float("nan") if own["nothing_to_recover"] else own["split_recovered"]
-    return Judgement(threshold(recovered, 0.95, 0.75), *both(say, variance, substitution))
+    split = float("nan") if own["nothing_to_recover"] else own["split_recovered"]
+    return Judgement(threshold(split, 0.95, 0.75), *both(say, variance, substitution))
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
     def say(own: Summary) -> str:
-        refits = zip(own["distances"], own[f"refit_r{OUT}"], strict=True)
-        again = ", ".join(f"{d0:g}: {said(r, '.2f')}" for d0, r in refits)
+        refit = f"refit_r{OUT}"
+        known = [place for place, r in enumerate(own[refit]) if r == r]  # a window hides distances
+        ends = [pick(known, key=own[refit].__getitem__) for pick in (min, max)] if known else []
+        again = " to ".join(
+            f"{with_interval(entry(own, refit, place), refit, '.2f')} at {own['distances'][place]:g}"
+            for place in dict.fromkeys(ends)
+        )
         additive_r, key_part_r = with_interval(own, f"additive_r{OUT}"), with_interval(own, f"key_part_r{OUT}", ".2f")
         return (
             f"first token left out, table of distance and key: additive r {additive_r} (paper: .959; with it "
             f"{own['additive_r']:.3f}), the distance part has {own[f'distance_share{OUT}']:.0%} of its variance; "
             f"without that the key part's r is {key_part_r}, mean over heads; c fitted again with all pairs at one "
-            f"distance against c, r {again}"
+            f"distance against c, r {again or 'not defined'}"
         )
 
     own, null = dummy_distance.summary, dummy_distance.null_summary
@@ -71,22 +82,27 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
     own = plane_sufficiency.summary
 
     def say(weights: str, words: str) -> str:
-        names = ("pearson_without_first_token", "interaction_without_first_token", "additive")
-        pearson, interaction, additive = (own[f"{name}_{weights}"] for name in names)
-        if interaction is None:
+        pearson, interaction = (f"{name}{OUT}_{weights}" for name in ("pearson", "interaction"))
+        if own[interaction] is None:
             return f"{words}: not measured"
         return (
-            f"{words}: sum of plane scores against interaction share r {said(pearson, '.2f')}, interaction "
-            f"{interaction:.0%}, first token left out; with it, certified additive {additive:.0%} of heads"
+            f"{words}: sum of plane scores against interaction share over heads, r "
+            f"{with_interval(own, pearson, '.2f')}, interaction {with_interval(own, interaction, '.0%')}, first token "
+            f"left out; with it, certified additive {own[f'additive_{weights}']:.0%} of heads"
         )
 
     error = any_distance.summary["exact_error"]
     measured = f"{say('trained', 'trained')}; any function of distance is possible (error {error:.0e})"
-    predicted = own["pearson_without_first_token_trained"]
-    trained, random = (own[f"interaction_without_first_token_{one}"] for one in ("trained", "random_init"))
+    predicted, of_random = (own[f"pearson{OUT}_{one}"] for one in ("trained", "random_init"))
+    trained, random = (own[f"interaction{OUT}_{one}"] for one in ("trained", "random_init"))
     apart = random is not None and trained <= 0.5 * random
-    verdict = "open" if random is None else "held" if predicted >= 0.5 and apart else "partly" if apart else "not held"
-    return Judgement(verdict, measured, f"{say('random_init', 'random init')}; {say('shuffled', 'shuffled')}")
+    verdict = where_known(
+        "held" if predicted >= 0.5 and apart else "partly" if apart else "not held", predicted, trained, random
+    )
+    null = f"{say('random_init', 'random init')}; {say('shuffled', 'shuffled')}"
+    if of_random is not None and min(predicted, of_random) >= 0.5:
+        null += "; that plane scores tell heads apart holds without training too: the verdict rests on the interaction"
+    return Judgement(verdict, measured, null)
 
 
 def word_order(perturbation: Result) -> Judgement:
@@ -135,18 +151,24 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     def say(own: Summary) -> str:
         parts = [
             f"{name.replace('_', ' ')} {said(own[f'within_noise_{name}'], '.0%')}, loss "
-            f"{said(own[f'loss_beyond_{name}'], '.2f')}"
+            f"{said(own[f'loss_beyond_{name}'], '.2f')} ({with_interval(own, f'rise_{name}', '+.2f')})"
             for name in own["conditions"]
         ]
         return (
             f"heads within the noise level, and loss, mean from the training length to {own['times']:g} times it: "
-            f"{'; '.join(parts)} (loss inside {own['loss_inside']:.2f})"
+            f"{'; '.join(parts)}; in brackets against {own['loss_inside']:.2f} inside, by prompt"
         )
 
     own = length_extrapolation.summary
-    windowed, vanilla = own["within_noise_lm_infinite"], own["within_noise_vanilla"]
+    windowed, vanilla = (own.get(f"within_noise_{name}") for name in ("lm_infinite", "vanilla"))
+    measured, of_null = both(say, length_extrapolation)
+    if windowed is None or vanilla is None:
+        return Judgement("open", measured, of_null)
     verdict = "held" if windowed >= 0.9 > vanilla else "partly" if windowed > vanilla else "not held"
-    return Judgement(verdict, *both(say, length_extrapolation))
+    null = length_extrapolation.null_summary
+    if null is not None and null["within_noise_vanilla"] >= 0.9:
+        of_null += "; untouched, at most a tenth of heads leave theirs: only a trained model can show the claim"
+    return Judgement(where_known(verdict, windowed, vanilla), measured, of_null)
 
 
 def left_over(residual: Result, across_prompts: Result) -> Judgement:
@@ -164,10 +186,12 @@ def left_over(residual: Result, across_prompts: Result) -> Judgement:
 def formation(emergence: Result) -> Judgement:
     own = emergence.summary
     steps: Sequence[Any] = own["steps"]
-    if not steps or "three_axis_r_within_rows_over_steps" not in own:
+    key = "three_axis_r_within_rows_over_steps"
+    if not steps or key not in own:
         return Judgement("open", "r within rows was not measured over training", "not measured")
-    values = own["three_axis_r_within_rows_over_steps"]
-    told = ", ".join(f"{value:.2f} at step {step}" for step, value in zip(steps, values, strict=True))
+    told = ", ".join(
+        f"{with_interval(entry(own, key, place), key, '.2f')} at step {step}" for place, step in enumerate(steps)
+    )
     return Judgement("open", f"r within rows {told}", f"step {steps[0]} is the random initialisation")
 
 
@@ -184,8 +208,8 @@ CLAIMS = [
         "position",
         2,
         "Scores are f(q, i-j) + g(q, k): position and content are apart.",
-        "share of the loss recovered when the model runs on the best split, searched ones included: 95 % held, 75 % "
-        "partly",
+        "share of the loss recovered when the model runs on a split searched on other prompts (mean rotation and "
+        "reference key a head; on each query's profile where nothing was searched): 95 % held, 75 % partly",
         ("variance", "substitution"),
         two_axes,
         {"substitution": {"n_prompts": 16, "head_costs": False}},
@@ -195,7 +219,7 @@ CLAIMS = [
         3,
         "At a dummy distance the key part stays as it is and the position part shifts.",
         "r of the key part with the scores at all distances up to the prompt's, each distance's mean removed, first "
-        "token left out, mean over heads, above every random init: .95 held, .75 partly",
+        "token left out, mean over heads, above every random init: .95 held, .75 partly; open where nothing rotates",
         ("dummy_distance",),
         controlled_distance,
     ),
@@ -203,8 +227,8 @@ CLAIMS = [
         "position",
         4,
         "Magnitude and phase of trained q and k in RoPE's planes make the split possible; random init lacks them.",
-        "plane scores tell heads apart (r at least .5), and the trained interaction is at most half of random init's; "
-        "partly: the second alone",
+        "first token left out, plane scores tell heads apart (r at least .5), and the trained interaction is at most "
+        "half of random init's; partly: the second alone",
         ("plane_sufficiency", "any_distance"),
         planes,
     ),
@@ -222,7 +246,8 @@ CLAIMS = [
         "5b",
         "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 %.",
         "cloze accuracy falls by at most 2 points at 5 % and by more at 20 %, by the ends of its 95% intervals: held; "
-        "the first alone: partly; open where the interval holds both, or accuracy is not above random init",
+        "the first alone: partly; open where the interval holds both, or accuracy is not above random init's and "
+        "chance",
         ("perturbation",),
         downstream,
     ),

@@ -1,6 +1,7 @@
 """circuitsvis pages that are safe to embed: tokens escaped, numbers finite and short, cropped, the script shared."""
 
 import html
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,8 @@ def token_colours(tokens: Sequence[str], values: np.ndarray, **options):
     finite = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).round(4)
     reach = float(np.quantile(abs(finite), 0.98)) or 1.0
     colours = {"positive_color": "red", "negative_color": "blue", "min_value": -reach, "max_value": reach}
-    return _escaped(colored_tokens(_marked(tokens), finite.tolist(), **(colours | options)))
+    safe = [re.sub("[<&]", "\\g<0>\u2060", token) for token in tokens]  # read as HTML: no tag or entity begins so
+    return _escaped(colored_tokens(_marked(safe), finite.tolist(), **(colours | options)))
 
 
 def titled(page, label: str):

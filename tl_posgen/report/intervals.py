@@ -1,4 +1,4 @@
-"""A mean and its 95% bootstrap interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, drawn."""
+"""A mean and its 95% interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, drawn."""
 
 from typing import Any
 
@@ -7,17 +7,16 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.collector import Variable
-from tl_posgen.stats.bootstrap import bootstrap_interval
+from tl_posgen.stats.jackknife import mean_interval
 
 ENDS = ("", "_low", "_high")
-OVER_PROMPTS = "of the 95% bootstrap interval over prompts"
+OVER_PROMPTS = "of the 95% interval over prompts, Student's"
+FISHER = "of Fisher's 95% interval of independent heads"
 
 
-def mean_and_ends(
-    name: str, values: Float[np.ndarray, "example *place"], dims: tuple[str, ...], seed: int = 0
-) -> dict[str, Any]:
+def mean_and_ends(name: str, values: Float[np.ndarray, "example *place"], dims: tuple[str, ...]) -> dict[str, Any]:
     """The mean over the first axis, NaN left out, and the ends of its interval, as variables of a dataset."""
-    columns = (xr.DataArray(values).mean("dim_0").values, *bootstrap_interval(values, seed=seed))
+    columns = (xr.DataArray(values).mean("dim_0").values, *mean_interval(values))
     return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
 
 

@@ -33,14 +33,32 @@ def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") 
 
 
 def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
-    """A number of the summary with its interval; without where one prompt leaves none.
+    """A number of the summary with its interval, where there are prompts or heads enough for one; of several random
+    inits, their mean and spread.
 
     Example:
         >>> with_interval({"r": 0.058, "r_low": 0.041, "r_high": 0.073}, "r")
         '0.058 [0.041, 0.073]'
+        >>> with_interval(NullSummary([{"r": 0.3, "r_low": 0.2}, {"r": 0.4, "r_low": 0.1}]), "r", ".2f")
+        '0.35 ± 0.07'
     """
+    if isinstance(own, NullSummary) and len(own.seeds) > 1:
+        spread = own.spread(key)
+        return said(own[key], form) + ("" if spread is None else f" ± {said(spread, form)}")
     low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
     return said(own[key], form) + ("" if low is None or low != low else f" [{said(low, form)}, {said(high, form)}]")
+
+
+def entry(own: Summary, key: str, place: int) -> Summary:
+    """One number of a list of the summary, and the ends of its interval where they are listed too.
+
+    Example:
+        >>> with_interval(entry({"r": [0.5, 0.9], "r_low": [0.4, 0.8], "r_high": [0.6, 1.0]}, "r", 1), "r", ".1f")
+        '0.9 [0.8, 1.0]'
+    """
+    if isinstance(own, NullSummary):
+        return NullSummary([entry(seed, key, place) for seed in own.seeds])
+    return {name: own[name][place] for name in (key, f"{key}_low", f"{key}_high") if name in own}
 
 
 def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "") -> str:

@@ -60,11 +60,11 @@ def to_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, 
 
 
 def from_planes(
-    z: Complex[Tensor, "*batch plane"], remainder: Float[Tensor, "*batch rest"], rope: Rope
+    z: Complex[Tensor, "*batch plane"], remainder: Float[Tensor, "*#batch rest"], rope: Rope
 ) -> Float[Tensor, "*batch d_head"]:
     """The inverse of `to_planes`, with the unrotated remainder put back."""
-    real = torch.cat([z.real, z.imag], -1) if rope.pairing == "half" else torch.view_as_real(z).flatten(-2)
-    return torch.cat([real, remainder], dim=-1)
+    real = [z.real, z.imag] if rope.pairing == "half" else [torch.view_as_real(z).flatten(-2)]
+    return torch.cat([*real, remainder.expand(*z.shape[:-1], -1)], dim=-1)
 
 
 def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane_and_rest"]:
@@ -92,9 +92,11 @@ def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_re
 
 
 def rotate(
-    x: Float[Tensor, "*batch pos d_head"], positions: Real[Tensor, " pos"], rope: Rope
+    x: Float[Tensor, "*batch #pos d_head"], positions: Real[Tensor, " pos"], rope: Rope
 ) -> Float[Tensor, "*batch pos d_head"]:
     """R_p x: every plane turned by theta_m p and scaled. Positions may be fractional; angles are taken in float64.
+
+    One vector is turned to every position.
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi / 2], dtype=torch.float64))
@@ -102,7 +104,7 @@ def rotate(
         [[0.0, 1.0]]
     """
     if not rope.rotary_dim:
-        return at_least_float32(x)
+        return at_least_float32(x).expand(*x.shape[:-2], len(positions), -1)
     z = to_planes(x, rope)
     angles = positions.double()[:, None] * rope.inv_freq.double().to(positions.device)
     turn = torch.polar(torch.full_like(angles, rope.scaling), angles)

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import UnsupportedModelError
@@ -21,7 +20,8 @@ from tl_posgen.models.loss import prompts_of_one_length, require_one_length, tok
 from tl_posgen.models.probe import geometry_of
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
-from tl_posgen.report.sentences import NO_NULL, at_most
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
+from tl_posgen.report.sentences import NO_NULL, at_most, entry, with_interval
 from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
@@ -40,9 +40,9 @@ class BandAblation(Dominance):
     r"""Loss, and SlashScore(D) at each head's own D, with scores = scale <R' q', R' k'> in all layers at once.
 
     The conditions are those of `SlashAblation`: each frequency band dropped, frozen or kept alone, Q and K of rank one
-    or their means, RoPE removed. There one layer is changed by itself; here the model runs on what is left. What the
-    model does untouched comes from the measures "slash", "slash_ablation" and "loss" of the same run.
-    Layers and heads that are chosen are those whose slash scores are taken; all are ablated.
+    or their means, RoPE removed. There one layer is changed by itself; here the model runs on what is left. Each
+    head's own D, and its score with one layer ablated, come from the measures "slash" and "slash_ablation" of the same
+    run. Layers and heads that are chosen are those whose slash scores are taken; all are ablated.
 
     Args:
         schemes: how to make bands, any of "thirds" and "wavelength".
@@ -67,16 +67,16 @@ class BandAblation(Dominance):
 
 
 def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
-    """Every condition but the unchanged one in the running model."""
+    """Every condition in the running model."""
     options = request.options
     assert isinstance(options, BandAblation)
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     planned = conditions(options.schemes, tokens.shape[1])
+    job.plan(len(tokens) * len(planned))
 
     def of_model(model: Any, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
-        untouched = xr.Dataset({"score": after["slash"]["score"], "loss": ("prompt", after["loss"]["loss"].values)})
-        bar = tqdm(planned[1:], desc=f"band ablation, {label}", disable=not job.progress)
-        running = xr.concat([untouched, *(in_running_model(model, tokens, one, job) for one in bar)], "condition")
+        place = after["slash"]["best_distance"]
+        running = xr.concat([in_running_model(model, tokens, one, place, job) for one in planned], "condition")
         assert isinstance(running, xr.Dataset)
         names = [condition.label for condition in planned]
         found = compared(running.assign_coords(condition=names), after, options)
@@ -89,17 +89,23 @@ def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
     return job.result(request, model, list(tokens), of_model)
 
 
-def in_running_model(model: Any, tokens: Int[Tensor, "prompt pos"], condition: Condition, job: Job) -> xr.Dataset:
-    """Slash scores [layer head distance] and loss [prompt] with one condition in all layers."""
+def in_running_model(
+    model: Any, tokens: Int[Tensor, "prompt pos"], condition: Condition, place: xr.DataArray, job: Job
+) -> xr.Dataset:
+    """With one condition in all layers: slash scores [layer head distance], those at each head's own distance
+    [prompt layer head], and loss [prompt]."""
     rows = HeadRows()
 
     def take(layer: LayerCapture) -> None:
         rows.add(layer, score=statistics_of(layer).score)
 
-    hooks = ablate_bands(model, condition.kind, condition.planes if condition.band else None)
+    planes = condition.planes if condition.band else None
+    hooks = [] if condition.kind == "unchanged" else ablate_bands(model, condition.kind, planes)
     with capturing(model, take, needs=frozenset({"pattern"}), layers=job.layers, heads=job.heads):
         losses = token_losses(model, tokens, hooks).mean(-1).numpy()
-    return xr.Dataset({"score": rows.array("score", "distance").mean("prompt"), "loss": ("prompt", losses)})
+    score = rows.array("score", "distance")
+    found = {"profile": score.mean("prompt"), "score": at_distance(score, place), "loss": ("prompt", losses)}
+    return xr.Dataset(found)
 
 
 def planes_of(model: Any, condition: Condition) -> list[int]:
@@ -111,26 +117,28 @@ def planes_of(model: Any, condition: Condition) -> list[int]:
 def compared(running: xr.Dataset, after: Mapping[str, xr.Dataset], options: BandAblation) -> xr.Dataset:
     """Scores at each head's best distance of the untouched model, and one number per condition."""
     place = after["slash"]["best_distance"]
-    score = at_distance(running["score"], place)
     alone = at_distance(after["slash_ablation"]["score"].reindex(condition=running["condition"]), place)
-    dominant = dominant_at(running["score"], options)
+    dominant = dominant_at(running["profile"], options)
     before = dominant.isel(condition=0, drop=True)
     chosen = before.any("distance")
     chosen = chosen if chosen.any() else xr.ones_like(chosen)
-    data = {
+    of_heads = running["score"].where(chosen).mean(("layer", "head")).transpose("prompt", "condition")
+    change = (running["loss"] - running["loss"].isel(condition=0)).transpose("prompt", "condition")
+    data: dict[str, Any] = {
         "loss_mean": running["loss"].mean("prompt"),
+        **mean_and_ends("loss_change", change.values, OVER),
+        **mean_and_ends("slash_score", of_heads.values, OVER),
         "slash_heads": dominant.any("distance").sum(("layer", "head")),
         "slash_heads_kept": (dominant & before).any("distance").sum(("layer", "head")),
-        "slash_score": score.where(chosen).mean(("layer", "head")),
         "slash_score_alone": alone.where(chosen).mean(("layer", "head")),
         "loss": running["loss"],
-        "score": score,
+        "score": running["score"].mean("prompt"),
         "score_alone": alone,
         "best_distance": place,
         "uniform_score": at_distance(after["slash"]["uniform"], place),
     }
     attrs = {"rows": ["condition"], "kappa": options.kappa, "distances": sorted(set(options.distances))}
-    return xr.Dataset(data, attrs=attrs)
+    return xr.Dataset(data, {"condition": running["condition"]}, attrs)
 
 
 def requires(model: Any) -> None:
@@ -152,14 +160,13 @@ def check_prompts(options: BandAblation, tokens: Sequence[Int[Tensor, " _"]]) ->
 
 
 def summarise(data: xr.Dataset) -> Summary:
-    change = data["loss_mean"] - data["loss_mean"].isel(condition=0)
+    measured = [f"{name}{end}" for name in ("loss_change", "slash_score") for end in ENDS]
     return {
         "conditions": data["condition"].values.tolist(),
         "loss": data["loss_mean"].values.tolist(),
-        "loss_change": change.values.tolist(),
-        **{name: data[name].values.tolist() for name in ("slash_score", "slash_heads", "slash_heads_kept")},
+        **{name: data[name].values.tolist() for name in (*measured, "slash_heads", "slash_heads_kept")},
         "n_planes": data["n_planes"].mean("model_layer").values.tolist(),
-        "largest_loss_change": float(abs(change).max()),
+        "largest_loss_change": float(abs(data["loss_change"]).max()),
     }
 
 
@@ -169,19 +176,20 @@ def of_condition(summary: Summary, key: str, condition: str) -> int | float:
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
-    lines = []
+    lines, at = [], own["conditions"].index
     for scheme, words in SCHEMES.items():
         dropped = {band: f"drop {band}, {scheme}" for band in BANDS}
         if set(dropped.values()) <= set(own["conditions"]):
             parts = [
-                f"{band} {of_condition(own, 'loss_change', name):+.3f} "
+                f"{band} {with_interval(entry(own, 'loss_change', at(name)), 'loss_change', '+.3f')} "
                 f"({of_condition(own, 'slash_heads_kept', name):g} kept)"
                 for band, name in dropped.items()
             ]
             lines.append(f"{words} dropped in every layer, the loss changes by {', '.join(parts)}.")
 
     def told(kind: str) -> str:
-        return f"{of_condition(own, 'slash_score', kind):.3f} (loss {of_condition(own, 'loss', kind):.3f})"
+        score = with_interval(entry(own, "slash_score", at(kind)), "slash_score")
+        return f"{score} (loss {of_condition(own, 'loss', kind):.3f})"
 
     whole = [f"{words} {told(kind)}" for kind, words in WHOLE_KINDS.items() if kind != "means_no_rope"]
     random = NO_NULL if null is None else f"random init {averaged(null['slash_heads'][0])}"
@@ -280,7 +288,8 @@ VARIABLES = {
     "loss_mean": Variable("loss", "nats per token", "mean over prompts", OVER),
     "slash_heads": Variable("slash heads", "", "dominant at one of the distances", OVER),
     "slash_heads_kept": Variable("slash heads kept", "", "of those before, at a distance where they were", OVER),
-    "slash_score": Variable("slash score", "", "mean over the heads dominant before (all where none was)", OVER),
+    **with_ends("slash_score", "slash score", "", "mean over the heads dominant before (all where none was)", OVER),
+    **with_ends("loss_change", "rise of the loss", "nats per token", "against the unchanged model, by prompt", OVER),
     "slash_score_alone": Variable("slash score, one layer alone", "", "each layer ablated by itself", OVER),
     "loss": Variable("loss", "nats per token", dims=("condition", "prompt")),
     "score": Variable("slash score in the running model", "", "at the best distance", PER_HEAD),
@@ -302,7 +311,7 @@ MEASURE = Measure(
     source="the claim: Cheng et al. 2026 (arXiv 2601.08297); bands and ablations: ours",
     options=BandAblation,
     procedure=run,
-    after=("slash", "slash_ablation", "loss"),
+    after=("slash", "slash_ablation"),
     requires=requires,
     check_prompts=check_prompts,
     matrices=10,

@@ -1,7 +1,7 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
 from tl_posgen.claim import Claim, Judgement, Verdict, both, threshold
-from tl_posgen.report.sentences import said
+from tl_posgen.report.sentences import entry, with_interval
 from tl_posgen.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES, of_condition
@@ -13,12 +13,13 @@ from tl_posgen.summary import Summary
 
 def random_tokens(slash_transfer: Result) -> Judgement:
     def say(own: Summary) -> str:
-        lists = (own[key] for key in ("distances", "pearson", "n_natural", "n_random", "jaccard"))
+        lists = (own[key] for key in ("distances", "n_natural", "n_random", "jaccard"))
         parts = []
-        for at, r, natural, random, jaccard in list(zip(*lists, strict=True))[:3]:
+        for place, (at, natural, random, jaccard) in enumerate(zip(*lists, strict=True)):
             overlap = f", Jaccard {jaccard:.2f}" if natural + random else ""
-            parts.append(f"D = {at}: r {r:.2f}, {natural:.3g} and {count(random)}{overlap}")
-        return "; ".join(parts)
+            r = with_interval(entry(own, "pearson", place), "pearson", ".2f")
+            parts.append(f"D = {at}: r {r}, {natural:.3g} and {count(random)}{overlap}")
+        return f"over heads, {'; '.join(parts)}"
 
     least = slash_transfer.summary["least_pearson_where_dominant"]
     return Judgement(threshold(least, 0.9, 0.6), *both(say, slash_transfer))
@@ -35,25 +36,34 @@ def rank_one(cone: Result) -> Judgement:
 
 def axis(cone: Result) -> Judgement:
     def say(own: Summary) -> str:
-        words = f"the axis gains {own['gain_q']:.1f} times in W_Q, {own['gain_k']:.1f} in W_K"
+        gains = (with_interval(own, f"gain_{side}", ".1f") for side in "qk")
+        words = f"the axis gains {' times in W_Q, '.join(gains)} in W_K"
         if not own["n_dominant"]:
             return f"{words}; no head is slash-dominant"
-        measured, alone, rest, uniform = (said(own[f"{name}_dominant"], ".2f") for name in BEST)
-        return f"{words}; slash score {measured}, axis alone {alone}, the rest {rest}, uniform {uniform}"
+        measured, alone, rest, uniform = (with_interval(own, f"{name}_dominant", ".2f") for name in BEST)
+        return (
+            f"{words}; slash score {measured}, axis alone {alone}, the rest {rest}, uniform {uniform}; the axis part "
+            f"makes {with_interval(own, 'axis_part', '.0%')} of it above uniform"
+        )
 
     return Judgement(threshold(cone.summary["axis_part"], 0.75, 0.4), *both(say, cone))
 
 
 def frequencies(band_ablation: Result) -> Judgement:
     def say(own: Summary) -> str:
-        parts = [f"slash score in the running model {at(own, 'unchanged')}, {in_words('no_rope')} {at(own, 'no_rope')}"]
+        heads = "" if own["slash_heads"][0] else " of all heads, none dominant,"
+        unchanged = f"slash score{heads} in the running model {at(own, 'unchanged')}"
+        parts = [f"{unchanged}, {in_words('no_rope')} {at(own, 'no_rope')}"]
         for scheme in schemes_of(own):
             dropped = ", ".join(f"{band} {at(own, f'drop {band}, {scheme}')}" for band in BANDS)
             parts.append(f"by {scheme} without {dropped}, low alone {at(own, f'keep low, {scheme}')}")
         return "; ".join(parts)
 
     def at(own: Summary, condition: str) -> str:
-        return f"{of_condition(own, 'slash_score', condition):.2f} (loss {of_condition(own, 'loss', condition):.2f})"
+        place = own["conditions"].index(condition)
+        score, change = (entry(own, key, place) for key in ("slash_score", "loss_change"))
+        rise = "" if condition == "unchanged" else f" (loss {with_interval(change, 'loss_change', '+.2f')})"
+        return f"{with_interval(score, 'slash_score', '.2f')}{rise}"
 
     own = band_ablation.summary
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
@@ -135,9 +145,10 @@ CLAIMS = [
         "slash",
         4,
         "Medium and high frequencies of RoPE make the slash, low ones do not.",
-        "by thirds and by wavelength: without the low band three quarters of the slash score are left, without the "
-        "high or the medium one less, on the low one alone at most a quarter; partly: so under one of the two, or the "
-        "low band costs at most half of what the others cost in the mean",
+        "without the low band three quarters of the slash score are left, without the high and without the medium one "
+        "less, on the low one alone at most a quarter: held; the others cost a quarter in the mean, and the low one at "
+        "most half of that: partly. By thirds and by wavelength, or by one of them where the other has a band without "
+        "a plane; where they disagree, partly if one holds, else not held",
         ("band_ablation",),
         frequencies,
     ),

@@ -15,17 +15,28 @@ from tl_posgen.collector import HeadRows, Variable, added
 from tl_posgen.measure import Measure
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.report.sentences import NO_NULL, beside, said
+from tl_posgen.report.intervals import ENDS
+from tl_posgen.report.sentences import NO_NULL, beside, with_interval
 from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
 from tl_posgen.slash.ablations import ablate
 from tl_posgen.slash.cone_figures import BEST, FIGURES, drawn
 from tl_posgen.slash.cone_fit import ConeFit, axis_projection, fit_cone
 from tl_posgen.slash.dominance import Dominance, check_all_reached, is_dominant
-from tl_posgen.slash.head_groups import PER_HEAD, VariantCollector, group_means, group_table, in_groups
+from tl_posgen.slash.head_groups import (
+    PER_HEAD,
+    VariantCollector,
+    group_masks,
+    group_means,
+    group_table,
+    in_groups,
+    mean_of,
+)
 from tl_posgen.slash.layer_means import SUFFIXES, at_distance, best_distance, statistics_from_qk
 from tl_posgen.stats.agreement import spearman
+from tl_posgen.stats.jackknife import jackknife_interval
 from tl_posgen.summary import NullSummary, Summary
 
+WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis_only", "off_axis")
 COSINES = np.linspace(-1, 1, 41)  # edges of the histogram
 
@@ -168,15 +179,40 @@ SPEARMAN = ("score_r1_spearman_q", "score_r1_spearman_k")
 
 def summarise(data: xr.Dataset) -> Summary:
     whole = data.sel(variant="all")
-    found = group_means(data, GROUP_MEANS)
-    measured, alone, uniform = (found[f"{name}_dominant"] for name in (BEST[0], BEST[1], BEST[3]))
     return {
-        **found,
+        **group_means(data, GROUP_MEANS),
         **{name: float(whole[name].mean()) for name in (*OF_LAYERS, *SPEARMAN)},
+        **{
+            f"{name}{end}": float(whole[f"mean_{name}{end}"])
+            for name in OF_LAYERS
+            for end in ENDS[1:]
+            if f"mean_{name}{end}" in data
+        },
         "bias_share": max(float(data[f"bias_share_{side}"].mean()) for side in "qk"),
-        # of the dominant heads' slash score above uniform attention, what the axis part alone makes
-        "axis_part": None if measured in (None, uniform) else (alone - uniform) / (measured - uniform),
+        **axis_part(whole),
     }
+
+
+def axis_part(data: xr.Dataset) -> dict[str, float | None]:
+    """Of the dominant heads' slash score above uniform attention, what the axis part alone makes, and its interval;
+    None where that score is no higher than WORTHLESS."""
+    heads = group_masks(data)["dominant"]
+
+    def above(suffix: str) -> list[xr.DataArray]:
+        alone, measured, uniform = (mean_of(data[f"{BEST[place]}{suffix}"], heads) for place in (1, 0, 3))
+        return [alone - uniform, measured - uniform]
+
+    def of(suffix: str) -> xr.DataArray:
+        alone, measured = above(suffix)
+        return alone / measured.where(measured > WORTHLESS)
+
+    if not heads.any() or not float(above("")[1]) > WORTHLESS:
+        return {"axis_part": None}
+    found: dict[str, float | None] = {"axis_part": float(of(""))}
+    if f"{BEST[0]}_left_out" in data:
+        ends = jackknife_interval(float(of("")), of("_left_out").values, data["prompt_share"].values)
+        found |= {f"axis_part{end}": float(edge) for end, edge in zip(ENDS[1:], ends, strict=True)}
+    return found
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
@@ -194,7 +230,7 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         f"{beside(own, null, 'gain_q', '.2f')} times, W_K {beside(own, null, 'gain_k', '.2f')} times.",
     ]
     if own["n_dominant"]:
-        measured, alone, rest, uniform = (said(own[f"{name}_dominant"], ".3f") for name in BEST)
+        measured, alone, rest, uniform = (with_interval(own, f"{name}_dominant") for name in BEST)
         lines.append(
             f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone} at their best distance "
             f"(measured {measured}); with all but the axis {rest} (uniform attention {uniform})."
@@ -242,7 +278,9 @@ VARIABLES = {
     "best_off_axis": Variable(
         "slash score of all but the axis", description="at the same distance", dims=PER_HEAD, interval=True
     ),
-    "best_uniform": Variable("slash score of uniform attention", description="at the same distance", dims=PER_HEAD),
+    "best_uniform": Variable(
+        "slash score of uniform attention", description="at the same distance", dims=PER_HEAD, interval=True
+    ),
     "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
     "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
     "cosine_mean": Variable(

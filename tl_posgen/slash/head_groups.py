@@ -13,8 +13,9 @@ from torch import Tensor
 from tl_posgen.collector import Collector, HeadRows
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
-from tl_posgen.report.sentences import said
+from tl_posgen.report.sentences import with_interval
 from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of
+from tl_posgen.stats.jackknife import jackknife_interval
 from tl_posgen.summary import Summary
 
 TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}
@@ -61,6 +62,7 @@ class VariantCollector(Collector):
 
 def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
     """`n_dominant`, `n_other`, and `<name>_dominant`, `<name>_other`, means over these heads; None for an empty group.
+    Where there are left-out numbers, the ends of each mean's interval too, of these heads.
 
     Args:
         data: `dominant`, the slash `score`, which tells the heads that were measured, and the variables named, over
@@ -79,9 +81,18 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
         for group, mask in group_masks(heads).items():
             found[f"n_{group}{end}"] = int(mask.sum())
             for name in names:
-                mean = float(heads[name].where(mask).mean()) if mask.any() else None
-                found[f"{name}_{group}{end}"] = mean
+                key, left_out = f"{name}_{group}{end}", f"{name}_left_out"
+                found[key] = float(mean_of(heads[name], mask)) if mask.any() else None
+                if mask.any() and left_out in data:
+                    without = mean_of(data[left_out].sel(variant=variant), mask).values
+                    low, high = jackknife_interval(found[key], without, data["prompt_share"].values)
+                    found |= {f"{key}_low": float(low), f"{key}_high": float(high)}
     return found
+
+
+def mean_of(values: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
+    """The mean over these heads; NaN where one of them has no value."""
+    return values.where(heads, 0).sum(("layer", "head"), skipna=False) / heads.sum()
 
 
 def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -96,7 +107,7 @@ def in_groups(summary: Summary, names: Sequence[str], *, variant: str = "all", f
     end, phrases = SUFFIXES[variant], []
     for group, words in GROUPS.items():
         if n := summary[f"n_{group}{end}"]:
-            values = " and ".join(said(summary[f"{name}_{group}{end}"], form) for name in names)
+            values = " and ".join(with_interval(summary, f"{name}_{group}{end}", form) for name in names)
             none = group == "other" and not summary[f"n_dominant{end}"]
             phrases.append(f"{values} in {f'{count(n)}, none slash-dominant' if none else count(n, words)}")
     return ", ".join(phrases)

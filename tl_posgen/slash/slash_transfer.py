@@ -11,7 +11,6 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.measure import Measure, Request, TokenView
@@ -20,7 +19,8 @@ from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.sentences import NO_NULL, at_head, beside, head_reference, said
+from tl_posgen.report.intervals import ENDS, FISHER, with_ends
+from tl_posgen.report.sentences import NO_NULL, at_head, beside, entry, head_reference, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.slash.dominance import Dominance, check_all_reached
 from tl_posgen.slash.layer_means import (
@@ -36,7 +36,7 @@ from tl_posgen.slash.layer_means import (
     with_and_without,
 )
 from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
-from tl_posgen.stats.agreement import agreement
+from tl_posgen.stats.agreement import agreement, fisher_interval
 from tl_posgen.summary import NullSummary, Summary
 
 
@@ -70,10 +70,11 @@ def run(model: Any, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(options, SlashTransfer)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     drawn = random_prompts(tokens, model.cfg.d_vocab, job.seed)
+    job.plan(len(drawn))
 
     def of_model(model: Any, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
         natural = after["slash"]
-        random = scores_on(model, drawn, natural, job, label)
+        random = scores_on(model, drawn, natural, job)
         return compared(natural, random, options).assign_attrs(model=label, kappa=options.kappa)
 
     return job.result(request, model, tokens, of_model)
@@ -86,7 +87,7 @@ def random_prompts(tokens: Sequence[Int[Tensor, " _"]], n_vocabulary: int, seed:
     return [torch.cat([prompt[:1], other[1:]]) for prompt, other in zip(tokens, drawn, strict=True)]
 
 
-def scores_on(model: Any, tokens: Sequence[Int[Tensor, " _"]], natural: xr.Dataset, job: Job, label: str) -> xr.Dataset:
+def scores_on(model: Any, tokens: Sequence[Int[Tensor, " _"]], natural: xr.Dataset, job: Job) -> xr.Dataset:
     """Slash scores on other tokens, and the patterns there of the heads that are shown on text."""
     rows = HeadRows()
     shown = list(zip(natural["example_layer"].values.tolist(), natural["example_head"].values.tolist(), strict=True))
@@ -99,8 +100,7 @@ def scores_on(model: Any, tokens: Sequence[Int[Tensor, " _"]], natural: xr.Datas
             patterns.update({head: crop for head, crop in cropped(layer).items() if head in shown})
 
     needs = frozenset({"pattern"})
-    bar = tqdm(tokens, desc=f"random tokens, {label}", unit="prompt", disable=not job.progress)
-    for number, prompt in enumerate(bar):
+    for number, prompt in enumerate(tokens):
         run_capture(model, prompt[None], partial(take, number), needs=needs, layers=job.layers, heads=job.heads)
     return means_over_prompts(rows).assign(
         pattern=(("example", "query", "key"), np.stack([patterns[head] for head in shown])),
@@ -133,9 +133,10 @@ def agreements(both: xr.Dataset, options: SlashTransfer) -> xr.Dataset:
         torch.from_numpy(scores.sel(source=source).transpose("variant", "distance", "place").values).contiguous()
         for source in SOURCES
     )
-    found = {
-        name: (("variant", "at"), one.numpy()) for name, one in vars(agreement(natural, random, options.kappa)).items()
-    }
+    agreed = agreement(natural, random, options.kappa)
+    low, high = fisher_interval(agreed.pearson, scores.sizes["place"])
+    columns = vars(agreed) | {"pearson_low": low, "pearson_high": high}
+    found = {name: (("variant", "at"), one.numpy()) for name, one in columns.items()}
     names = {"n_first": "n_natural", "n_second": "n_random"}
     return xr.Dataset(found, {"variant": list(SUFFIXES), "at": distances}).rename(names)
 
@@ -143,7 +144,7 @@ def agreements(both: xr.Dataset, options: SlashTransfer) -> xr.Dataset:
 # What is shown
 
 
-AGREEMENTS = ("pearson", "spearman", "jaccard")
+AGREEMENTS = [(name, "") for name in ("pearson", "spearman", "jaccard")] + [("pearson", end) for end in ENDS[1:]]
 
 
 def summarise(data: xr.Dataset) -> Summary:
@@ -154,9 +155,9 @@ def summarise(data: xr.Dataset) -> Summary:
     return {
         "distances": data["at"].values.tolist(),
         **{
-            f"{name}{end}": data[name].sel(variant=variant).values.tolist()
-            for variant, end in SUFFIXES.items()
-            for name in AGREEMENTS
+            f"{name}{suffix}{end}": data[f"{name}{end}"].sel(variant=variant).values.tolist()
+            for variant, suffix in SUFFIXES.items()
+            for name, end in AGREEMENTS
         },
         **{str(name): count.values.tolist() for name, count in counts.items()},
         "at": int(counts["n_natural"].idxmax("at")),  # where most heads are dominant on text
@@ -172,12 +173,12 @@ def summarise(data: xr.Dataset) -> Summary:
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
     place = own["distances"].index(own["at"])
+    r, r_out = (with_interval(entry(own, key, place), key) for key in ("pearson", "pearson_without_first_token"))
     of_null = NO_NULL if null is None else f"random init {said(null['pearson'][place], '.3f')}"
     return [
         f"At D = {own['at']} slash scores on random tokens follow those on text over heads with r = "
-        f"{said(own['pearson'][place], '.3f')} ({of_null}; without the first token "
-        f"{said(own['pearson_without_first_token'][place], '.3f')}); {own['n_natural'][place]} heads are dominant on "
-        f"text, {own['n_random'][place]} on random tokens, overlap (Jaccard) {said(own['jaccard'][place], '.2f')}.",
+        f"{r} ({of_null}; without the first token {r_out}); {own['n_natural'][place]} heads are dominant on text, "
+        f"{own['n_random'][place]} on random tokens, overlap (Jaccard) {said(own['jaccard'][place], '.2f')}.",
         f"The strongest, {at_head(own['strongest_head'], own['strongest_natural'])} at D = {own['strongest_distance']} "
         f"on text, scores {beside(own, null, 'strongest_random')} on random tokens.",
     ]
@@ -230,7 +231,7 @@ VARIABLES = {
     "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
     "first_token": Variable("attention to the first token", dims=("source", "layer", "head")),
     "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
-    "pearson": Variable("correlation over heads", description="Pearson, text with random tokens", dims=AT),
+    **with_ends("pearson", "correlation over heads", "", "Pearson, text with random tokens", AT, FISHER),
     "spearman": Variable("rank correlation over heads", description="Spearman", dims=AT),
     "jaccard": Variable("overlap of the dominant heads", description="|A & B| / |A | B|", dims=AT),
     "n_natural": Variable("dominant heads on text", dims=AT),

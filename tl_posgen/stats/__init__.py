@@ -1,1 +1,1 @@
-"""Statistics that several subjects share: correlations, agreement of two measurements, bootstrap intervals."""
+"""Statistics that several subjects share: correlations, agreement of two measurements, intervals."""

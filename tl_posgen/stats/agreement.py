@@ -44,6 +44,22 @@ def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float
     return r.clamp(-1, 1).masked_fill(constant, torch.nan)
 
 
+def fisher_interval(
+    r: Float[Tensor, "*batch"], n: Float[Tensor, "*batch"] | int
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    r"""tanh(artanh r -+ 1.96 / sqrt(n - 3)), the 95% interval of correlations over n independent rows; NaN of fewer
+    than 4.
+
+    Example:
+        >>> low, high = fisher_interval(torch.tensor([0.9, 1.0]), 16)
+        >>> [round(float(one), 2) for one in (*low, *high)]
+        [0.73, 1.0, 0.97, 1.0]
+    """
+    n = torch.as_tensor(n, dtype=torch.float64)
+    reach = torch.where(n > 3, 1.96 / (n - 3) ** 0.5, torch.nan)
+    return torch.tanh(torch.atanh(r) - reach), torch.tanh(torch.atanh(r) + reach)
+
+
 def spearman(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     """Pearson's correlation of the ranks, equal values sharing their mean rank.
 

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.stats.agreement import fisher_interval
+
 
 @dataclass(frozen=True)
 class Correlation:
@@ -74,8 +76,8 @@ def partial_correlation(
     varied = spread > 1e-12 * columns.norm(dim=0)  # else what varies is rounding
     defined = varied.all() and left_x > 1e-10 * spread[0] and left_y > 1e-10 * spread[1]
     r = max(-1.0, min(1.0, float(rest[:, 0] @ rest[:, 1]) / (left_x * left_y))) if defined else float("nan")
-    z, half = torch.atanh(torch.tensor(r, dtype=torch.float64)), 1.96 / (n - c - 3) ** 0.5
-    return Correlation(r, float(torch.tanh(z - half)), float(torch.tanh(z + half)), n, c)
+    low, high = fisher_interval(torch.tensor(r, dtype=torch.float64), n - c)
+    return Correlation(r, float(low), float(high), n, c)
 
 
 def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n control"]) -> Float[Tensor, "n column"]:

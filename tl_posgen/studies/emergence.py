@@ -154,6 +154,7 @@ def summarise(data: xr.Dataset) -> Summary:
         numbers[f"{name}_over_steps"] = [float(value) for value in values]
         for end, bound in interval_of(data, name).items():
             numbers |= {f"{name}_{end}": float(bound[-1]), f"{name}_first_{end}": float(bound[0])}
+            numbers[f"{name}_over_steps_{end}"] = [float(value) for value in bound]
         if curve.chance:
             chance = values_of(data, curve.chance)
             numbers |= {f"{name}_chance_lowest": float(chance.min()), f"{name}_chance_highest": float(chance.max())}

@@ -11,6 +11,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.studies.processes import Outcome, Work
 
 RETRIES = 3  # of a task whose worker or node is lost; what it had finished is passed over
+STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
 
 
 def on_ray(
@@ -75,13 +76,14 @@ def connected(address: str | None) -> Iterator[Any]:
         if address is not None and (named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
             socket.create_connection((named[1], int(named[2])), timeout=10).close()  # Ray itself tries for minutes
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-        try:
-            ray.init(address=address, **quiet)
-        except Exception as slow:
-            if "timed out during startup" not in str(slow):
-                raise
-            ray.shutdown()
-            ray.init(address=address, **quiet)  # after its 30 s a busy machine has at least loaded it
+        for attempt in range(STARTS):
+            try:
+                ray.init(address=address, **quiet)
+                break
+            except Exception as slow:
+                if "timed out during startup" not in str(slow) or attempt + 1 == STARTS:
+                    raise
+                ray.shutdown()
     except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -8,16 +8,19 @@ import pytest
 import torch
 import xarray as xr
 from declared import assert_declared
+from scipy.stats import t
 
 from tl_posgen import load, load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, length_extrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
 from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.report.sentences import with_interval
 
 WINDOWS = {"n_global": 2, "block": 4, "n_blocks": 1}
 OPTIONS = {"length": 16, "inside": 16, "times": 3, "n_prompts": 2, "progress": False, **WINDOWS}
@@ -202,7 +205,9 @@ def test_the_sentences_say_the_summary_with_the_null_or_without(result):
     for condition, sentence, without in zip(CONDITIONS, said, alone, strict=False):
         data = result.dataset.sel(condition=condition).isel(segment=slice(1, None))
         loss = float(data["loss_segment"].mean())
-        assert f"loss {loss:.2f}, outputs" in sentence
+        rise = with_interval(result.summary, f"rise_{condition}", "+.2f")
+        assert f"loss {loss:.2f}, {rise} against the untouched one inside, outputs" in sentence
+        assert result.summary[f"rise_{condition}"] == pytest.approx(loss - result.summary["loss_inside"])
         assert f"norm ratio {float(data['norm_ratio'].mean('segment').median()):.2f} (" in sentence
         losses = [null[f"loss_beyond_{condition}"] for null in nulls]
         assert f"(random init {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
@@ -210,6 +215,19 @@ def test_the_sentences_say_the_summary_with_the_null_or_without(result):
     noise = [null["noise_level"] for null in nulls]
     own = f"{result.summary['loss_inside']:.2f} and the noise level {float(result.dataset['noise_level'].median()):.2f}"
     assert f"{own} (random init {np.mean(noise):.2f} ± {np.std(noise, ddof=1):.2f})" in said[-1]
+
+
+def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice, result):
+    """Against the losses of two prompts, taken one by one."""
+    rows = prompts_of_one_length(mini, alice, OPTIONS["inside"] * OPTIONS["times"], OPTIONS["n_prompts"], beyond=True)
+    hooks, inside = lm_infinite(mini, OPTIONS["inside"], WINDOWS["n_global"]), OPTIONS["inside"]
+    under, own = token_losses(mini, rows, hooks), token_losses(mini, rows)
+    segments = torch.stack([under[:, start : start + inside].mean(1) for start in range(inside, rows.shape[1], inside)])
+    rise = (segments.mean(0) - own[:, :inside].mean(1)).double().numpy()
+    half = t.ppf(0.975, len(rise) - 1) * rise.std(ddof=1) / len(rise) ** 0.5
+    for end, side in (("", 0), ("_low", -1), ("_high", 1)):
+        found = float(result.dataset[f"rise{end}"].sel(condition="lm_infinite"))
+        assert found == pytest.approx(rise.mean() + side * half, rel=1e-3)
 
 
 def test_the_last_segment_is_the_end_of_the_prompt(result):

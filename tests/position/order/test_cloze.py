@@ -12,7 +12,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.order.cloze import ClozeItem, cloze_items, encode, encoded_items, measure_cloze, score_choices
 
 EVERYWHERE = {"layers": None, "heads": None}
-HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE, "label": "mini", "progress": False}
+HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
 
 
 @pytest.fixture(scope="session")

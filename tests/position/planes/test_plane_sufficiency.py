@@ -14,6 +14,7 @@ from tl_posgen.feed import one_pass
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.shuffled_like import shuffled_like
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.position.decomposition import variance
 from tl_posgen.position.planes.plane_sufficiency import MEASURE as plane_sufficiency
 from tl_posgen.position.planes.plane_sufficiency import PlaneSufficiency, correlation
 
@@ -40,7 +41,7 @@ def test_there_is_a_row_for_every_kind_of_weights_layer_and_head(result):
 
 def planes_of(model, alice, mini):
     tokens = to_prompts(mini, alice, length=64, n_prompts=2)
-    return one_pass(model, tokens, [registry.request_of("planes")], progress=False, label="some")["planes"]
+    return one_pass(model, tokens, [registry.request_of("planes")], label="some")["planes"]
 
 
 @pytest.mark.parametrize("kind", ["trained", "random init", "shuffled"])
@@ -152,14 +153,29 @@ def test_every_variable_is_declared(result, without_random):
 
 
 def test_the_sentences_say_the_summary_of_all_kinds(result):
-    assert json.loads(json.dumps(result.summary)) == result.summary
+    told = json.dumps(result.summary)
+    assert json.dumps(json.loads(told)) == told
     sentences = " ".join(result.findings())
     for group in GROUPS:
         at = result.dataset.sel(group=group, variant=WITHOUT)
-        assert f"{float(at['pearson']):.2f} (Spearman {float(at['spearman']):.2f})" in sentences
+        r, low, high, rho = (float(at[name]) for name in ("pearson", "pearson_low", "pearson_high", "spearman"))
+        ends = "" if group == "pooled" else f" [{low:.2f}, {high:.2f}]"
+        assert f"{r:.2f}{ends} (Spearman {rho:.2f})" in sentences
+        assert np.isnan([low, high]).all() == (group == "pooled")
     means = result.dataset[f"interaction_{WITHOUT}"].mean(("layer", "head")).values
     assert "{:.3f} (random init {:.3f}, shuffled {:.3f})".format(*means) in sentences
     assert result.summary[f"interaction_{WITHOUT}_random_init"] == means[1]
+
+
+def test_intervals_are_fishers_over_heads_and_over_four_prompts(mini, alice):
+    cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    found, own = plane_sufficiency(mini, alice, **cut), variance(mini, alice, **cut)
+    r, n = found.summary[f"pearson_{WITHOUT}_trained"], found.summary["n_heads"]
+    for end, side in (("low", -1), ("high", 1)):
+        fisher = np.tanh(np.arctanh(r) + side * 1.96 / np.sqrt(n - 3))
+        assert found.summary[f"pearson_{WITHOUT}_trained_{end}"] == pytest.approx(fisher)
+        expected = own.summary[f"interaction_{end}"]  # `variance` leaves the first token out
+        assert found.summary[f"interaction_{WITHOUT}_trained_{end}"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [{"eps": -1.0}, {"eps": None}, {"n_distances": 0}], ids=str)

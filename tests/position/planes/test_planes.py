@@ -46,7 +46,7 @@ def captures(mini, alice):
 
 def planes_of(model, prompts=TOKENS, where=None, **options):
     request = registry.request_of(Planes(**options))
-    return one_pass(model, list(prompts), [request], progress=False, label="some", **(where or {}))["planes"]
+    return one_pass(model, list(prompts), [request], label="some", **(where or {}))["planes"]
 
 
 def result_of(dataset):

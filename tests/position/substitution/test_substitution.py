@@ -101,8 +101,18 @@ def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
 
 @pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
 def test_a_share_of_nothing_is_no_number(worth):
-    assert np.isnan(recovered(np.ones(2), np.ones(2), np.ones(2) + worth, seed=0)).all()
-    assert recovered(np.ones(2), np.ones(2), np.full(2, 1.011), seed=0) == pytest.approx((1, 1, 1))
+    assert np.isnan(recovered(np.ones((3, 2)), np.ones(2), np.ones(2) + worth)).all()
+    np.testing.assert_allclose(recovered(np.ones((1, 2)), np.ones(2), np.full(2, 1.011)), 1)
+
+
+def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
+    unchanged, uniform = np.array([1.0, 2.0, 4.0]), np.array([3.0, 3.5, 4.5])
+    mixed = [share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)]
+    for column in recovered(np.array(mixed), unchanged, uniform):
+        np.testing.assert_allclose(column, [1, 0, 0.25], atol=1e-12)
+    share, low, high = recovered(np.array([[1.0, 3.0, 4.1]]), unchanged, uniform)
+    assert low < share < high
+    assert np.isnan(recovered(np.ones((1, 2)), np.full(2, 2.0), np.array([2.06, 2.0]))[1:]).all()
 
 
 def test_the_random_init_has_no_share_to_show(unsearched):
@@ -309,10 +319,14 @@ def test_sentences_and_titles_say_the_summary(result):
     assert own["search_recovered_free"] == float(data.search_recovered.sel(family="free")) == own["split_recovered"]
     assert f"r = {own['r_three_axis']:.3f}; in their place it recovers {own['recovered_three_axis']:.1%}" in text
     assert own["best"] == "triangle_4"
-    assert f"(triangle of width 4) recovers {own['recovered_best']:.1%} of the {own['worth']:.3f} nats" in text
+    best, free = (
+        "{:.1%} [{:.1%}, {:.1%}]".format(*(own[name.format(end)] for end in ("", "_low", "_high")))
+        for name in ("recovered_best{}", "search_recovered_free{}")
+    )
+    assert f"(triangle of width 4, the best of 6 splits on these prompts) recovers {best} of the" in text
+    assert f"of the {own['worth']:.3f} [{own['worth_low']:.3f}, {own['worth_high']:.3f}] nats between" in text
     assert f"(random init {result.null_summary['worth']:.4f} nats)" in text
-    ends = (own[f"search_recovered_{end}_free"] for end in ("low", "high"))
-    assert f"per head {own['search_recovered_free']:.1%} ({' to '.join(f'{x:.1%}' for x in ends)})" in text
+    assert f"a mean rotation and a reference key per head {free}." in text
     assert f"their KL from the unchanged model's is {own['search_prediction_kl_triangle']:.3f} nats" in text
     assert f"share recovered {own['r_rank']:.2f}, of" in result.plot("correlation").layout.title.text
 

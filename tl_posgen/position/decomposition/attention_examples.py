@@ -70,6 +70,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)[:1]
     picks = pick_heads(job.after["three_axis"].dataset["r_within_rows"].to_series(), request.options.examples, WHY)
     found: dict[tuple[int, int], xr.Dataset] = {}
+    job.plan(0, once=int(bool(picks)))
     if picks:
         run_capture(model, tokens[0][None], lambda one: found.update(patterns(one)), heads=[pick[:2] for pick in picks])
     texts = token_strings(model, tokens[0][:CROP])

@@ -79,18 +79,23 @@ def mean_key_r(
     dtype = torch.float64 if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
+    turns, at_once = _turns(distances, rope, q), max(1, QUERIES_AT_ONCE // q[0].numel())
     mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=torch.float64).to(dtype) for x in (k, k[:, 1:]))
-    turned_means = (rotate(x.expand_as(k), positions, rope) for x in (mean, mean_of_rest))
-    planes, *keys = (complex_planes(x, rope) for x in (q, k - mean_of_rest, mean - mean_of_rest))
-    turns = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, q.shape[-1]).to(planes)
-    heads = (planes, *map(real_coordinates, keys), turned_q, turned_k, *turned_means)
-    at_once = max(1, QUERIES_AT_ONCE // q[0].numel())
+    turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
+    heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
     found = torch.cat([_products(_Heads(*group), turns, pairs) for group in groups], -1) * scale**2
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
     assert scores.without_first_token
     rest = _correlation(found[1], scores.without_first_token)
     return replace(_correlation(found[0], scores), without_first_token=rest)
+
+
+def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
+    """x @ turn = R_d x, by what <R_d q, R_0 k> is."""
+    factors = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, like.shape[-1])
+    planes = complex_planes(torch.eye(like.shape[-1], dtype=torch.float64), rope)
+    return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
 
 
 def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores: PairMoments) -> MeanKeyCorrelation:
@@ -104,7 +109,7 @@ def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores:
 class _Heads(NamedTuple):
     """What the split of a few heads is formed of."""
 
-    planes: Tensor  # q before RoPE
+    q: Tensor  # before RoPE
     content: Tensor  # keys before RoPE, less the mean of all but the first
     moved: Tensor  # what the first key adds to that mean
     turned_q: Tensor
@@ -154,7 +159,7 @@ def _products(
     heads: _Heads, turns: Tensor, pairs: CausalPairs
 ) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
     """Of f + g with W and with itself; with token 0, and without it."""
-    turned = [real_coordinates(heads.planes * turn) for turn in turns]
+    turned = [heads.q @ turn for turn in turns]
     keys = (heads.turned_k, heads.turned_mean, heads.turned_mean_of_rest)
     forms = [*((heads.turned_q, k) for k in keys), *((q, heads.content) for q in turned)]
     w, f, f_of_rest, *contents = range(len(forms))
@@ -186,7 +191,7 @@ def _within_rows(
     queries = {id(q): q[:, 1:] for q, _ in forms}
     keys = {id(k): _Keys.of(k[:, 1:], width) for _, k in forms}
     centred = [(queries[id(q)], keys[id(k)].centred) for q, k in forms]
-    seen = [torch.einsum("hid,hid->hi", queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
+    seen = [torch.linalg.vecdot(queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
     found = [
         products - (counts * seen[one] * seen[other]).sum(-1)
         for (one, other), products in zip(which, products_over_band(centred, which, width), strict=True)

@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 from jaxtyping import Real
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
@@ -99,6 +98,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
         at_dummy_distance(model, **edit)  # what this model cannot do is refused here, before work starts
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     d0s = torch.tensor(distances, dtype=torch.float64)
+    job.plan(len(tokens) * (2 + len(edits)) + 1)
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
         heads = Collector(variables=VARIABLES)
@@ -107,10 +107,9 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
             capture.prompt = number
             heads.add(capture, **head_measures(capture, d0s, trained))
 
-        bar = tqdm(tokens, desc=f"dummy distance, {label}", unit="prompt", disable=not job.progress)
-        for number, prompt in enumerate(bar):
+        for number, prompt in enumerate(tokens):
             run_capture(other, prompt[None], partial(take, number), **where)
-        data = heads.dataset().merge(over_heads(heads, job.seed))
+        data = heads.dataset().merge(over_heads(heads))
         data = data.assign_coords(d0=distances, other_d0=distances, limit=limits)
         data = data.merge(curve_comparison(data["curve_intervention"], data["curve_fit"]))
         data = data.merge(table_examples(other, tokens[0], data[f"key_part_r{OUT}"], trained))
@@ -147,12 +146,12 @@ def head_measures(capture: LayerCapture, d0s: Real[Tensor, " d0"], trained: int)
     return found
 
 
-def over_heads(heads: Collector, seed: int) -> xr.Dataset:
+def over_heads(heads: Collector) -> xr.Dataset:
     """Means over heads, with their intervals over prompts."""
     data = {}
     for name, declared in OVER_HEADS.items():
         values = heads.rows.array(name, *declared.dims[2:]).mean(("layer", "head")).values
-        data |= mean_and_ends(f"mean_{name}", values, declared.dims[2:], seed)
+        data |= mean_and_ends(f"mean_{name}", values, declared.dims[2:])
     return xr.Dataset(data)
 
 

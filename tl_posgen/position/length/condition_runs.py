@@ -129,10 +129,14 @@ def dataset_of(runs: Mapping[str, Run], inside: int, planes: Mapping[int, Output
     n = losses.shape[-1] + 1
     ranges = bins(n, inside)
     by_bin = np.stack([losses[..., start:stop].mean(-1) for start, stop in ranges], -1)
-    by_segment = [losses[..., start : start + inside].mean((1, 2)) for start in range(0, n, inside)]
+    by_segment = np.stack([losses[..., start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
+    by_bin, by_segment = (np.moveaxis(one, 1, 0) for one in (by_bin, by_segment))  # [prompt, condition, place]
+    beyond = by_segment[..., 1:].mean(-1) if n > inside else np.nan * by_segment[..., 0]
+    rise = beyond - by_segment[:, [list(runs).index("vanilla")], 0]
     data = xr.Dataset(
-        mean_and_ends("loss", np.moveaxis(by_bin, 1, 0), ("condition", "bin"))
-        | {"loss_segment": (("condition", "segment"), np.stack(by_segment, -1))},
+        mean_and_ends("loss", by_bin, ("condition", "bin"))
+        | mean_and_ends("rise", rise, ("condition",))
+        | {"loss_segment": (("condition", "segment"), by_segment.mean(0))},
         {"condition": list(runs), "bin": [start for start, _ in ranges], "segment": range(n // inside)},
         {"rows": ["condition", "segment"], "inside": inside},
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import xarray as xr
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
@@ -24,8 +23,8 @@ from tl_posgen.position.length.condition_runs import BINS_INSIDE, Run, dataset_o
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.length_figures import CONDITIONS, FIGURES
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import with_ends
-from tl_posgen.report.sentences import NO_NULL, beside, null_of, said
+from tl_posgen.report.intervals import ENDS, with_ends
+from tl_posgen.report.sentences import NO_NULL, beside, null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
@@ -110,10 +109,11 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
         build(model)  # a model that cannot be edited is refused here, before work starts
 
     shown = some_of(list(select_heads(model, **where)))
+    job.plan(len(tokens) * len(hooks_of))
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
         runs, planes = {}, {}
-        for condition in tqdm(hooks_of, desc=f"length, {label}", unit="condition", disable=not job.progress):
+        for condition in hooks_of:
             runs[condition], hooks = Run(inside, shown), hooks_of[condition](other)
             for prompt in tokens:
                 runs[condition].add(other, prompt, hooks, where)
@@ -180,6 +180,11 @@ def summarise(data: xr.Dataset) -> Summary:
             for name, values in columns.items()
             for condition in conditions
         },
+        **{
+            f"rise_{condition}{end}": float(data[f"rise{end}"].sel(condition=condition)) if times > 1 else None
+            for condition in conditions
+            for end in ENDS
+        },
         "shown_layers": data["shown_layer"].values.tolist(),
         "plane_noise": float(data["plane_noise"].median()),
         "plane_share": float(data["plane_share"].median()),
@@ -199,11 +204,12 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
     def told(condition: str) -> str:
         keys = {name: f"{name}_{condition}" for name in forms}
         loss, share, frechet, ratio = (said(own[key], forms[name]) for name, key in keys.items())
+        rise = with_interval(own, f"rise_{condition}", "+.2f")
         nulls = [null_of(null, key, forms[name]).removeprefix("random init ") for name, key in keys.items()]
         random = NO_NULL if null is None else "random init " + ", ".join(nulls)
         return (
-            f"loss {loss}, outputs within the noise level in {share} of heads, Frechet {frechet}, norm ratio {ratio} "
-            f"({random})"
+            f"loss {loss}, {rise} against the untouched one inside, outputs within the noise level in {share} of "
+            f"heads, Frechet {frechet}, norm ratio {ratio} ({random})"
         )
 
     offsets = ", ".join(f"{CONDITIONS[c]} {beside(own, null, f'plane_offset_{c}', '.2f')}" for c in own["conditions"])
@@ -237,6 +243,9 @@ SEGMENT, BIN = ("condition", "layer", "head", "segment"), ("condition", "layer",
 VARIABLES = {
     **with_ends("loss", "loss", "nats", "by position; a bin is named by its first query", ("condition", "bin")),
     "loss_segment": Variable("loss by segment", "nats", "mean over each training length", ("condition", "segment")),
+    **with_ends(
+        "rise", "rise of the loss", "nats", "mean of the segments beyond, less the untouched one inside", ("condition",)
+    ),
     "entropy": Variable("entropy of attention", "nats", "- sum_j p_ij ln p_ij, mean over the bin", BIN),
     "normaliser": Variable("normaliser", "logits", "ln sum_j exp(score_ij), mean over the bin", BIN),
     "frechet": Variable("Frechet distance", "", "to the outputs inside, over the variance inside", SEGMENT),

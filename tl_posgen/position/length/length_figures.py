@@ -38,7 +38,7 @@ def loss(result: Any) -> go.Figure:
             curve = line(data["bin"].values, one["loss"].values, condition, COLOURS[number], **look)
             panels.add(panel, curve.update(error_y=error_bars(one, "loss")))
     mark_training_length(panels, result)
-    subtitle = "bars: 95 % bootstrap intervals over prompts; the axes differ"
+    subtitle = "bars: 95 % intervals over prompts; the axes differ"
     title = f"Loss beyond the training length · {model_label(result.dataset)}"
     return panels.axes("position", "loss, nats per token").finish(title, subtitle)
 

@@ -11,7 +11,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -117,8 +116,6 @@ def measure_cloze(
     window: int,
     seed: int,
     where: Mapping[str, Any],
-    label: str,
-    progress: bool,
 ) -> xr.Dataset:
     """Accuracy, the right choice being the likeliest, and its log-likelihood in nats per token, context disturbed.
 
@@ -126,8 +123,7 @@ def measure_cloze(
     """
     conditions, ratios = axes["condition"], axes["ratio"]
     values = np.full((len(items), len(conditions), len(ratios), 2), np.nan)
-    places = list(np.ndindex(values.shape[:3]))
-    for at, a, r in tqdm(places, desc=f"cloze, {label}", unit="item", disable=not progress):
+    for at, a, r in np.ndindex(values.shape[:3]):
         own: dict[str, Any] = {"seed": seed * len(items) + at, "window": window, "reach": reach, "where": where}
         log_p = score_choices(model, items[at].context, items[at].choices, conditions[a], ratios[r], **own)
         likeliest = int(np.argmax([float(one.sum()) for one in log_p]))

@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError
@@ -23,7 +22,7 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
 from tl_posgen.position.order import perturbation_figures as figures
 from tl_posgen.position.order.changes_by_token import TOKENS, ShownPrompt, shown_ratio
-from tl_posgen.position.order.cloze import encoded_items, measure_cloze
+from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, measure_cloze
 from tl_posgen.position.order.disturbance import CONDITIONS, REACHES, conditions_for, disturb, draw
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
@@ -112,10 +111,13 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
     items = encoded_items(model, prompts, options.n_cloze, job.seed)
 
+    axes = {"condition": conditions, "reach": list(options.reaches), "ratio": [float(x) for x in options.ratios]}
+    disturbed = len(conditions) * len(options.ratios)
+    of_loss = len(tokens) * (1 + disturbed * len(options.reaches) * options.n_draws)
+    job.plan(of_loss + len(items) * disturbed * N_CHOICES)
+
     def of_model(one: Model, label: str, after: Mapping[str, Any]) -> xr.Dataset:
-        axes = {"condition": conditions, "reach": list(options.reaches), "ratio": [float(x) for x in options.ratios]}
         how: dict[str, Any] = {"window": options.window, "seed": job.seed, "where": where}
-        how |= {"label": label, "progress": job.progress}
         data = measure_loss(one, tokens, axes, n_draws=options.n_draws, clean=options.clean, **how)
         if items:
             data = data.merge(measure_cloze(one, items, axes, reach=widest(options.reaches), **how))
@@ -140,8 +142,6 @@ def measure_loss(
     clean: int | float,
     seed: int,
     where: Mapping[str, Any],
-    label: str,
-    progress: bool,
 ) -> xr.Dataset:
     """The change of the loss for every condition, reach and ratio of `axes`, every draw, prompt and target."""
     n_prompts, n = tokens.shape
@@ -152,7 +152,7 @@ def measure_loss(
     moved = np.full(change.shape[:-1], np.nan)
     unchanged = token_losses(model, tokens)
     shown = ShownPrompt(widest(axes["reach"]), shown_ratio(axes["ratio"]))
-    for place in tqdm(list(np.ndindex(moved.shape)), desc=f"perturbation, {label}", unit="run", disable=not progress):
+    for place in np.ndindex(moved.shape):
         condition, reach, ratio, number, prompt = (coords[dim][at] for dim, at in zip(DIMS, place, strict=True))
         own = (seed * n_draws + number) * n_prompts + prompt  # every prompt has draws of its own
         drawn = draw(model, tokens[prompt], condition, reach, ratio, seed=own, window=window, protected=protected)
@@ -311,7 +311,7 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 
 ROWS, CLOZE = ("condition", "reach", "ratio", "target"), ("condition", "ratio")
-OVER_ITEMS = "of the 95 % bootstrap interval over items"
+OVER_ITEMS = "of the 95 % interval over items, Student's"
 RIGHT = "share of items whose right choice has the highest sum of ln p, widest reach"
 VARIABLES = {
     **with_ends("change", "rise of the loss", "nats", "loss disturbed - loss, mean over draws and prompts", ROWS),
@@ -332,7 +332,7 @@ MEASURE = Measure(
     question="How much order does the model need?",
     explanation=(
         "Loss after moving tokens in the text (T), positions of q and k (P), and rotated features (F), by the share of "
-        "tokens moved; 95 % bootstrap intervals over prompts, each the mean over draws. Beside it the accuracy of a "
+        "tokens moved; 95 % intervals over prompts, each the mean over draws. Beside it the accuracy of a "
         "cloze made from the text, with a share of its context moved; intervals over items."
     ),
     source="the claim: Han & Ji 2025 (arXiv 2503.13305); the definitions of the conditions and the cloze: ours",

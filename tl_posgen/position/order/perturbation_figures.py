@@ -41,7 +41,7 @@ def curves(result: Any) -> go.Figure:
         panels.add(len(reaches), *by_ratio(result, "cloze_accuracy", conditions))
         panels.add(len(reaches), line(x, chance, "chance of the cloze", "black", dash="dot", width=1.2))
         panels.figure.update_yaxes(matches=None, showticklabels=True, range=[0, 1], col=panels.n_columns)
-    subtitle = f"{TARGET} targets; 95 % bootstrap intervals over prompts"
+    subtitle = f"{TARGET} targets; 95 % intervals over prompts"
     subtitle += f", of the cloze over {summary['cloze_items']} items" if cloze else ""
     subtitle += "; random init in grey" if result.nulls else ""
     return panels.finish(f"Loss as order is lost · {model_label(data)}", subtitle)
@@ -60,7 +60,7 @@ def matched(result: Any) -> go.Figure:
     panels.axes("% of tokens (jitter: of pairs) moved", "rise of the loss, nats")
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
-        f"{TARGET} targets, the same draws; 95 % bootstrap intervals over prompts, below of the difference from P "
+        f"{TARGET} targets, the same draws; 95 % intervals over prompts, below of the difference from P "
         "within each" + ("; random init in grey" if result.nulls else "")
     )
     return panels.finish(f"Index (P) against features (F) · {model_label(data)}", subtitle)

@@ -128,9 +128,10 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(options, AnyDistance)
     frequencies = own_frequencies(model, job.layers)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
+    job.plan(len(tokens))
     scores = built(options.tables(job.seed), frequencies, options.rconds)
     variance = registry.request_of(Variance(n_distances=options.n_distances))
-    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads, "seed": job.seed, "progress": job.progress}
+    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads, "seed": job.seed}
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
         found = one_pass(other, tokens, [variance], label=label, **where)["variance"]

@@ -10,7 +10,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -78,6 +77,11 @@ def plan(
     }, coords
 
 
+def runs_of(planned: Planned) -> int:
+    """How often `measured` runs every prompt: unchanged, and with every edit and its control."""
+    return 1 + 2 * sum(how is not None for _, places in planned.values() for how in places)
+
+
 def full(edit: str) -> float:
     """The strength that 1 stands for: phases noisy by pi radians are as good as random."""
     return math.pi if edit == "phase_noise" else 1.0
@@ -99,8 +103,6 @@ def measured(
     coords: Mapping[str, Sequence[Any]],
     *,
     seed: int,
-    name: str,
-    progress: bool,
 ) -> xr.Dataset:
     """The rise of the loss at every place that is planned, of its control, and the difference; means and intervals."""
     batches = tokens.split(BATCH)
@@ -114,21 +116,18 @@ def measured(
         return torch.cat(rows).numpy()
 
     unchanged = losses()
-    n_runs = 2 * sum(one is not None for _, places in planned.values() for one in places)
     data: dict[str, Any] = {"loss": float(unchanged.mean())}
-    with tqdm(total=n_runs, desc=name, unit="run", disable=not progress) as bar:
-        for variable, (dims, places) in planned.items():
-            rises = np.full((len(unchanged), len(places), len(COSTS)), np.nan)
-            for place, how in enumerate(places):
-                if how is None:
-                    continue
-                for cost, control in enumerate((False, True)):
-                    rises[:, place, cost] = losses(**how, control=control) - unchanged
-                    bar.update()
-            rises[..., -1] = rises[..., 0] - rises[..., 1]
-            rises = rises.reshape(-1, *(len(coords[dim]) for dim in dims), len(COSTS))
-            data |= mean_and_ends(variable, rises, (*dims, "cost"))
-            data[f"{variable}_each"] = (("prompt", *dims, "cost"), rises)
+    for variable, (dims, places) in planned.items():
+        rises = np.full((len(unchanged), len(places), len(COSTS)), np.nan)
+        for place, how in enumerate(places):
+            if how is None:
+                continue
+            for cost, control in enumerate((False, True)):
+                rises[:, place, cost] = losses(**how, control=control) - unchanged
+        rises[..., -1] = rises[..., 0] - rises[..., 1]
+        rises = rises.reshape(-1, *(len(coords[dim]) for dim in dims), len(COSTS))
+        data |= mean_and_ends(variable, rises, (*dims, "cost"))
+        data[f"{variable}_each"] = (("prompt", *dims, "cost"), rises)
     used = {dim for dims, _ in planned.values() for dim in dims}
     found = {dim: values for dim, values in coords.items() if dim in used}
     return xr.Dataset(data, {**found, "cost": list(COSTS), "prompt": list(range(len(unchanged)))})

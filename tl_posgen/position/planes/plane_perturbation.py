@@ -17,7 +17,7 @@ from tl_posgen.models.selection import select_heads
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share
 from tl_posgen.position.planes import plane_perturbation_figures as figures
-from tl_posgen.position.planes.plane_costs import COSTS, OF, measured, plan
+from tl_posgen.position.planes.plane_costs import COSTS, OF, measured, plan, runs_of
 from tl_posgen.position.planes.plane_edits import EDITS, Edit
 from tl_posgen.position.planes.plane_shares import COST_OF_POSITION, PARTS, correlations, cost_of_half, plane_shares
 from tl_posgen.position.planes.planes import require_rope
@@ -87,10 +87,11 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(options, PlanePerturbation)
     tokens = prompts_of_one_length(model, prompts, job.length, job.n_prompts)
 
+    planned, coords = plan(model, options, select_heads(model, job.layers, job.heads))
+    job.plan(len(tokens) * runs_of(planned))
+
     def of_model(one: Model, label: str, after: Mapping[str, xr.Dataset]) -> xr.Dataset:
-        planned, coords = plan(one, options, select_heads(one, job.layers, job.heads))
-        how: dict[str, Any] = {"seed": job.seed, "name": f"plane perturbation, {label}", "progress": job.progress}
-        data = measured(one, tokens, planned, coords, **how)
+        data = measured(one, tokens, planned, coords, seed=job.seed)
         if options.map_edits:
             by_planes = data["planes"].dtype.kind != "U"
             data = data.merge(plane_shares(after["planes"], data["layer"], by_planes))
@@ -225,7 +226,7 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 CURVE, BAND, MAP = ("edit", "of", "strength", "cost"), ("edit", "band", "cost"), ("map_edit", "layer", "planes", "cost")
 CELL, RHO = ("layer", "planes"), ("map_edit", "cost", "share")
 RISE = "loss perturbed - loss, mean over prompts; less_control: less that of a random rotation of the same energy"
-NORMAL = "of the 95% interval: bootstrap standard error over prompts"
+NORMAL = "of the 95% interval: standard error over resampled prompts, Student's t"
 OF_MAP = "of every plane, or band, of every layer as a share of the whole map; logits^2, mean over heads"
 VARIABLES = {
     "loss": Variable("loss", "nats", "per token, nothing perturbed", ()),
@@ -251,7 +252,7 @@ MEASURE = Measure(
         "In the running model, before RoPE: magnitudes or phases of queries and keys shuffled over tokens, replaced by "
         "their mean, or noisy, and positions shuffled while both stay; in all planes, in a third of them, and in one "
         "plane of one layer at a time. Beside each a random rotation that changes as much energy; beside the map what "
-        "share of position and of content each plane carries. The first token stays as it is; 95 % bootstrap intervals "
+        "share of position and of content each plane carries. The first token stays as it is; 95 % intervals "
         "over prompts."
     ),
     source="ours",

@@ -43,7 +43,7 @@ def curves(result: Any) -> go.Figure:
         control = of_edit.sel(of="both", cost="control")
         panels.add(panel, against_strength(control, "both: random rotation of equal energy", "black", dash="dot"))
     panels.axes("strength", RISE)
-    subtitle = "all planes of all layers, first token as it is; 95 % bootstrap intervals over prompts"
+    subtitle = "all planes of all layers, first token as it is; 95 % intervals over prompts"
     return panels.finish(f"Queries and keys perturbed in RoPE's planes · {model_label(data)}", subtitle)
 
 
@@ -70,7 +70,7 @@ def bands(result: Any) -> go.Figure:
             panels.add(panel, go.Bar(x=one["band"].values, y=one["band_rise"].values, name=name, marker_color=colour))
             panels.figure.data[-1].update(error_y=ends)
     panels.axes("third of the planes, by frequency", RISE)
-    subtitle = "full strength, all layers, first token as it is; 95 % bootstrap intervals over prompts"
+    subtitle = "full strength, all layers, first token as it is; 95 % intervals over prompts"
     return panels.finish(f"Which frequencies does it cost? · {model_label(data)}", subtitle)
 
 

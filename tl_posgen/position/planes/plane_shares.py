@@ -12,7 +12,7 @@ from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.stats.agreement import spearman
-from tl_posgen.stats.bootstrap import statistic_interval
+from tl_posgen.stats.jackknife import resampled_interval
 
 PARTS = ("position", "content", "energy")
 COST_OF_POSITION = "cost_of_position"
@@ -83,8 +83,8 @@ def correlations(data: xr.Dataset) -> xr.Dataset:
     at = edits.index("shuffle_positions") if "shuffle_positions" in edits else None
 
     def rho_and_gap(
-        means: Float[np.ndarray, "resample map_edit cost cell"],
-    ) -> Float[np.ndarray, "resample map_edit cost share_and_gap"]:
+        means: Float[np.ndarray, "some map_edit cost cell"],
+    ) -> Float[np.ndarray, "some map_edit cost share_and_gap"]:
         costs = torch.tensor(means)
         found = [spearman(costs, share.expand_as(costs)) for share in shares]
         if at is not None:
@@ -94,7 +94,7 @@ def correlations(data: xr.Dataset) -> xr.Dataset:
 
     dims, names = ("map_edit", "cost", "share"), [*PARTS, *([] if at is None else [COST_OF_POSITION])]
     found: dict[str, Any] = {"n_cells": each.shape[-1]}
-    for end, column in zip(ENDS, statistic_interval(each, rho_and_gap), strict=True):
+    for end, column in zip(ENDS, resampled_interval(each, rho_and_gap), strict=True):
         rho, gap = column[..., :-1].clip(-1, 1), column[..., -1].clip(-2, 2)
         found |= {f"rho{end}": (dims, rho), f"rho_gap{end}": (dims[:2], gap)}
     return xr.Dataset(found, {**{dim: data[dim] for dim in dims[:2]}, "share": names})

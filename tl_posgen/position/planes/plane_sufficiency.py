@@ -21,11 +21,13 @@ from tl_posgen.options import Options
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.position.planes.planes import EPS, Planes, require_rope
 from tl_posgen.procedure import Job, as_result
+from tl_posgen.prompt_groups import INTERVAL
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_names, line
 from tl_posgen.report.figures import model_label as label_of
-from tl_posgen.report.sentences import said
+from tl_posgen.report.intervals import ENDS, FISHER, with_ends
+from tl_posgen.report.sentences import said, with_interval
 from tl_posgen.result import Result
-from tl_posgen.stats.agreement import pearson, spearman
+from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
 from tl_posgen.summary import Summary
 
 WEIGHTS = ("trained", "random init", "shuffled")
@@ -33,6 +35,7 @@ POOLED = "pooled"
 VARIANTS = {"all": "", "without_first_token": WITHOUT_FIRST_TOKEN}
 CORRELATIONS = ("pearson", "spearman")
 ROW, GROUP = ("weights", "layer", "head"), ("group", "variant")
+OF_MEAN = [f"mean_interaction{WITHOUT_FIRST_TOKEN}{end}" for end in ENDS[1:]]
 PER_HEAD = (
     *(f"{name}{suffix}" for suffix in VARIANTS.values() for name in ("score_sum", "interaction", "std", "additive")),
     "planes_met",
@@ -80,14 +83,16 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, PlaneSufficiency)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     planes = Request(Planes.measure, request.options.planes())
-    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads, "progress": job.progress}
+    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads}
+    job.plan(0, once=len(tokens) * (2 + bool(job.random_inits)))
     measured = {}
     for kind, label, other in every_weights(model, job):
-        measured[kind] = one_pass(other, tokens, [planes], seed=job.seed, label=label, **where)["planes"]
+        found = one_pass(other, tokens, [planes], seed=job.seed, label=label, intervals=True, **where)["planes"]
+        measured[kind] = found[[*PER_HEAD, *OF_MEAN, "additive_by_eps"]]
         del other  # before the next is built
     kinds = [kind for kind in WEIGHTS if kind in measured]
     index = pd.Index(kinds, name="weights")
-    whole: Any = [measured[kind][[*PER_HEAD, "additive_by_eps"]] for kind in kinds]
+    whole: Any = [measured[kind] for kind in kinds]
     heads: xr.Dataset = xr.concat(whole, index, combine_attrs="override")
     heads = heads.assign(certified=heads["additive_by_eps"].mean(("layer", "head"))).drop_vars("additive_by_eps")
     dataset = heads.merge(correlations(heads)).assign_attrs(rows=list(ROW))
@@ -108,8 +113,12 @@ def correlations(heads: xr.Dataset) -> xr.Dataset:
     """Pearson and Spearman over heads, for each kind of weights and pooled, with the first token and without."""
     groups = {str(kind): heads.sel(weights=[kind]) for kind in heads["weights"].values} | {POOLED: heads}
     by_group = [[correlation(data, suffix) for suffix in VARIANTS.values()] for data in groups.values()]
-    columns = torch.tensor(by_group, dtype=torch.float64).movedim(-1, 0).numpy()
-    data = {name: (GROUP, x) for name, x in zip((*CORRELATIONS, "n_heads"), columns, strict=True)}
+    columns = torch.tensor(by_group, dtype=torch.float64).movedim(-1, 0)
+    data = {name: (GROUP, x.numpy()) for name, x in zip((*CORRELATIONS, "n_heads"), columns, strict=True)}
+    # none of the pooled ones: a head under three kinds of weights is one head
+    own, n = columns[0].where(torch.tensor([[group != POOLED] for group in groups]), torch.nan), columns[2]
+    ends = zip(ENDS[1:], fisher_interval(own, n), strict=True)
+    data |= {f"pearson{end}": (GROUP, x.numpy()) for end, x in ends}
     return xr.Dataset(data, {"group": list(groups), "variant": list(VARIANTS)})
 
 
@@ -136,18 +145,22 @@ def summarise(data: xr.Dataset) -> Summary:
     summary: dict[str, Any] = {"n_heads": int(n_heads)}
     for group in (*WEIGHTS, POOLED):
         known = group in data["group"].values
-        for name in CORRELATIONS:
+        for name, end in [(name, "") for name in CORRELATIONS] + [("pearson", end) for end in ENDS[1:]]:
             for variant, suffix in VARIANTS.items():
                 at = {"group": group, "variant": variant}
-                summary[key_of(f"{name}{suffix}", group)] = float(data[name].sel(at)) if known else None
+                value = float(data[f"{name}{end}"].sel(at)) if known else None
+                summary[f"{key_of(f'{name}{suffix}', group)}{end}"] = value
         for name in MEANS if group != POOLED else ():
             summary[key_of(name, group)] = float(data[name].sel(weights=group).mean()) if known else None
+        for end in ENDS[1:] if group != POOLED else ():
+            value = float(data[f"mean_{MEANS[1]}{end}"].sel(weights=group)) if known else None
+            summary[f"{key_of(MEANS[1], group)}{end}"] = value
     return summary
 
 
 def findings(own: Summary, null: Any) -> list[str]:
     def number(name: str, group: str, form: str) -> str:
-        return said(own[key_of(name, group)], form)
+        return with_interval(own, key_of(name, group), form)
 
     def correlated(group: str) -> str:
         r, rho = (number(f"{name}{WITHOUT_FIRST_TOKEN}", group, ".2f") for name in CORRELATIONS)
@@ -226,7 +239,10 @@ OF_PLANES = Planes.measure.variables
 VARIABLES = {
     **{name: replace(OF_PLANES[name], dims=ROW, headline="", short="") for name in PER_HEAD},
     "certified": Variable("share of heads certified", description="by tolerance, all tokens", dims=("weights", "eps")),
-    "pearson": Variable("Pearson's r", description="score_sum with interaction, over the group's heads", dims=GROUP),
+    **with_ends("pearson", "Pearson's r", "", "score_sum with interaction, over the group's heads", GROUP, FISHER),
+    **{
+        name: Variable("end of the mean interaction share", description=INTERVAL, dims=("weights",)) for name in OF_MEAN
+    },
     "spearman": Variable("Spearman's rho", description="score_sum with interaction, by rank", dims=GROUP),
     "n_heads": Variable("number of heads", description="that have both numbers", dims=GROUP),
 }

@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf
 from tl_posgen.models.loss import logits_of, losses_of, token_losses
@@ -40,7 +39,6 @@ def optimise_split(
     *,
     steps: int,
     seed: int,
-    progress: bool,
 ) -> tuple[xr.Dataset, dict[str, float]]:
     """The best split of every family, and the best width of those that have one.
 
@@ -77,11 +75,11 @@ def optimise_split(
             return substitute(model, by(), **where)
 
         target = log_predictions if family == "imitating" else None
-        descend(model, chosen_on, parameters, hooks, target, steps=steps, seed=seed, label=family, progress=progress)
+        descend(model, chosen_on, parameters, hooks, target, steps=steps, seed=seed)
 
     rows: list[xr.Dataset] = []
     n_heads, layers = len(where["heads"]), sorted({layer for layer, _ in where["heads"]})
-    widths = {family: best_width(model, chosen_on, family, where, progress) for family in BY_WIDTH}
+    widths = {family: best_width(model, chosen_on, family, where) for family in BY_WIDTH}
     for family, width in widths.items():
         report(family, 1, BY_WIDTH[family](width))
     width = widths["triangle"]
@@ -112,12 +110,19 @@ def optimise_split(
     return families, widths
 
 
-def best_width(
-    model: Model, tokens: Int[Tensor, "prompt pos"], family: str, where: Mapping[str, Any], progress: bool
-) -> float:
+def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
+    """How many passes of one prompt `optimise_split` makes: every width, every family reported, every step of the
+    descents, with the unchanged model's predictions in that of "imitating"."""
+    searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
+    reported = len(FAMILIES) * (n_chosen_on + 3 * n_reported_on)
+    descents = len(FAMILIES) - len(BY_WIDTH) + 1
+    return searched + reported + descents * steps * min(AT_ONCE, n_chosen_on)
+
+
+def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], family: str, where: Mapping[str, Any]) -> float:
     """The width of this family with the least loss."""
     losses = {}
-    for width in tqdm(WIDTHS, desc=f"search, {family}", unit="width", disable=not progress):
+    for width in WIDTHS:
         hooks = substitute(model, BY_WIDTH[family](width), **where)
         losses[width] = float(token_losses(model, tokens, hooks).mean())
     return min(losses, key=losses.__getitem__)
@@ -147,15 +152,13 @@ def descend(
     *,
     steps: int,
     seed: int,
-    label: str,
-    progress: bool,
 ) -> None:
     """Adam with a cosine schedule on `parameters`, in place, a few prompts at a time: on the loss, or on the KL from
     the predictions that `target` gives."""
     optimiser = torch.optim.Adam(parameters, lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
-    for _ in tqdm(range(steps), desc=f"search, {label}", unit="step", disable=not progress):
+    for _ in range(steps):
         some = tokens[torch.randperm(len(tokens), generator=generator)[:AT_ONCE]]
         wanted = None if target is None else target(model, some)
         with torch.enable_grad(), model.hooks(fwd_hooks=hooks()):

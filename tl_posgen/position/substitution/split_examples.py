@@ -68,12 +68,14 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, SplitExamples)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     shown, r = tokens[0][:N_TOKENS], {}
+    job.plan(0, once=1)
     run_capture(model, shown[None], lambda one: r.update(position_r(one)), layers=job.layers, heads=job.heads)
     picks = pick_heads(pd.Series(r, dtype=float), request.options.examples, WHY)
+    heads = [pick[:2] for pick in picks]
+    job.plan(int(bool(heads)))
 
     def of_model(other: Model, label: str, after: Any) -> xr.Dataset:
         found: dict[tuple[int, int], xr.Dataset] = {}
-        heads = [pick[:2] for pick in picks]
         if heads:
             run_capture(other, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
         examples = [found[pick[:2]].assign_coords(why=pick[2]) for pick in picks]

@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tl_posgen.collector import HeadRows
 from tl_posgen.errors import InputError
@@ -35,7 +34,7 @@ from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.position.substitution.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.stats.agreement import pearson, spearman
-from tl_posgen.stats.bootstrap import bootstrap_interval
+from tl_posgen.stats.jackknife import statistic_interval
 
 SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
 NO_STAND_IN = ("unchanged", "uniform_attention")
@@ -64,22 +63,22 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
     return {"unchanged": None, "uniform_attention": constant, **fits, **splits}
 
 
+def runs_of(conditions: Mapping[str, ScoresOf | None]) -> int:
+    """How often `measure` runs every prompt: every condition, two by dose, and captured."""
+    return len(conditions) + 2 * len(SHARES) + 1
+
+
 def measure(
     model: Model,
     tokens: Int[Tensor, "prompt pos"],
     conditions: Mapping[str, ScoresOf | None],
     where: Mapping[str, Any],
     label: str,
-    seed: int,
-    progress: bool,
 ) -> xr.Dataset:
     """Loss of every condition and dose, and how far its scores are from the model's, head by head."""
-    n = len(conditions) + 2 * len(SHARES)
-    bar = tqdm(total=n, desc=f"substitution, {label}", unit="condition", disable=not progress)
 
     def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[Tensor, "prompt target"]:
         hooks: HookList = [] if by is None else substitute(model, by, residual=residual, **where)
-        bar.update()
         return token_losses(model, tokens, hooks)
 
     found = {name: losses(by) for name, by in conditions.items()}
@@ -91,41 +90,37 @@ def measure(
     data["loss_mean"] = data["loss"].mean("prompt")
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
     some = [[float(losses(conditions[name], share).mean()) for share in SHARES] for name in dosed]
-    bar.close()
     none, everything = (data["loss_mean"].sel(condition=names).values for names in (dosed, ["unchanged"] * 2))
     data["dose_loss"] = xr.DataArray(
         np.column_stack([none, some, everything]), {"stand_in": dosed, "residual_share": [0.0, *SHARES, 1.0]}
     )
-    data = data.assign(shares_of(data["loss"].values, data, ("condition",), "recovered", seed))
+    data = data.assign(shares_of(data["loss"].values, data, ("condition",), "recovered"))
     data = data.assign(changes(model, tokens[0], {name: one[0] for name, one in found.items()}))
     return with_ranks(data.merge(score_errors(model, tokens, conditions, where)))
 
 
-def shares_of(
-    losses: Float[np.ndarray, "row prompt"], data: xr.Dataset, dims: tuple[str], name: str, seed: int
-) -> dict[str, Any]:
+def shares_of(losses: Float[np.ndarray, "row prompt"], data: xr.Dataset, dims: tuple[str], name: str) -> dict[str, Any]:
     """`recovered` of each row, as variables `<name>`, `<name>_low`, `<name>_high`."""
-    unchanged, uniform = (data["loss"].sel(condition=one).values for one in NO_STAND_IN)
-    columns = np.array([recovered(row, unchanged, uniform, seed) for row in losses]).T
+    columns = recovered(losses, *(data["loss"].sel(condition=one).values for one in NO_STAND_IN))
     return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
 
 
 def recovered(
-    losses: Float[np.ndarray, " prompt"],
+    losses: Float[np.ndarray, "row prompt"],
     unchanged: Float[np.ndarray, " prompt"],
     uniform: Float[np.ndarray, " prompt"],
-    seed: int,
-) -> tuple[float, float, float]:
-    """(U - L) / (U - B) of the means, B unchanged, and its 95 % bootstrap interval over prompts; NaN where U - B is
-    less than WORTHLESS.
+) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
+    """(U - L) / (U - B) of the means, B unchanged, and its 95 % interval over prompts; NaN where U - B is less than
+    WORTHLESS, and no ends where it is without one of the prompts."""
+    if uniform.mean() - unchanged.mean() < WORTHLESS:
+        nothing = np.full(len(losses), np.nan)
+        return nothing, nothing, nothing
 
-    The denominator is held at its mean: the prompts' own spread of L - B is what the interval tells.
-    """
-    gap = float(uniform.mean() - unchanged.mean())
-    if gap < WORTHLESS:
-        return np.nan, np.nan, np.nan
-    low, high = bootstrap_interval(1 - (losses - unchanged) / gap, seed=seed)
-    return float(uniform.mean() - losses.mean()) / gap, float(low), float(high)
+    def of_means(means: Float[np.ndarray, "some loss"]) -> Float[np.ndarray, "some row"]:
+        rows, b, u = np.split(means, [-2, -1], axis=1)
+        return (u - rows) / np.where(u - b < WORTHLESS, np.nan, u - b)
+
+    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), of_means)
 
 
 def with_ranks(data: xr.Dataset) -> xr.Dataset:
@@ -167,23 +162,21 @@ def score_errors(
     return data.transpose("condition", "layer", "head")
 
 
-def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArray, seed: int) -> xr.Dataset:
+def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArray) -> xr.Dataset:
     """What `optimise_split` found, with the shares recovered on the prompts that were not searched on."""
     losses = found["search_losses"]
-    shares = shares_of(losses.transpose("family", "prompt").values, held_out, ("family",), "search_recovered", seed)
+    shares = shares_of(losses.transpose("family", "prompt").values, held_out, ("family",), "search_recovered")
     data = found.drop_vars("search_losses").assign(shares | {"search_loss": losses.mean("prompt")})
     return data.assign(distribution=found["distribution"].where(replaced), turn=found["turn"].where(replaced))
 
 
-def costs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], width: float, replaced: xr.DataArray, progress: bool
-) -> xr.Dataset:
+def costs(model: Model, tokens: Int[Tensor, "prompt pos"], width: float, replaced: xr.DataArray) -> xr.Dataset:
     """How much the loss rises when one head alone loses its residual, or all its attention."""
     unchanged = float(token_losses(model, tokens).mean())
     places = np.argwhere(replaced.values).tolist()
     names = {"residual_cost": by_split(triangle(width)), "uniform_cost": by_constant}
     values = {name: np.full(replaced.shape, np.nan) for name in names}
-    for layer, head in tqdm(places, desc="substitution, head by head", unit="head", disable=not progress):
+    for layer, head in places:
         for name, by in names.items():
             hooks = substitute(model, by, layers=[layer], heads=[head])
             values[name][layer, head] = float(token_losses(model, tokens, hooks).mean()) - unchanged

@@ -20,7 +20,7 @@ from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_share, check_whole
 from tl_posgen.position.substitution import changed_tokens
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
-from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split
+from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split, passes_of
 from tl_posgen.position.substitution.splits import Threshold
 from tl_posgen.position.substitution.substituted_loss import (
     NO_STAND_IN,
@@ -28,12 +28,13 @@ from tl_posgen.position.substitution.substituted_loss import (
     conditions_of,
     costs,
     measure,
+    runs_of,
     search_dataset,
 )
 from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
 from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import with_ends
-from tl_posgen.report.sentences import null_of, said
+from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
+from tl_posgen.report.sentences import null_of, said, with_interval
 from tl_posgen.result import Result
 from tl_posgen.summary import NullSummary, Summary
 
@@ -124,22 +125,25 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     tokens, others = two_sets(model, prompts, job.length, job.n_prompts, n_others)
     half = len(tokens) // 2  # only a search looks at others
     held_out, others = (tokens, others) if others is not None else (tokens[:half], tokens[half:])
+    conditions = conditions_of(options, tokens.shape[1])
+    alone = passes_of(len(others), len(held_out), options.search_steps) if options.search else 0
+    some = tokens[:COST_PROMPTS] if options.costs_heads else tokens[:0]
+    job.plan(len(tokens) * runs_of(conditions), once=alone + len(some) * (1 + 2 * len(heads)))
 
     def of_model(one: Model, label: str, after: Mapping[str, Any]) -> xr.Dataset:
-        data = measure(one, tokens, conditions_of(options, tokens.shape[1]), where, label, job.seed, job.progress)
+        data = measure(one, tokens, conditions, where, label)
         data.attrs |= {"gamma": options.gamma, "from_layer": options.from_layer}
         if one is not model:
             return data
         replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(options.widths[0])
         if options.search:
-            steps = {"steps": options.search_steps, "seed": job.seed, "progress": job.progress}
-            found, widths = optimise_split(one, others, held_out, where, **steps)
+            found, widths = optimise_split(one, others, held_out, where, steps=options.search_steps, seed=job.seed)
             width = widths["triangle"]
-            data = data.merge(search_dataset(found, data.isel(prompt=slice(len(held_out))), replaced, job.seed))
+            data = data.merge(search_dataset(found, data.isel(prompt=slice(len(held_out))), replaced))
             data.attrs |= {"search_prompts": len(others), "held_out_prompts": len(held_out), "search_width": width}
             data.attrs |= {f"search_width_{family}": widths[family] for family in ("three_axis", "mean_query")}
         if options.costs_heads:
-            data = data.merge(costs(one, tokens[:COST_PROMPTS], width, replaced, job.progress))
+            data = data.merge(costs(one, some, width, replaced))
             data.attrs["cost_width"] = width
         return data
 
@@ -170,21 +174,21 @@ def summarise(data: xr.Dataset) -> Summary:
     def by_condition(values: xr.DataArray) -> dict[str, float]:
         return dict(zip(conditions, values.values.tolist(), strict=True))
 
-    loss, share = by_condition(data["loss_mean"]), by_condition(data["recovered"])
+    loss, ends = by_condition(data["loss_mean"]), {end: by_condition(data[f"recovered{end}"]) for end in ENDS}
+    share = ends[""]
     r, kl = (by_condition(data[name].mean(("layer", "head"))) for name in ("r", "attention_kl"))
     splits = [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
     fits = [name for name in conditions if name.startswith("three_axis_")] or ["three_axis"]
     best, best_fit = (max(names, key=lambda name: np.nan_to_num(share[name], nan=-np.inf)) for names in (splits, fits))
-    worth, searched = loss["uniform_attention"] - loss["unchanged"], search_summary(data)
+    worth, searched = worth_of(data), search_summary(data)
     fitted = searched["search_recovered_free"]
-    named = {"loss": loss, "recovered": share, "r": r, "attention_kl": kl}
+    named = {"loss": loss, "r": r, "attention_kl": kl}
     return {
-        "worth": worth,
-        "nothing_to_recover": worth < WORTHLESS,
+        **worth,
+        "nothing_to_recover": worth["worth"] < WORTHLESS,
         "best": best,
-        "recovered_best": share[best],
+        "n_splits": len(splits),
         "best_weighted_fit": best_fit,
-        "recovered_best_weighted_fit": share[best_fit],
         "r_best": r[best],
         "split_recovered": share["query_profile"] if fitted is None else fitted,
         "n_stand_ins": len(conditions) - len(NO_STAND_IN),
@@ -192,24 +196,34 @@ def summarise(data: xr.Dataset) -> Summary:
         "kl_rank": float(data["kl_rank"]),
         "cost_width": data.attrs.get("cost_width"),
         **{f"{number}_{name}": value for number, values in named.items() for name, value in values.items()},
+        **{f"recovered_{name}{end}": value for end, values in ends.items() for name, value in values.items()},
+        **{f"recovered_best{end}": values[best] for end, values in ends.items()},
+        **{f"recovered_best_weighted_fit{end}": values[best_fit] for end, values in ends.items()},
         **searched,
     }
+
+
+def worth_of(data: xr.Dataset) -> dict[str, float]:
+    """The loss that uniform attention costs, and its interval."""
+    unchanged, uniform = (data["loss"].sel(condition=one).values for one in NO_STAND_IN)
+    found = mean_and_ends("worth", uniform - unchanged, ())
+    return {name: float(value) for name, (_, value) in found.items()}
 
 
 def search_summary(data: xr.Dataset) -> dict[str, Any]:
     """What the searches found; None everywhere where nothing was searched."""
     widths = ("search_width", "search_width_three_axis", "search_width_mean_query")
     settings = {name: data.attrs.get(name) for name in ("search_prompts", "held_out_prompts", *widths)}
-    names = ("search_recovered", "search_recovered_low", "search_recovered_high", "search_prediction_kl")
+    names = [("search_recovered", end) for end in ENDS] + [("search_prediction_kl", "")]
     return settings | {
-        f"{name}_{family}": float(data[name].sel(family=family)) if name in data else None
-        for name in names
+        f"{name}_{family}{end}": float(data[f"{name}{end}"].sel(family=family)) if name in data else None
+        for name, end in names
         for family in FAMILIES
     }
 
 
 def findings(own: Summary, null: NullSummary | None) -> list[str]:
-    worth = f"{said(own['worth'], '.3f')} nats"
+    worth = f"{with_interval(own, 'worth')} nats"
     if own["nothing_to_recover"]:
         return [
             f"Against uniform attention the model's own is worth {worth} ({null_of(null, 'worth', '.4f', ' nats')}): "
@@ -217,22 +231,22 @@ def findings(own: Summary, null: NullSummary | None) -> list[str]:
         ]
     best = in_words(own["best"])
     return [
-        f"Position + content ({best}) recovers {percent(own, 'recovered_best')} of the {worth} between the "
-        f"unchanged model and uniform attention ({null_of(null, 'worth', '.4f', ' nats')}); position "
-        f"alone {percent(own, 'recovered_position')}, content alone {percent(own, 'recovered_content')}.",
+        f"Position + content ({best}, the best of {own['n_splits']} splits on these prompts) recovers "
+        f"{percent(own, 'recovered_best')} of the {worth} between the unchanged model and uniform attention "
+        f"({null_of(null, 'worth', '.4f', ' nats')}); position alone {percent(own, 'recovered_position')}, content "
+        f"alone {percent(own, 'recovered_content')}.",
         f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
         f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
         f"loss with all pairs weighted alike, {percent(own, 'recovered_best_weighted_fit')} with other weights "
-        f"({in_words(own['best_weighted_fit'])}). The best split ({best}), at r = {said(own['r_best'], '.3f')}, "
-        f"recovers {percent(own, 'recovered_best')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r "
-        f"with the share recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is "
-        f"{said(own['kl_rank'], '.2f')}.",
+        f"({in_words(own['best_weighted_fit'])}, the best of them). The best split is at r = "
+        f"{said(own['r_best'], '.3f')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r with the share "
+        f"recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is {said(own['kl_rank'], '.2f')}.",
         *search_findings(own),
     ]
 
 
 def percent(own: Summary, key: str) -> str:
-    return said(own[key], ".1%")
+    return with_interval(own, key, ".1%")
 
 
 def search_findings(own: Summary) -> list[str]:
@@ -240,8 +254,7 @@ def search_findings(own: Summary) -> list[str]:
         return []
 
     def found(family: str) -> str:
-        value, *ends = (percent(own, f"search_recovered{end}_{family}") for end in ("", "_low", "_high"))
-        return f"{value} ({' to '.join(ends)})"
+        return percent(own, f"search_recovered_{family}")
 
     kl = {name: said(own[f"search_prediction_kl_{name}"], ".3f") for name in ("triangle", "free", "imitating")}
     return [

@@ -1,0 +1,78 @@
+"""Two workers of a sweep against one, and beside two commands that were started by hand, each with half of the study.
+
+    python benchmarks/sweep.py [--prompts 6] [--texts 3]
+
+Two models, the bundled one and its first checkpoint, on several texts, in processes of one torch thread. Seconds from
+a model's first finished job to its last, so that starting and loading are left out: of one worker those of both models
+together, of two the longer. The two commands (`--shard 1/2`, `--shard 2/2`) share nothing but the machine: what they
+gain is what it has to give, which is less than twice where two cores share caches, memory and units.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.studies.job import jobs_in
+
+CHECKPOINTS = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints"
+STUDY = """
+name = "workers"
+length = 512
+n_prompts = {prompts}
+measures = ["three_axis", "variance", "mean_key", "residual"]
+texts = [{texts}]
+models = ["mini", {{ name = "{checkpoints}", label = "training", revisions = ["step00000"], tokenizer = "mini" }}]
+"""
+
+
+def written(directory: Path, prompts: int, texts: int) -> Path:
+    """The study, and its texts: as many parts of the bundled one."""
+    words = bundled_text()
+    for number in range(texts):
+        part = words[number * len(words) // texts : (number + 1) * len(words) // texts]
+        (directory / f"{number}.txt").write_text(part, encoding="utf-8")
+    names = ", ".join(f'"{number}.txt"' for number in range(texts))
+    path = directory / "study.toml"
+    path.write_text(STUDY.format(prompts=prompts, texts=names, checkpoints=CHECKPOINTS), encoding="utf-8")
+    return path
+
+
+def run(study: Path, out: Path, *commands: str) -> list[float]:
+    """These commands side by side; of each model, the seconds from its first finished job to its last."""
+    sweep = [sys.executable, "-W", "ignore", "-m", "tl_posgen.cli", "sweep", str(study), "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    started = [
+        subprocess.Popen([*sweep, *words.split()], env=environment, stdout=subprocess.DEVNULL) for words in commands
+    ]
+    if any([one.wait() for one in started]):
+        raise SystemExit(f"sweep {' and '.join(commands)} failed")
+    ends: dict[str, list[float]] = {}
+    for (model, *_), path in jobs_in(out).items():
+        ends.setdefault(model, []).append(path.stat().st_mtime)
+    return [max(of_model) - min(of_model) for of_model in ends.values()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--texts", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        study = written(Path(directory), options.prompts, options.texts)
+        one = sum(run(study, Path(directory) / "one", "--executor processes --workers 1"))
+        print(f"2 models, {options.texts - 1} jobs each, {one / 2 / (options.texts - 1):.0f} s a job with one worker")
+        print(f"one worker    {one:6.1f} s  1.00")
+        for name, commands in {
+            "two workers": ("--executor processes --workers 2",),
+            "two commands": ("--shard 1/2", "--shard 2/2"),
+        }.items():
+            found = max(run(study, Path(directory) / name.replace(" ", "-"), *commands))
+            print(f"{name:13} {found:6.1f} s  {one / found:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

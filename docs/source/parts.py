@@ -1,0 +1,343 @@
+"""What README and docs show: each part of it, and how it is measured."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tl_posgen
+from tl_posgen.coupling import token_coupling
+from tl_posgen.joining import Profiles
+from tl_posgen.position import Perturbation, Substitution
+from tl_posgen.slash import slash_toy
+from tl_posgen.studies.emergence import MEASURES, emergence
+from tl_posgen.summary import jsonable
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+BUILD = ROOT / "build"  # not in the repository
+KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
+NUMBERS = ROOT / "docs" / "numbers.json"
+EXAMPLES = ROOT / "examples"
+TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
+CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
+NULL: dict[str, Any] = {"null_seeds": (0,)}
+CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
+MODELS = {
+    "mini": (None, None),
+    "stories260K": ("models/stories260K", "text/tinystories.txt"),
+    "babyllama105": ("models/babyllama105", "text/tinystories.txt"),
+    "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
+}
+TEXTS = {None: "Alice's Adventures in Wonderland", "text/tinystories.txt": "TinyStories"}
+OTHERS = 8  # prompts that a width is chosen on, not those that are reported
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of measuring: what is asked of one model, and a function that gives the results by name.
+
+    Attributes:
+        model: of `MODELS`; "" where none is needed.
+        settings: what stands in the pages beside its numbers; another setting is another part.
+        make: from the settings to results by name, or to JSON values.
+        more: from the results to further numbers, which no summary holds.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    make: Callable[["Part"], Mapping[str, Any]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda results: {}
+
+    @property
+    def file(self) -> str:
+        """The name of what is kept of it: other settings are another file."""
+        told = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(told.encode()).hexdigest()[:10]
+
+    @property
+    def missing(self) -> str:
+        """What lies outside the repository and is not there; "" where nothing lacks."""
+        directory = MODELS[self.model][0] if self.model else None
+        needed = [SHARED / directory] if directory else []
+        needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        return ", ".join(str(one) for one in needed if not one.is_dir())
+
+
+@cache
+def model_of(name: str) -> Any:
+    directory = MODELS[name][0]
+    return tl_posgen.load_model(str(SHARED / directory) if directory else name)
+
+
+@cache
+def text_of(name: str) -> str:
+    from tl_posgen.models.tokens import bundled_text, read_text
+
+    path = MODELS[name][1]
+    return read_text(SHARED / path) if path else bundled_text()
+
+
+# How each part is made
+
+
+def claims(part: Part) -> Mapping[str, Any]:
+    """Every claim, and every result that it is read off."""
+    checkpoints = CHECKPOINTS if part.settings.get("checkpoints") else ()
+    return tl_posgen.judge_claims(
+        model_of(part.model),
+        text_of(part.model),
+        checkpoints=checkpoints,
+        keep=KEPT / f"claims-{part.model}",
+        **CUT,
+        **NULL,
+    )
+
+
+def analysis(part: Part) -> Mapping[str, Any]:
+    """Measures by name, or their options."""
+    settings = {**CUT, **NULL, **part.settings}
+    settings.pop("options", None)
+    measures = [OPTIONS.get(one, one) for one in settings.pop("measures")]
+    return tl_posgen.analyze(
+        model_of(part.model), text_of(part.model), measures=measures, skip_unsupported=True, **settings
+    )
+
+
+def other_end(part: Part) -> Mapping[str, Any]:
+    """Splits searched on the first half of the text and reported on the second."""
+    text = text_of(part.model)
+    turned = text[len(text) // 2 :] + text[: len(text) // 2]
+    options = {"dummy_distances": (), "widths": (8,), "head_costs": False}
+    return tl_posgen.analyze(model_of(part.model), turned, measures=Substitution(**options), **{**CUT, **part.settings})
+
+
+def weighted(part: Part) -> Mapping[str, Any]:
+    """Three-axis fits under several weightings, and splits of the mean query; their widths chosen on other prompts."""
+    from tl_posgen.models.loss import prompts_of_one_length
+    from tl_posgen.position.substitution.optimise_split import best_width
+
+    model, text, n = model_of(part.model), text_of(part.model), CUT["n_prompts"]
+    others = prompts_of_one_length(model, text, CUT["length"], n + part.settings["others"])[n:]
+    chosen = [best_width(model, others, family, {}) for family in ("three_axis", "mean_query")]
+    near, first = ((8, *({int(width)} - {8})) for width in chosen)
+    options = Substitution(near_widths=near, mean_query_distances=first, widths=(8,), search=False)
+    return tl_posgen.analyze(
+        model, text, measures=[options, "three_axis"], **CUT, null_seeds=part.settings["null_seeds"]
+    )
+
+
+def widths_chosen(results: Any) -> dict[str, Any]:
+    """The widths that were chosen on other prompts, and what they recover."""
+    conditions = [str(name) for name in results["substitution"].dataset["condition"].values]
+    families = {"near": "three_axis_near", "without_query": "mean_query"}
+    last = {key: [name for name in conditions if name.startswith(f"{family}_")][-1] for key, family in families.items()}
+    summary = results["substitution"].summary
+    return {"others": OTHERS} | {
+        key: {"width": int(name.rpartition("_")[2]), "recovered": summary[f"recovered_{name}"]}
+        for key, name in last.items()
+    }
+
+
+def training(part: Part) -> Mapping[str, Any]:
+    """Every measure at every checkpoint of the mini model."""
+    measures = (*MEASURES, "coupling")
+    return {"emergence": emergence(CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **CUT, **NULL)}
+
+
+def training_of_seeds(part: Part) -> Mapping[str, Any]:
+    """The same at the checkpoints of the mini recipe begun from other seeds."""
+    found = {}
+    for seed in part.settings["training_seeds"]:
+        checkpoints = sorted((TRAINED / str(seed) / "checkpoints").iterdir())
+        found[f"seed {seed}"] = emergence(
+            checkpoints, text_of("mini"), measures=("three_axis", "coupling"), tokenizer="mini", **CUT, null_seeds=()
+        ).summary
+    return jsonable(found)
+
+
+def encodings(part: Part) -> Mapping[str, Any]:
+    """The runs of examples/encodings/train.py in build/encodings, and those measured before; the figure, here too."""
+    example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
+    found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
+    shutil.copy(example / "encodings.svg", NUMBERS.parent)
+    return found
+
+
+def token_wise(part: Part) -> Mapping[str, Any]:
+    tokens = tuple(range(25, 256, 25))
+    return {"token_coupling": token_coupling(model_of(part.model), text_of(part.model), tokens=tokens, **CUT, **NULL)}
+
+
+def between_tokens(results: Any) -> dict[str, Any]:
+    """Coupling of different tokens with one input, or one output, token: lowest and highest layer."""
+    import numpy as np
+
+    def ends(dataset: Any) -> list[float]:
+        found = dataset["coupling"].sel(kind=["same_input", "same_output"]).isel(k=0)
+        apart = ~np.eye(found.sizes["token"], dtype=bool)
+        means = found.transpose("kind", "layer", "token", "token_2").values[:, :, apart].mean(-1)
+        return [float(means.min()), float(means.max())]
+
+    own = results["token_coupling"]
+    return {"trained": ends(own.dataset), "random_init": ends(own.null)}
+
+
+def neighbours(results: Any) -> dict[str, Any]:
+    """Rise of the loss when neighbours swap their positions: by ratio."""
+    change = results["perturbation"].dataset["change"].sel(condition="positions", reach="adjacent", target="all")
+    return {"adjacent": {f"{float(ratio):g}": float(change.sel(ratio=ratio)) for ratio in change["ratio"].values}}
+
+
+def toy(part: Part) -> Mapping[str, Any]:
+    return {"slash_toy": slash_toy(**part.settings)}
+
+
+def width(part: Part) -> Mapping[str, Any]:
+    from tl_posgen.coupling.coupling_scores import WIDTHS
+    from tl_posgen.coupling.overlap import NORMS, width_alone
+
+    found = width_alone(WIDTHS)
+    by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))
+    return {
+        "widths": list(WIDTHS),
+        "k": found.k.tolist(),
+        **by_norm,
+        "r2": dict(zip(NORMS, found.r2.tolist(), strict=True)),
+    }
+
+
+def demo(part: Part) -> Mapping[str, Any]:
+    """What `make demo` prints."""
+    words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(BUILD / "demo"), "--force")
+    return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
+
+
+def benchmark(part: Part) -> Mapping[str, Any]:
+    """What a file of benchmarks/ prints, and on what machine with which versions."""
+    names = {line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")}
+    machine = f"{', '.join(names) or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer-lens", "transformers", "numpy"))
+    arguments = part.settings.get("arguments", ())
+    told = {"machine": machine, "versions": f"Python {platform.python_version()}, {versions}"}
+    return told | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
+
+
+def cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def printed(*arguments: str) -> str:
+    """What a Python command writes to its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def greedy(part: Part) -> Mapping[str, Any]:
+    """The likeliest next token, again and again."""
+    import torch
+
+    model = model_of("mini")
+    tokens = model.to_tokens(part.settings["prompt"])
+    with torch.no_grad():
+        for _ in range(part.settings["tokens"]):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    return {"text": model.tokenizer.decode(tokens[0, 1:])}
+
+
+OPTIONS = {
+    "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
+    "profiles": Profiles(cost_prompts=4),
+    "profiles, 2 prompts": Profiles(cost_prompts=2),
+}
+SLASH = ("slash", "slash_planes", "slash_ablation")
+OF_SLASH = (*SLASH, "slash_transfer", "cone")
+SEEDS = {
+    "measures": ("three_axis", "variance", "mean_key", "residual", "across_prompts", "slash"),
+    "n_prompts": 8,
+    "null_seeds": (0, 1, 2, 3, 4),
+}
+DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
+PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
+JOINING = {
+    "measures": ("plane_interaction", "profiles", "key_cut"),
+    "n_prompts": 8,
+    "null_seeds": (0, 1, 2),
+    "options": repr(OPTIONS["profiles"]),
+}
+FEWER = {
+    **JOINING,
+    "measures": ("plane_interaction", "profiles, 2 prompts", "key_cut"),
+    "options": repr(OPTIONS["profiles, 2 prompts"]),
+    "length": 128,
+    "n_prompts": 4,
+}
+SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
+TOYS = {
+    "all, 3": {"distance": 3, "planes": "all"},
+    "medium and high, 3": {"distance": 3, "planes": "high_medium"},
+    "low third, 3": {"distance": 3, "planes": "low"},
+    "all, 1": {"distance": 1, "planes": "all"},
+    "all, 10": {"distance": 10, "planes": "all"},
+}
+BENCHMARKS = {
+    "three_axis": {},
+    "streaming": {},
+    "slash": {"arguments": ("--rounds", "5")},
+    "coupling": {"arguments": ("--repeats", "5")},
+    "memory": {"arguments": ("--sizes", "284M", "1B", "--backends", "bridge", "hooked")},
+    "sweep": {},
+    "gpu": {},
+}
+PARTS = {
+    "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
+    "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
+    "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
+    **{f"{name} claims": Part(name, {}, claims) for name in ("stories260K", "babyllama105")},
+    "mini distance": Part("mini", DISTANCE, analysis),
+    "stories260K distance": Part("stories260K", DISTANCE, analysis),
+    "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
+    **{f"{name} seeds": Part(name, SEEDS, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    "mini slash": Part("mini", {"measures": (*SLASH, "planes")}, analysis),
+    "stories260K slash": Part("stories260K", {"measures": (*SLASH, "planes")}, analysis),
+    "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
+    "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
+    **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K")},
+    "babyllama105 joining": Part("babyllama105", FEWER, analysis),
+    **{
+        f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis)
+        for name in ("stories260K", "babyllama105")
+    },
+    **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
+    "mini emergence": Part("mini", {"checkpoints": True}, training),
+    "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
+    "encodings": Part("", {"steps": 1000, "windows": 32}, encodings),
+    "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
+    "width alone": Part("", {"width_per_k": 8}, width),
+    "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
+    **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
+    **{
+        f"{name} weighted": Part(name, {"others": OTHERS, "null_seeds": (0,)}, weighted, widths_chosen)
+        for name in ("mini", "stories260K", "babyllama105")
+    },
+    "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),
+    **{
+        f"benchmark {name}": Part("", {"file": f"benchmarks/{name}.py", **more}, benchmark)
+        for name, more in BENCHMARKS.items()
+    },
+}
