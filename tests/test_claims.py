@@ -116,8 +116,10 @@ def test_every_number_of_a_judgement_is_one_of_a_summary(table, results):
 
 
 def numbers_of(summary):
+    """Its values, and the numbers in the names of its conditions: recovered_three_axis_near_8."""
+    named = [int(number) for key in summary for number in re.findall(r"_(\d+)", key)]
     listed = [value for value in summary.values() if isinstance(value, list)]
-    values = [*summary.values(), *(one for values in listed for one in values)]
+    values = [*summary.values(), *(one for values in listed for one in values), *named]
     return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -97,9 +98,15 @@ with connected(None):
 
 @pytest.mark.slow
 def test_ray_takes_up_what_a_killed_worker_left(tmp_path):
-    """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours."""
+    """Ray itself starts, hence seconds; in a process of its own, as its warnings are not ours.
+
+    What a crashed Ray left behind as its address, where Ray itself looks first, holds nobody up."""
     pytest.importorskip("ray", reason="Ray is not installed; the extra ray brings it")
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # the names of Ray's sockets have to be short
+    (temporary / "ray").mkdir()
+    (temporary / "ray" / "ray_current_cluster").write_text("192.0.2.1:6379")
     beside = os.environ | {"PYTHONPATH": os.pathsep.join([str(DRIVER.parent), os.environ.get("PYTHONPATH", "")])}
+    beside |= {"RAY_TMPDIR": str(temporary), "RAY_ADDRESS": ""}
     done = subprocess.run([sys.executable, "-c", ON_RAY, str(tmp_path)], capture_output=True, text=True, env=beside)
     assert done.returncode == 0, done.stderr
     told, fatal, refused = done.stdout.splitlines()[-3:]

@@ -80,13 +80,13 @@ def test_three_kills_on_two_nodes_of_ray(study, undisturbed, tmp_path):
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    nodes = [cluster.add_node(num_cpus=1, memory=4 * 2**30, object_store_memory=10**8) for _ in range(2)]
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, memory=4 * 2**30, object_store_memory=10**8)
     words = ["--executor", "ray", "--address", cluster.address]
     try:
         assert kill(study, undisturbed, tmp_path, 3, 0, *words, workers_of=ray_workers) == 3
     finally:
-        for node in nodes:
-            cluster.remove_node(node)
+        cluster.shutdown()
 
 
 def ray_workers(driver):

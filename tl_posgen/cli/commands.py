@@ -265,7 +265,10 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Directory of the results, a file a job.")] = Path("runs"),
     executor: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
     workers: Annotated[int, typer.Option(help="How many processes.", min=1)] = 2,
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; a running or a new one if left out.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of a Ray cluster; auto: the one running here; RAY_ADDRESS or a new one if left out."),
+    ] = None,
     shard: Annotated[str, typer.Option(help="Which of how many parts, for any scheduler.")] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Also try again what failed.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print every table whole, not 40 lines at most.")] = False,

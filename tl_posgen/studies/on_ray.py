@@ -1,6 +1,7 @@
 """Jobs on Ray: a task a group of jobs; placement, memory, GPUs and retries are Ray's own."""
 
 import logging
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ def on_ray(
 
     Args:
         bytes_needed: memory of a job.
-        address: of the cluster; what RAY_ADDRESS says, the one running here, or a new one here, if left out.
+        address: of the cluster: "host:port", or "auto" for the one running here; what RAY_ADDRESS says, else a new one
+            here, if left out. (Ray itself would first look for one that ran here, and wait minutes if it is gone.)
 
     Raises:
         InputError: Ray is not installed or not reachable, or no node has the memory that a job needs.
@@ -72,8 +74,9 @@ def connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        if address is not None and (named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
+        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):
             socket.create_connection((named[1], int(named[2])), timeout=10).close()  # Ray itself tries for minutes
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
         for attempt in range(STARTS):
@@ -86,9 +89,7 @@ def connected(address: str | None) -> Iterator[Any]:
                 ray.shutdown()
     except Exception as error:  # Ray has many kinds, a plain Exception for a node that starts too slowly
         reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"executor ray: no Ray at {address or 'RAY_ADDRESS'} ({reason}); start one with `ray start --head`"
-        ) from error
+        raise InputError(f"executor ray: no Ray at {address} ({reason}); start one with `ray start --head`") from error
     try:
         yield ray
     finally:
