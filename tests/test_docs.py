@@ -21,8 +21,9 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "source"))
 import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-TEMPLATES = sorted((DOCS / "source").glob("*.md.j2"))
+OF_SITE = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "measures").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
+PICTURES = [path for kind in ("*.png", "*.svg") for place in (DOCS, DOCS / "measures") for path in place.glob(kind)]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -53,12 +54,14 @@ def lines_of(command: str) -> list[tuple[str, str]]:
 # Numbers
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_the_page_is_what_its_template_and_the_numbers_give(template):
-    rendered = {path.name: text for path, text in pages.rendered()}
-    name = template.name.removesuffix(".j2")
-    committed = (ROOT if name == "README.md" else DOCS) / name
-    assert committed.read_text(encoding="utf-8") == rendered[name], "run make pages"
+def test_pages_are_what_their_templates_and_the_numbers_give():
+    stale = [of_page(path) for path, text in pages.rendered() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run make pages"
+
+
+def test_every_measure_of_a_model_has_its_page():
+    named = [one.name for one in pages.measure_pages.measured_of_models()]
+    assert sorted(named) == [path.stem for path in sorted((DOCS / "measures").glob("*.md"))]
 
 
 def test_a_number_that_is_not_there_is_an_error_with_its_name():
@@ -227,16 +230,6 @@ def test_every_measure_stands_in_the_docs():
     assert [name for name in registry.BUILT_IN if f"`{name}`" not in text] == []
 
 
-def test_what_is_called_a_column_is_one_of_the_frame():
-    text = (DOCS / "source" / "measures.md.j2").read_text(encoding="utf-8")
-    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        if "\n| column |" in section:
-            measure = registry.find(re.findall(r"`(\w+)`", section.splitlines()[0])[0])
-            rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
-            named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-            assert {name for name in named if measure.variables[name].dims != ("layer", "head")} == set()
-
-
 # Links and words
 
 
@@ -264,10 +257,11 @@ def test_every_link_and_picture_exists(path):
 def test_every_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "examples").glob("*.ipynb")]
-    names = [*(path.name for path in DOCS.glob("*.md")), *notebooks]
+    names = [*(str(path.relative_to(DOCS)) for path in OF_SITE), *notebooks]
     assert [name for name in names if name not in navigation] == []
 
 
 def test_every_picture_is_shown():
-    shown = "".join(path.read_text(encoding="utf-8") for path in PAGES)
-    assert [path.name for path in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")) if path.name not in shown] == []
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    shown = {Path(link).name for link in re.findall(r"\]\(([^)\s]+)\)", text)}
+    assert [path.name for path in PICTURES if path.name not in shown] == []

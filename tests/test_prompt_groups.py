@@ -11,7 +11,7 @@ from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
 from tl_posgen.prompt_groups import FEWEST, N_GROUPS
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 
 pytestmark = pytest.mark.slow
 

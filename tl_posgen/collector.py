@@ -30,7 +30,7 @@ class Variable:
         short: its heading in the terminal's table, which has room for few letters; a legend says the label.
         interval: whether a collector's number stands with its 95 % interval over prompts, `<name>_low` and
             `<name>_high`, and its mean over everything with `mean_<name>_low` and `_high`. For smooth functions of
-            what is summed over prompts, see `tl_posgen.stats.jackknife`.
+            what is summed over prompts, see `tl_posgen.stats.intervals`.
     """
 
     label: str

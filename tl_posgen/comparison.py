@@ -17,7 +17,7 @@ from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, h
 from tl_posgen.report.intervals import mean_and_ends, with_ends
 from tl_posgen.report.sentences import at_head, extremes, null_of, with_interval
 from tl_posgen.result import Report, Result, load
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 from tl_posgen.summary import NullSummary, Summary
 
 SIDES = ("first", "second")

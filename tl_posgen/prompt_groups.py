@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.measure import Request
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 
 GROUP = "prompt_group"
 N_GROUPS = 5  # a collector's memory grows to as many times that of one

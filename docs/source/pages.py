@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jinja2
+import measure_pages
 import yaml
 
 from tl_posgen.joining.column_correlations import PAIRS
@@ -213,6 +214,7 @@ def environment() -> jinja2.Environment:
         "version": project()["version"],
         **families(),
         "matrices": matrices(),
+        "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "zip": zip,
         "max": max,
         "min": min,
@@ -244,12 +246,9 @@ def families() -> dict[str, Any]:
 
 def matrices() -> dict[int, list[str]]:
     """How many [head, query, key] matrices measures of a model hold, and which do."""
-    from tl_posgen import registry
-
     found: dict[int, list[str]] = {}
-    for measure in map(registry.find, registry.BUILT_IN):
-        if measure is not None and (measure.collector or measure.procedure):
-            found.setdefault(measure.matrices, []).append(measure.name)
+    for measure in measure_pages.measured_of_models():
+        found.setdefault(measure.matrices, []).append(measure.name)
     return dict(sorted(found.items()))
 
 
@@ -262,7 +261,11 @@ def training_log() -> Sequence[SimpleNamespace]:
 def rendered() -> Iterator[tuple[Path, str]]:
     """(file, text) of every page that has a template."""
     made = environment()
+    for page in made.globals["measures"]:
+        yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
     for template in sorted(HERE.glob("*.md.j2")):
+        if template.name == "measure.md.j2":
+            continue
         name = template.name.removesuffix(".j2")
         yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
 
@@ -327,6 +330,7 @@ def commands() -> list[SimpleNamespace]:
 
 def write_pages() -> None:
     for path, text in rendered():
+        path.parent.mkdir(exist_ok=True)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")

@@ -7,12 +7,15 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from measure_pages import measured_of_models
 
 import tl_posgen
 from tl_posgen.coupling import token_coupling
@@ -111,6 +114,45 @@ def analysis(part: Part) -> Mapping[str, Any]:
     return tl_posgen.analyze(
         model_of(part.model), text_of(part.model), measures=measures, skip_unsupported=True, **settings
     )
+
+
+def one_by_one(part: Part) -> Mapping[str, Any]:
+    """Every measure alone; the processor time that it takes, and that of the forward passes of the same prompts."""
+    import torch
+
+    from tl_posgen.models.loss import prompts_of_one_length
+
+    model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}
+    prompts = prompts_of_one_length(model, text, settings["length"], settings["n_prompts"])
+    with torch.no_grad():
+        passes = seconds_of(lambda: [model(one[None]) for one in prompts])[1]
+    found = {}
+    for measure in measured_of_models():
+        own = settings | ({"length": None} if measure.name == "length_extrapolation" else {})  # it has its own
+        report, seconds = seconds_of(partial(tl_posgen.analyze, model, text, measures=measure.name, **own))
+        times = {"seconds": seconds, "passes": (1 + len(own["null_seeds"])) * passes}
+        found[measure.name] = replace(report[measure.name], provenance={**report[measure.name].provenance, **times})
+        print(f"{measure.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def seconds_of(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives, and the processor time that it took."""
+    began = time.process_time()
+    return work(), time.process_time() - began
+
+
+def found_by_each(results: Any) -> dict[str, Any]:
+    """By measure: what it says of the model, its first picture, and how long it took."""
+    return {
+        name: {
+            "findings": result.findings(),
+            "picture": next(iter(result.kinds), ""),
+            "seconds": result.provenance["seconds"],
+            "passes": result.provenance["passes"],
+        }
+        for name, result in results.items()
+    }
 
 
 def other_end(part: Part) -> Mapping[str, Any]:
@@ -305,6 +347,7 @@ BENCHMARKS = {
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
+    "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
     **{f"{name} claims": Part(name, {}, claims) for name in ("stories260K", "babyllama105")},
     "mini distance": Part("mini", DISTANCE, analysis),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.io
+from measure_pages import PART
 
 DOCS = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -51,6 +52,10 @@ def draw(names: Any = None) -> None:
             figure = results_of(picture.part)[picture.result].plot(picture.kind)
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
+        for name, result in results_of(PART).items():
+            if result.kinds and (not names or PART in names):
+                (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 900))
+                print(f"wrote docs/measures/{name}.png")
 
 
 @contextmanager

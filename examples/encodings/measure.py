@@ -28,7 +28,7 @@ from tl_posgen import registry
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 
 SEEDS = (0, 1, 2)
 LONG = 4 * recipe.CONTEXT

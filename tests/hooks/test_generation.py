@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import replace_scores, row_by_row
+from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.capture import finished_scores
 from tl_posgen.models.capturing import capture_hooks, capturing
@@ -41,7 +41,7 @@ ROW_BY_ROW = {
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
     "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
-    "a function of one's own": lambda m: replace_scores(m, row_by_row(lambda capture: 0.5 * capture.scores())),
+    "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
 }
 OF_THE_PROMPT = {
     "keys cut": lambda m: cut_keys(m, 0.5),
@@ -110,7 +110,7 @@ BROKEN = (
 def test_every_family_computes_the_same_in_two_parts(load, name, backend):
     """Windows whose cache lets go of keys, ALiBi, soft caps, qk-norms, attention that Hugging Face computes."""
     model = load(name, backend)
-    hooks = replace_scores(model, row_by_row(lambda capture: 0.5 * capture.scores()))
+    hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
     with torch.no_grad(), streaming_if_chosen(model, N):
         seen = []
         model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))])

@@ -1,6 +1,7 @@
 """The one mechanism: scores computed anew from a layer's q, k and geometry, put where the model's own stood."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,11 +24,11 @@ from tl_posgen.rope.scores_at import scores_at_positions
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"]]
 HookList = list[tuple[str, Callable[..., Any]]]
-ROW_BY_ROW = "_row_by_row"  # attribute of a function marked so
 
 
-def row_by_row(scores_of: ScoresOf) -> ScoresOf:
-    """Mark a function whose scores w_ij need query i and the keys up to i, and no other query and no later key.
+@dataclass(frozen=True)
+class RowByRow:
+    """A function whose scores w_ij need query i and the keys up to i, and no other query and no later key.
 
     Under `replace_scores` such a function works with a KV cache too: it is given a capture whose `q` holds the last
     tokens only, at `capture.query_positions`, and whose `k` holds all of them.
@@ -35,7 +36,7 @@ def row_by_row(scores_of: ScoresOf) -> ScoresOf:
     Example:
         >>> from tl_posgen import load_model
         >>> model, prompt = load_model("mini"), torch.arange(9)[None]
-        >>> hooks = replace_scores(model, row_by_row(lambda capture: 0.5 * capture.scores()))
+        >>> hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
         >>> with model.hooks(fwd_hooks=hooks):
         ...     written = [
         ...         model.generate(prompt, max_new_tokens=4, do_sample=False, verbose=False, use_past_kv_cache=cached)
@@ -44,12 +45,11 @@ def row_by_row(scores_of: ScoresOf) -> ScoresOf:
         >>> torch.equal(*written)
         True
     """
-    setattr(scores_of, ROW_BY_ROW, True)
-    return scores_of
 
+    scores_of: ScoresOf
 
-def is_row_by_row(scores_of: ScoresOf) -> bool:
-    return getattr(scores_of, ROW_BY_ROW, False)
+    def __call__(self, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        return self.scores_of(capture)
 
 
 def replace_scores(
@@ -66,7 +66,7 @@ def replace_scores(
         scores_of: from a layer's q and k (before RoPE, after qk-norm) and geometry to scores [head, query, key] of the
             heads in `capture.heads`. A visible entry set to -inf hides that key. What it says of invisible entries is
             not read: they keep the number that the model masks with. It is called once per layer and prompt; with a
-            KV cache once per layer and forward pass, if it is marked `row_by_row`.
+            KV cache once per layer and forward pass, if it is a `RowByRow`.
         layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
             or a frame with the columns layer and head, so that what a measure found can be edited.
         needs_positions: refuse layers whose scores know no distance because positions are added to the residual stream.
@@ -77,7 +77,7 @@ def replace_scores(
 
     Raises:
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache, where scores_of is not
-            marked `row_by_row`, or the cache holds what was read without these hooks.
+            a `RowByRow`, or the cache holds what was read without these hooks.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
             pass: one whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
 
@@ -107,7 +107,7 @@ class _LayerEdit:
     """q and k of one layer on their way to its scores.
 
     Attributes:
-        past: with `row_by_row`, the keys of the last pass and those before it, and where each prompt's text begins.
+        past: with `RowByRow`, the keys of the last pass and those before it, and where each prompt's text begins.
     """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
@@ -133,7 +133,7 @@ class _LayerEdit:
             attn_scores = pad(attn_scores, (k.shape[2] - n_keys, 0), value=-torch.inf)
         else:
             spans = spans_of_scores(self.probed.geometry, plain_scores(attn_scores[:, 0], dtype))
-        if is_row_by_row(self.scores_of):
+        if isinstance(self.scores_of, RowByRow):
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
         edited = attn_scores.clone()
         for row, span in enumerate(spans):
@@ -158,7 +158,7 @@ class _LayerEdit:
         layer, window = self.probed.geometry.layer, self.probed.geometry.window
         n_queries, n_keys = attn_scores.shape[-2:]
         seen = f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use"
-        if not is_row_by_row(self.scores_of):
+        if not isinstance(self.scores_of, RowByRow):
             raise InputError(f"{seen}, and these scores are made of whole prompts; {WITHOUT_CACHE}")
         past, starts = self.past or (k[:, :, :0], [0] * len(k))
         if past.shape[:2] == k.shape[:2]:

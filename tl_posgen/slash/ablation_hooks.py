@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, replace_scores, row_by_row
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.models.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe import geometry_of
@@ -58,4 +58,4 @@ def ablate_bands(
         q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
         return scores_from(q, k, capture.geometry, capture.heads, capture.query_positions)
 
-    return replace_scores(model, scores_of if kind in OF_THE_PROMPT else row_by_row(scores_of), layers, heads)
+    return replace_scores(model, scores_of if kind in OF_THE_PROMPT else RowByRow(scores_of), layers, heads)

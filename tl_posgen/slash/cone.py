@@ -33,7 +33,7 @@ from tl_posgen.slash.head_groups import (
 )
 from tl_posgen.slash.layer_means import SUFFIXES, at_distance, best_distance, statistics_from_qk
 from tl_posgen.stats.agreement import spearman
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 from tl_posgen.summary import NullSummary, Summary
 
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told

@@ -15,7 +15,7 @@ from tl_posgen.models.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 from tl_posgen.report.sentences import with_interval
 from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of
-from tl_posgen.stats.jackknife import jackknife_interval
+from tl_posgen.stats.intervals import jackknife_interval
 from tl_posgen.summary import Summary
 
 TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores, row_by_row
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
@@ -70,7 +70,7 @@ def at_dummy_distance(
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return seen_at(capture, distance, beyond)
 
-    by = scores_of if isinstance(distance, Tensor) else row_by_row(scores_of)
+    by = scores_of if isinstance(distance, Tensor) else RowByRow(scores_of)
     return replace_scores(model, by, layers, heads, needs_positions=True)
 
 

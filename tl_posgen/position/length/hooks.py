@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, at_positions, replace_scores, row_by_row
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, at_positions, replace_scores
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
@@ -41,7 +41,7 @@ def interpolate_positions(model: Model, factor: int | float, *, layers: Layers =
         at = (factor * positions.double() for positions in (capture.query_positions, capture.positions))
         return at_positions(capture, *at)
 
-    return replace_scores(model, row_by_row(scores_of), layers, heads, needs_positions=True)
+    return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
 
 
 def lm_infinite(
@@ -135,7 +135,7 @@ def _windowed(
             attended = attended | _retrieved(capture, n_local, block, n_blocks, furthest)
         return seen_at(capture, None, furthest).masked_fill(~attended, -torch.inf)
 
-    return replace_scores(model, row_by_row(scores_of), layers, heads, needs_positions=True)
+    return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
 
 
 def _retrieved(

@@ -12,7 +12,7 @@ from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.stats.agreement import spearman
-from tl_posgen.stats.jackknife import resampled_interval
+from tl_posgen.stats.intervals import resampled_interval
 
 PARTS = ("position", "content", "energy")
 COST_OF_POSITION = "cost_of_position"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, ScoresOf, finished, is_row_by_row, replace_scores, row_by_row
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -92,8 +92,8 @@ def substitute(
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return stand_in(capture, by, gamma, residual, threshold)
 
-    alone = gamma == 1 and is_row_by_row(by)  # a quantile is one of the whole prompt's scores
-    return replace_scores(model, row_by_row(scores_of) if alone else scores_of, heads=chosen)
+    alone = gamma == 1 and isinstance(by, RowByRow)  # a quantile is one of the whole prompt's scores
+    return replace_scores(model, RowByRow(scores_of) if alone else scores_of, heads=chosen)
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
@@ -170,7 +170,7 @@ def by_split(
         return part_of(split, part, capture)
 
     alone = mean_key == "seen" and query == "own" and not callable(distances)
-    return row_by_row(scores_of) if alone else scores_of
+    return RowByRow(scores_of) if alone else scores_of
 
 
 def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:

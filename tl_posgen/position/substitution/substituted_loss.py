@@ -34,7 +34,7 @@ from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.position.substitution.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.stats.agreement import pearson, spearman
-from tl_posgen.stats.jackknife import statistic_interval
+from tl_posgen.stats.intervals import statistic_interval
 
 SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
 NO_STAND_IN = ("unchanged", "uniform_attention")

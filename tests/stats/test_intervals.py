@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from tl_posgen.errors import InputError
-from tl_posgen.stats.jackknife import jackknife_interval, mean_interval, statistic_interval, t_975
+from tl_posgen.stats.intervals import jackknife_interval, mean_interval, statistic_interval, t_975
 
 
 def left_out(values, groups, estimate):

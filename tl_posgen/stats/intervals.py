@@ -1,4 +1,4 @@
-"""How sure a number is: what it becomes when some of the prompts are left out."""
+"""95 % intervals: Student's of a mean, the jackknife of what is no mean, resampled where nothing else holds."""
 
 from collections.abc import Callable
 
