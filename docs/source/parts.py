@@ -101,8 +101,8 @@ def claims(part: Part) -> Mapping[str, Any]:
         text_of(part.model),
         checkpoints=checkpoints,
         keep=KEPT / f"claims-{part.model}",
+        null_seeds=part.settings["null_seeds"],
         **CUT,
-        **NULL,
     )
 
 
@@ -312,6 +312,7 @@ SEEDS = {
     "n_prompts": 8,
     "null_seeds": (0, 1, 2, 3, 4),
 }
+CLAIMED = {"null_seeds": (0, 1, 2)}
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "null_seeds": (0, 1)}
 JOINING = {
@@ -348,8 +349,8 @@ PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
-    "mini claims": Part("mini", {"checkpoints": True}, claims, neighbours),
-    **{f"{name} claims": Part(name, {}, claims) for name in ("stories260K", "babyllama105")},
+    "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims, neighbours),
+    **{f"{name} claims": Part(name, CLAIMED, claims) for name in ("stories260K", "babyllama105")},
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
