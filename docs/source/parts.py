@@ -120,6 +120,7 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
     """Every measure alone; the processor time that it takes, and that of the forward passes of the same prompts."""
     import torch
 
+    from tl_posgen.models.load import without_context_limit
     from tl_posgen.models.loss import prompts_of_one_length
 
     model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}
@@ -128,8 +129,9 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
         passes = seconds_of(lambda: [model(one[None]) for one in prompts])[1]
     found = {}
     for measure in measured_of_models():
-        own = settings | ({"length": None} if measure.name == "length_extrapolation" else {})  # it has its own
-        report, seconds = seconds_of(partial(tl_posgen.analyze, model, text, measures=measure.name, **own))
+        beyond = measure.name == "length_extrapolation"  # which has a length of its own
+        subject, own = (without_context_limit(model), {**settings, "length": None}) if beyond else (model, settings)
+        report, seconds = seconds_of(partial(tl_posgen.analyze, subject, text, measures=measure.name, **own))
         times = {"seconds": seconds, "passes": (1 + len(own["null_seeds"])) * passes}
         found[measure.name] = replace(report[measure.name], provenance={**report[measure.name].provenance, **times})
         print(f"{measure.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
