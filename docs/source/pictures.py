@@ -54,7 +54,7 @@ def draw(names: Any = None) -> None:
             print(f"wrote docs/{name}.png")
         for name, result in results_of(PART).items():
             if result.kinds and (not names or PART in names):
-                (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 900))
+                (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 1160))
                 print(f"wrote docs/measures/{name}.png")
 
 
