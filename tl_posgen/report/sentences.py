@@ -41,12 +41,19 @@ def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
         '0.058 [0.041, 0.073]'
         >>> with_interval(NullSummary([{"r": 0.3, "r_low": 0.2}, {"r": 0.4, "r_low": 0.1}]), "r", ".2f")
         '0.35 ± 0.07'
+        >>> with_interval(NullSummary([{"change": 0.3}, {"change": 0.4}]), "change", "+.2f")
+        '+0.35 ± 0.07'
     """
     if isinstance(own, NullSummary) and len(own.seeds) > 1:
-        spread = own.spread(key)
-        return said(own[key], form) + ("" if spread is None else f" ± {said(spread, form)}")
+        return with_spread(own, key, form)
     low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
     return said(own[key], form) + ("" if low is None or low != low else f" [{said(low, form)}, {said(high, form)}]")
+
+
+def with_spread(null: NullSummary, key: str, form: str) -> str:
+    """The mean over random inits and, of several, their standard deviation."""
+    spread = null.spread(key)
+    return said(null[key], form) + ("" if spread is None else f" ± {said(spread, form.lstrip('+'))}")
 
 
 def entry(own: Summary, key: str, place: int) -> Summary:
@@ -70,8 +77,7 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "
     """
     if null is None or key not in null:
         return NO_NULL
-    spread = null.spread(key)
-    return f"random init {said(null[key], form)}{'' if spread is None else f' ± {said(spread, form)}'}{unit}"
+    return f"random init {with_spread(null, key, form)}{unit}"
 
 
 def said(value: Any, form: str) -> str:
