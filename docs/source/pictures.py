@@ -40,6 +40,10 @@ PICTURES = {
 }
 
 
+PAGE = "demo results"  # the part whose page is photographed
+SIGHTS = [(width, scheme) for width in (1280, 700) for scheme in ("light", "dark")]
+
+
 def draw(names: Any = None) -> None:
     """Draw these pictures, or all; those of parts whose model is not here stay as they are."""
     from measuring import results_of
@@ -52,6 +56,8 @@ def draw(names: Any = None) -> None:
             figure = results_of(picture.part)[picture.result].plot(picture.kind)
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
+        if not names or "page" in names:
+            photograph_page(browser, results_of(PAGE).html())
         for name, result in results_of(PART).items():
             if result.kinds and (not names or PART in names):
                 (DOCS / "measures" / f"{name}.png").write_bytes(photograph(browser, result.plot(), 1160))
@@ -69,6 +75,17 @@ def browser_of() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+def photograph_page(browser: Any, html: str) -> None:
+    """The top of a report's page: wide and narrow, by day and by night."""
+    for width, scheme in SIGHTS:
+        page = browser.new_page(viewport={"width": width, "height": 1400}, color_scheme=scheme)
+        page.set_content(html)
+        page.locator(".plot").first.locator("svg.main-svg").first.wait_for()
+        page.wait_for_timeout(2000)
+        (DOCS / f"page_{width}_{scheme}.png").write_bytes(page.screenshot())
+        page.close()
 
 
 def photograph(browser: Any, shown: Any, width: int = 1100, height: int | None = None) -> bytes:

@@ -13,6 +13,7 @@ COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b
 NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 DIVERGING = "RdBu"
+FEW = 12  # whole numbers on an axis that are all written
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 
 
@@ -202,7 +203,10 @@ def layer_curves(
                 panels.add(number, *(curve(x, y, layer, *head, along) for y, head in own))
         panels.add(number, *beside(thinned(result.dataset, along, share) if log_x else result.dataset, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
+    figure = panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
+    if result.dataset[along].dtype.kind == "i" and result.dataset.sizes[along] <= FEW and not log_x:
+        figure.update_xaxes(dtick=1)  # there is no prompt 0.5
+    return figure
 
 
 def curve(
