@@ -198,6 +198,31 @@ def training(part: Part) -> Mapping[str, Any]:
     return {"emergence": emergence(CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **CUT, **NULL)}
 
 
+def joining_over_training(part: Part) -> Mapping[str, Any]:
+    """What joins the papers at every checkpoint of the mini model."""
+    settings = {**CUT, **part.settings}
+    settings.pop("options")
+    measures, seeds = settings.pop("measures"), settings.pop("null_seeds")
+    return {
+        "emergence": emergence(
+            CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **settings, null_seeds=seeds
+        )
+    }
+
+
+def by_step(results: Any) -> dict[str, Any]:
+    """Numbers of the whole model at each step, and those of the random inits: `OVER_TRAINING`, heads averaged."""
+
+    def told(data: Any) -> dict[str, Any]:
+        means = {name: data[name].mean([one for one in data[name].dims if one != "checkpoint"]) for name in shown}
+        return {name: mean.values.tolist() for name, mean in means.items()}
+
+    own = results["emergence"]
+    shown = [name for name in own.dataset.data_vars if str(name).startswith(OVER_TRAINING)]
+    nulls = [told(null) for null in own.nulls]
+    return {"trained": told(own.dataset), "random_init": {name: [one[name] for one in nulls] for name in shown}}
+
+
 def training_of_seeds(part: Part) -> Mapping[str, Any]:
     """The same at the checkpoints of the mini recipe begun from other seeds."""
     found = {}
@@ -330,6 +355,11 @@ FEWER = {
     "length": 128,
     "n_prompts": 4,
 }
+OVER_TRAINING = (
+    *("plane_interaction_interaction", "plane_interaction_rho_r1_k", "plane_interaction_rho_diagonal"),
+    *("profiles_slash_score", "profiles_induction_highest", "profiles_rho_interaction_cost_interaction"),
+    *("key_cut_rise_", "key_cut_interaction_mean_", "key_cut_slash_mean_", "profiles_rho_slash_score_cost_slash"),
+)
 SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
@@ -368,6 +398,7 @@ PARTS = {
         f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis)
         for name in ("stories260K", "babyllama105")
     },
+    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, joining_over_training, by_step),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"checkpoints": True}, training),
