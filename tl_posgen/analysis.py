@@ -57,8 +57,8 @@ def analyze(
             what is loaded here makes room for its random inits when it has been measured.
         prompts: a text, texts, token ids [batch, pos], or what a Hugging Face tokenizer returns. A text is tokenised
             with the tokenizer's own special tokens. Padding is left out, see `tl_posgen.models.tokens.to_prompts`.
-        measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key,
-            attention_examples and split_examples if left out. `tl_posgen.registry.names()` lists them.
+        measures: names, `Measure`s, or options such as `ThreeAxis(ridge=1)`; three_axis, variance, mean_key
+            and attention_examples if left out. `tl_posgen.registry.names()` lists them.
         layers: restrict the analysis; all if left out.
         heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with columns layer and head,
             such as `report.heads("slash", top=5)`. All if left out.

@@ -162,7 +162,7 @@ class Measure:
             progress=progress,
         )[self.name]
 
-    def make_options(self, **options: Any) -> Options | None:
+    def make_options(self, /, **options: Any) -> Options | None:
         """The options object; InputError for an option that the measure lacks."""
         known = [one.name for one in fields(self.options)] if self.options else []
         if unknown := [name for name in options if name not in known]:

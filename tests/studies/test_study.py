@@ -43,6 +43,8 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
     ("change", "said"),
     [
         ({"models": ["mini", "mini"]}, "two jobs are called mini/bundled; give a model a label"),
+        ({"texts": [{"path": "bundled", "name": one} for one in ("a b", "a-b")]}, "two jobs are called mini/a-b"),
+        ({"measures": [{"name": "slash", "self": 1}]}, "slash has no option 'self'"),
         ({"models": []}, "models = []; give a list"),
         ({"models": "mini"}, "models = 'mini'; give a list"),
         ({"models": [{"revisions": ["a"]}]}, "lacks 'name'"),
@@ -139,6 +141,18 @@ def test_texts_are_files_directories_and_datasets(tmp_path, no_network):
     assert Text(str(tmp_path / "a.txt"), characters=3).words == "fir"
     with pytest.raises(InputError, match="no such file"):
         _ = Text(str(tmp_path / "c.txt")).words
+
+
+def test_a_path_is_meant_from_the_file_of_its_study(tmp_path, monkeypatch):
+    """What only the current directory has is not taken in its place."""
+    (place := tmp_path / "sub").mkdir()
+    (place / "study.toml").write_text('\ufeffname = "s"\nmodels = ["mini"]\ntexts = ["my.txt"]\n', encoding="utf-8")
+    (tmp_path / "my.txt").write_text("here")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"'my.txt' is here, and not beside the study, in .*sub; give its absolute"):
+        Study.of(place / "study.toml")
+    (place / "my.txt").write_text("beside the study")
+    assert Study.of(place / "study.toml").texts[0].words == "beside the study"
 
 
 def test_a_text_that_datasets_reads(tmp_path):

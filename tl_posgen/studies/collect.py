@@ -11,7 +11,7 @@ import xarray as xr
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.checkpoints import steps_of
-from tl_posgen.options import fits
+from tl_posgen.options import fits, require
 from tl_posgen.result import Report, Result
 from tl_posgen.studies.curves import PER_HEAD, numbers_in
 from tl_posgen.studies.job import MAIN, Place, jobs_in, read_part
@@ -43,6 +43,7 @@ def open_study(out: str | os.PathLike, *, null: int | None = None) -> xr.Dataset
         >>> data["three_axis_r"].dims
         ('model', 'revision', 'text', 'layer', 'head')
     """
+    require("out", out, str | os.PathLike)
     return laid_out(read_study(Path(out)), null)
 
 

@@ -48,7 +48,12 @@ def key_of(configuration: Mapping[str, Any]) -> str:
 
 def part_path(directory: Path, name: str, configuration: Mapping[str, Any]) -> Path:
     """Where a part's file is: a readable name, and the key that decides."""
-    return Path(directory) / f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[-80:]}-{key_of(configuration)}.nc"
+    return Path(directory) / f"{in_file_name(name)}-{key_of(configuration)}.nc"
+
+
+def in_file_name(name: str) -> str:
+    """What a file's name shows of it."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
 
 
 def kept(directory: Path, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -81,7 +81,8 @@ class Worker:
         self.process = context.Process(target=serve, args=(theirs, work), daemon=True)
         os.environ["OMP_NUM_THREADS"] = "1"  # read when the process imports torch
         try:
-            self.process.start()
+            with without_interrupts():
+                self.process.start()
         finally:
             os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
         theirs.close()
@@ -107,9 +108,22 @@ class Worker:
             self.process.kill()
 
 
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """A process started here never hears Ctrl-C, which reaches every process: the first one stops the others."""
+    if threading.current_thread() is not threading.main_thread():  # only there can it be had
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def serve(connection: Connection, work: Work) -> None:
     """What a worker does: jobs come, outcomes go, until nobody sends any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one stops the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for one that was not started without_interrupts
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parent = parent_process()
     assert parent is not None

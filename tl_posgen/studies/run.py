@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,8 @@ def sweep(
     """
     study = Study.of(study)
     require("workers", workers, int)
+    require("out", out, str | os.PathLike)
+    require("retry", retry, bool)
     if executor not in get_args(Executor) or workers < 1:
         raise InputError(f"executor {executor!r}, workers {workers}: choose {', '.join(get_args(Executor))}, 1 or more")
     chosen, out = shard_of(shard), Path(out).absolute()
@@ -107,6 +110,8 @@ def sweep(
     groups = [group for group in groups if group]
     for job in (job for group in groups for job in group):
         _ = job.text.words, job.bytes_needed  # looked at now, by this process alone
+    for job, why in failed.items():
+        tqdm.write(f"{job} failed before, and is tried again with retry (--retry): {why}", file=sys.stderr)
     work = partial(attempt, out=out, expected=versions())
     outcomes: Iterator[Outcome] = iter(())
     if groups and executor == "ray":

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from tl_posgen.errors import InputError
 from tl_posgen.null import check_seed, check_seeds
 from tl_posgen.options import require
-from tl_posgen.studies.job import Job, requests_of
+from tl_posgen.studies.job import Job, in_file_name, requests_of
 from tl_posgen.studies.texts import BUNDLED, Text
 from tl_posgen.studies.weights import Weights
 
@@ -93,7 +93,7 @@ class Study:
             raise InputError(f"study {study!r}: give the path of a TOML file, or what such a file holds")
         path = Path(study)
         try:
-            return parsed(tomllib.loads(path.read_text(encoding="utf-8")), path.resolve().parent)
+            return parsed(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.resolve().parent)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -128,7 +128,7 @@ def parsed(told: Mapping[str, Any], folder: Path) -> Study:
     study = Study(
         name,
         tuple(one for entry in entries for one in entry.weights(folder)),
-        tuple(replace(text, path=located(text.path, folder) if text.path else "") for text in texts),
+        tuple(replace(text, path=path_of_text(text.path, folder) if text.path else "") for text in texts),
         tuple(measures),
         length,
         n_prompts,
@@ -138,9 +138,10 @@ def parsed(told: Mapping[str, Any], folder: Path) -> Study:
     )
     known_as: set[Any] = set()
     for job in study.jobs():
-        if known_as & {job.name, job.place}:
+        names = {job.name, job.place, in_file_name(job.name)}
+        if known_as & names:
             raise InputError(f"study: two jobs are called {job.name}; give a model a label, or a text a name")
-        known_as |= {job.name, job.place}
+        known_as |= names
     return study
 
 
@@ -182,4 +183,13 @@ def located(name: str, folder: Path) -> str:
     if "\0" in name:
         raise InputError(f"study: {name!r} holds a zero byte; give the path without it")
     path = folder / Path(name).expanduser()
-    return str(path.resolve()) if path.exists() or name.startswith((".", "~", "/")) else name
+    if path.exists() or name.startswith((".", "~", "/")):
+        return str(path.resolve())
+    if Path(name).exists():
+        raise InputError(f"study: {name!r} is here, and not beside the study, in {folder}; give its absolute path")
+    return name
+
+
+def path_of_text(name: str, folder: Path) -> str:
+    """The same of a text, which nothing but a file or a directory can be."""
+    return name if name == BUNDLED else str((folder / Path(located(name, folder)).expanduser()).resolve())
