@@ -11,7 +11,9 @@ from torch import Tensor
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture import LayerCapture, StreamedCapture
 from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.load import load_model
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.probe import check
 from tl_posgen.models.streaming import LONG, chosen, is_streamed, streaming
 from tl_posgen.models.wrapped import wrap
 
@@ -209,3 +211,33 @@ def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
 def of_losses(model, tokens, choice, hooks) -> Tensor:
     with chosen(choice):
         return token_losses(model, tokens, hooks)
+
+
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+def test_a_model_is_looked_at_anew_while_it_is_streamed(backend, family_model):
+    """`check`, and another dtype, inside the block; what follows is streamed again, and nothing is left behind."""
+    model = copy.deepcopy(family_model("llama", backend))
+    tokens = torch.arange(9)[None]
+    before = model(tokens)
+    with streaming(model):
+        check(model)
+        assert wrap(model).streamed.by is not None
+        model.to(torch.float64)
+        run_capture(model, tokens, lambda capture: None)
+        assert torch.allclose(model(tokens).float(), before, atol=1e-4)
+    assert wrap(model).streamed.by is None
+    assert torch.allclose(model.to(torch.float32)(tokens), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["hooked", "bridge"])
+def test_first_use_inside_a_hook_of_its_own_is_one_line(backend):
+    model = load_model("mini", backend=backend)
+
+    def hook(z, hook):
+        with streaming(model):
+            return z
+
+    with pytest.raises(InputError, match=r"looked at for the first time; call tl_posgen.check\(model\) before"):
+        model.run_with_hooks(torch.arange(9)[None], fwd_hooks=[("blocks.1.attn.hook_z", hook)])
+    check(model)
+    model.run_with_hooks(torch.arange(9)[None], fwd_hooks=[("blocks.1.attn.hook_z", hook)])

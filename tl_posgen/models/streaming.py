@@ -136,19 +136,39 @@ class Stream:
         self.wrapped = wrapped
         self.geometries = {layer: one.geometry for layer, one in enumerate(wrapped.found()) if isinstance(one, Probed)}
         self.listeners: list[Callable[[int, LayerAttention], None]] = []
+        self.replaced = ExitStack()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         handle = self.wrapped.embedding.register_forward_pre_hook(self.refuse_silent)
         try:
-            with self.wrapped.backend.fused(self.geometries, lambda layer: partial(self.attention, layer)):
-                self.wrapped.streamed.by = self
-                yield
+            self.begin()
+            yield
         finally:
-            self.wrapped.streamed.by = None
+            self.end()
             handle.remove()
 
+    def begin(self) -> None:
+        fused = self.wrapped.backend.fused(self.geometries, lambda layer: partial(self.attention, layer))
+        self.replaced.enter_context(fused)
+        self.wrapped.streamed.by = self
+
+    def end(self) -> None:
+        self.wrapped.streamed.by = None
+        self.replaced.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block runs, the model is as it is: what probes and proves it needs that."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
+
     def refuse_silent(self, *_: Any) -> None:
+        if self.wrapped.streamed.by is None:
+            return
         points = self.wrapped.backend.model.hook_dict
         for name in self.wrapped.streamed.silent:
             if points[name]._forward_hooks or points[name]._backward_hooks:

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +120,14 @@ class WrappedModel:
         dtype = next(self.model.parameters()).dtype
         if again or self._known.dtype != dtype:
             self.require_evaluation()
+            if self.owner == "probe":
+                raise InputError(
+                    "a hook of this model uses it while the model is looked at for the first time; call "
+                    "tl_posgen.check(model) before the hook is added"
+                )
             self._known.streamed.refusal = None
-            with self.exclusive("probe"):
+            by = self.streamed.by
+            with self.exclusive("probe"), nullcontext() if by is None else by.paused():
                 if reason := self.difference(again=again or self._known.dtype is not None):
                     self._known.layers = (UnsupportedModelError(reason),) * self.model.cfg.n_layers
                 else:
