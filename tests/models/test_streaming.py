@@ -213,7 +213,6 @@ def of_losses(model, tokens, choice, hooks) -> Tensor:
         return token_losses(model, tokens, hooks)
 
 
-@pytest.mark.parametrize("backend", ["hooked", "bridge"])
 def test_a_model_is_looked_at_anew_while_it_is_streamed(backend, family_model):
     """`check`, and another dtype, inside the block; what follows is streamed again, and nothing is left behind."""
     model = copy.deepcopy(family_model("llama", backend))
@@ -229,7 +228,6 @@ def test_a_model_is_looked_at_anew_while_it_is_streamed(backend, family_model):
     assert torch.allclose(model.to(torch.float32)(tokens), before, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["hooked", "bridge"])
 def test_first_use_inside_a_hook_of_its_own_is_one_line(backend):
     model = load_model("mini", backend=backend)
 
