@@ -194,7 +194,6 @@ def environment() -> jinja2.Environment:
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
-        "has": numbers.__contains__,
         "pairs": ["_".join(pair) for pair in PAIRS],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,

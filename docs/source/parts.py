@@ -330,7 +330,6 @@ def greedy(part: Part) -> Mapping[str, Any]:
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
     "profiles": Profiles(cost_prompts=4),
-    "profiles, 2 prompts": Profiles(cost_prompts=2),
 }
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
@@ -347,13 +346,6 @@ JOINING = {
     "n_prompts": 8,
     "null_seeds": (0, 1, 2),
     "options": repr(OPTIONS["profiles"]),
-}
-FEWER = {
-    **JOINING,
-    "measures": ("plane_interaction", "profiles, 2 prompts", "key_cut"),
-    "options": repr(OPTIONS["profiles, 2 prompts"]),
-    "length": 128,
-    "n_prompts": 4,
 }
 OVER_TRAINING = (
     *("plane_interaction_interaction", "plane_interaction_rho_r1_k", "plane_interaction_rho_diagonal"),
@@ -392,12 +384,7 @@ PARTS = {
     "babyllama105 slash": Part("babyllama105", {"measures": (*OF_SLASH, "coupling")}, analysis),
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K")},
-    "babyllama105 joining": Part("babyllama105", FEWER, analysis),
-    **{
-        f"{name} interaction": Part(name, {**SHORT, "length": 256}, analysis)
-        for name in ("stories260K", "babyllama105")
-    },
+    **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, joining_over_training, by_step),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
