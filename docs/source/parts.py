@@ -193,21 +193,10 @@ def widths_chosen(results: Any) -> dict[str, Any]:
 
 
 def training(part: Part) -> Mapping[str, Any]:
-    """Every measure at every checkpoint of the mini model."""
-    measures = (*MEASURES, "coupling")
-    return {"emergence": emergence(CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **CUT, **NULL)}
-
-
-def joining_over_training(part: Part) -> Mapping[str, Any]:
-    """What joins the papers at every checkpoint of the mini model."""
-    settings = {**CUT, **part.settings}
-    settings.pop("options")
-    measures, seeds = settings.pop("measures"), settings.pop("null_seeds")
-    return {
-        "emergence": emergence(
-            CHECKPOINTS, text_of("mini"), measures=measures, tokenizer="mini", **settings, null_seeds=seeds
-        )
-    }
+    """Measures at every checkpoint of the mini model."""
+    settings = {**CUT, **NULL, **part.settings}
+    settings.pop("options", None)
+    return {"emergence": emergence(CHECKPOINTS, text_of("mini"), tokenizer="mini", **settings)}
 
 
 def by_step(results: Any) -> dict[str, Any]:
@@ -385,10 +374,10 @@ PARTS = {
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, joining_over_training, by_step),
+    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, training, by_step),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
-    "mini emergence": Part("mini", {"checkpoints": True}, training),
+    "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
     "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
     "encodings": Part("", {"steps": 1000, "windows": 32}, encodings),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
