@@ -13,6 +13,7 @@ import pytest
 from tl_posgen import load, registry
 from tl_posgen.cli import main
 from tl_posgen.errors import OutputError
+from tl_posgen.parts import Parts
 from tl_posgen.result import Report
 
 FILES = ["index.html", "results.nc", "summary.json"]
@@ -111,6 +112,25 @@ def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     ended = stopped(signal.SIGTERM, "/60 [", "analyze", *words)
     assert ended == (143, "stopped by SIGTERM")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_stopped_command_goes_on(stopped, small, tmp_path, monkeypatch, capfd):
+    """The model is measured then, and its random inits are under way."""
+    words = ("--length", "64", "--prompts", "20", "--null-seeds", "0-4", "--measures", "variance")
+    ended = stopped(signal.SIGTERM, "random init (seed 1)", "analyze", *words)
+    assert ended == (143, "stopped by SIGTERM")
+    (parts,) = (tmp_path / "report").iterdir()
+    before = sorted(path.name for path in parts.iterdir())
+    assert len(before) >= 2
+    taken = []
+    discard = Parts.discard
+    monkeypatch.setattr(Parts, "discard", lambda self: taken.extend(self.files) or discard(self))
+    capfd.readouterr()
+    assert run(monkeypatch, "analyze", "--model", small, *words, "--out", tmp_path / "report") == 0
+    assert {*before} < {path.name for path in taken}
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
+    assert f"{20 * (6 - len(before))}/{20 * (6 - len(before))} " in capfd.readouterr().err
 
 
 @pytest.mark.slow

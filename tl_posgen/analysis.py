@@ -1,8 +1,10 @@
 """The main job: prompts through a model once, every measure fed layer by layer, and the same for random inits."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import xarray as xr
@@ -17,7 +19,7 @@ from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.measure import Measure, Request
 from tl_posgen.models import open_model
 from tl_posgen.models.load import is_ours
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts
@@ -25,6 +27,7 @@ from tl_posgen.models.weights import release
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.options import Options, require
+from tl_posgen.parts import Parts, configuration_of
 from tl_posgen.procedure import Job, as_result, references
 from tl_posgen.progress import Passes
 from tl_posgen.result import Report, Result
@@ -48,6 +51,7 @@ def analyze(
     after: Mapping[str, Result] | None = None,
     skip_unsupported: bool = False,
     streaming: bool | None = None,
+    keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Report:
     """Measure how a model's attention uses position: one forward pass per prompt, shared by all that one pass can give.
@@ -74,13 +78,17 @@ def analyze(
         skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
+        keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
+            model and of each random init. An analysis that was stopped goes on from there when it is called again with
+            the same weights, prompts and settings; measures of other packages are measured anew.
         progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
 
     Returns:
         A `Report`: a mapping of measure name to `Result`.
 
     Raises:
-        InputError: unusable prompts, layers or heads that do not exist, unknown measures, hook points.
+        InputError: unusable prompts, layers or heads that do not exist, unknown measures, hook points; `keep` with
+            hooks; a finished part that is damaged: the message names its file.
         UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
 
     Example:
@@ -93,6 +101,7 @@ def analyze(
     if not isinstance(null_seeds, RandomInits):
         check_seeds(null_seeds)
     require("streaming", streaming, bool | None)
+    require("keep", keep, str | os.PathLike | Parts | None)
     known = check_after(after)
     asked = registry.requested(measures)
     for request in asked:
@@ -101,13 +110,20 @@ def analyze(
     ours, precise = is_ours(model), any(request.measure.precise for request in requests)
     model = open_model(model, precise=precise)
     hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
+    if hooked and keep is not None:
+        raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
+    parts = keep if isinstance(keep, Parts) else Parts(keep)
     matrices = max((request.measure.matrices for request in requests), default=0)
     passes = Passes(shown=progress, models=1 + len(null_seeds))
-    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes:
+    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes, parts:
         requests = supported(requests, model, skip_unsupported)
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
         where: dict[str, Any] = {"layers": layers, "heads": heads}
+        cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
+        configuration: dict[str, Any] = {}
+        if parts.directory is not None:
+            configuration = configuration_of(model, prompts, **cut, heads=selected, streaming=streaming)
         shared = [request for request in requests if request.measure.collector is not None]
         procedures = [request for request in requests if request.measure.procedure is not None]
         one_by_one = [request.name for request in procedures]
@@ -122,37 +138,45 @@ def analyze(
             provenance |= hooked
             for name, result in known.items():
                 require_same(name, result, provenance)
+        in_one_pass = partial(one_pass, tokens=tokens, requests=shared, **where, seed=seed)
         if shared:
             with passes.stage(together, model_label(model), one_by_one), under(model, fwd_hooks):
                 passes.plan(len(tokens))
-                own = one_pass(model, tokens, shared, **where, seed=seed, label=model_label(model), intervals=True)
+                own = parts.datasets(
+                    f"{together} {model_label(model)}",
+                    shared,
+                    configuration,
+                    partial(in_one_pass, model, label=model_label(model), intervals=True),
+                )
             results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
         later: dict[str, Callable[..., xr.Dataset]] = {}
         for place, request in enumerate(procedures, 1):
             job = Job(
                 **where,
-                length=length,
-                n_prompts=n_prompts,
-                seed=seed,
+                **cut,
                 random_inits=random_inits,
                 plan=passes.plan,
                 after={name: results.get(name) or known[name] for name in request.measure.after},
                 later=later,
+                parts=parts,
+                configuration=configuration,
             )
             assert request.measure.procedure is not None
             with passes.stage(request.name, model_label(model), one_by_one[place:]), under(model, fwd_hooks):
                 results[request.name] = request.measure.procedure(model, prompts, request, job)
         sides: list[dict[str, xr.Dataset]] = []
-        for label, other in random_inits.models(in_place=ours) if shared or later else ():
+        for null_seed in random_inits if shared or later else ():
             side = {name: one.nulls[len(sides)] for name, one in known.items() if one.nulls}
-            with under(other, fwd_hooks):
-                if shared:
-                    with passes.stage(together, label):
-                        side |= one_pass(other, tokens, shared, **where, seed=seed, label=label)
-                for request in (request for request in procedures if request.name in later):
-                    found_before = {name: side[name] for name in request.measure.after}
-                    with passes.stage(request.name, label):
-                        side[request.name] = later[request.name](other, label, found_before)
+            label, of_null = null_label(null_seed), {**configuration, "random_init": null_seed}
+            of_random_init = partial(random_inits.measured, null_seed, in_place=ours, hooks=fwd_hooks)
+            if shared:
+                with passes.stage(together, label):
+                    found_of_it = partial(of_random_init, in_one_pass)
+                    side |= parts.datasets(f"{together} {label}", shared, of_null, found_of_it)
+            for request in (request for request in procedures if request.name in later):
+                before = {name: side[name] for name in request.measure.after}
+                with passes.stage(request.name, label):
+                    side[request.name] = later[request.name](null_seed, before, of_random_init)
             sides.append(side)
         for request in (request for request in requests if request in shared or request.name in later):
             nulls = tuple(request.measure.describe(side[request.name]) for side in sides)

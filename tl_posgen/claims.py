@@ -1,10 +1,8 @@
-"""All claims of all papers on one model; finished parts are kept, so an interrupted run goes on."""
+"""All claims of all papers on one model; finished parts are kept, so a stopped run goes on."""
 
-import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,21 @@ from tl_posgen.analysis import analyze, refusals, supported
 from tl_posgen.claim import Claim, judged
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.files import require_writable
 from tl_posgen.measure import Request
 from tl_posgen.models import open_model
 from tl_posgen.models.checkpoints import Checkpoints
 from tl_posgen.models.load import without_context_limit
-from tl_posgen.models.provenance import fingerprint, model_label
+from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed
 from tl_posgen.options import fits, require
+from tl_posgen.parts import Parts, kept
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
-from tl_posgen.studies.job import kept
-from tl_posgen.studies.weights import digest_of
 
 PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "coupling": COUPLING}
 WITH_CHECKPOINTS, OF_MANY = "emergence", "coupling_scores"
@@ -94,42 +90,26 @@ def judge_claims(
     check_numbers(model, length, n_prompts)
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
-    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
-    settings = cut | {
-        "weights": fingerprint(model),
-        "text": hashlib.sha256(prompts.encode()).hexdigest(),
-        "null_seeds": random_inits.seeds,
-        "backend": wrap(model).origin.backend,
-        "dtype": str(model.cfg.dtype),
-    }
-    parts = require_writable(Path(keep) / "parts")
-    run = cut | {"null_seeds": random_inits, "progress": progress}
-    results, reasons = measure_all(model, prompts, claims, run, partial(kept, parts), settings)
+    parts = Parts(Path(keep) / "parts")
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed, "keep": parts, "progress": progress}
+    results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits})
     if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
-        tokenizer = wrap(model).origin.directory
         options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
         asked = sorted({name for own in options for name in own.get("measures", ())})
-        over = cut | {"null_seeds": (), "progress": progress, "tokenizer": tokenizer, "measures": asked}
-        over["dtype"] = next(model.parameters()).dtype
-        of = [[str(checkpoint), digest_of(Path(checkpoint).expanduser())] for checkpoint in checkpoints]
-        asked_for = settings | {"measures": asked, "checkpoints": of}
-        results |= kept(parts, WITH_CHECKPOINTS, asked_for, lambda: report_of(emergence(checkpoints, prompts, **over)))
+        how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
+        results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, measures=asked, null_seeds=(), **how, **cut)
     if not results:
         raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
     provenance = next(iter(results.values())).provenance
     if any(TOY in claim.needs for claim in claims):
         toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
-        results |= kept(parts, TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
+        assert parts.directory is not None
+        results |= kept(parts.directory, TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
     return Report({"claims": judged(claims, results, model_label(model), provenance, reasons), **results}, provenance)
 
 
 def measure_all(
-    model: Any,
-    text: str,
-    claims: Sequence[Claim],
-    run: Mapping[str, Any],
-    keep: Callable[..., Report],
-    settings: dict[str, Any],
+    model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest; and
     why what is missing could not be had."""
@@ -143,10 +123,7 @@ def measure_all(
     reasons = {name: str(reason) for name, reason in refusals(requests, model).items()}
     requests = supported(requests, model, skip=True)
     shared = [request for request in requests if request.measure.procedure is None]
-    results: dict[str, Result] = {}
-    if shared:
-        part = settings | {"measures": {request.name: request.as_dict() for request in shared}}
-        results |= keep("one-pass", part, lambda: analyze(model, text, measures=shared, **run))
+    results = dict(analyze(model, text, measures=shared, **run)) if shared else {}
     rest = [request for request in requests if request.measure.procedure is not None]
     for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
         if not set(request.measure.after) <= set(results):
@@ -155,17 +132,12 @@ def measure_all(
         after = {name: results[name] for name in request.measure.after}
         try:
             subject = without_context_limit(model) if request.name == BEYOND else model
-            make = partial(alone, subject, text, request, after=after, **{**run, **own})
-            results |= keep(request.name, settings | own | {"measures": {request.name: request.as_dict()}}, make)
+            found = analyze(subject, text, measures=[request], after=after, **{**run, **own})
+            results[request.name] = found[request.name]
         except ModelError as reason:
             tqdm.write(f"{request.name} is left out: {reason}", file=sys.stderr)
             reasons[request.name] = str(reason)
     return results, reasons
-
-
-def alone(model: Any, text: str, request: Request, **options: Any) -> Report:
-    """One measure's report, without those that it was given."""
-    return report_of(analyze(model, text, measures=[request], **options)[request.name])
 
 
 def report_of(result: Result) -> Report:

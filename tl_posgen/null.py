@@ -1,9 +1,10 @@
 """A measure beside its null: the same on randomly initialised models of the same shape, one a seed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tl_posgen.errors import InputError
+from tl_posgen.hooks.given import Hooks, under
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.weights import release
@@ -39,16 +40,26 @@ class RandomInits(Sequence[int]):
             in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
         """
         for seed in self.seeds:
-            if self._held is None or self._held[0] != seed:
-                if not self._fingerprint:
-                    self._fingerprint = fingerprint(self.model)
-                self.let_go()
-                if in_place:
-                    release(self.model)
-                made = random_like(self.model, seed)
-                same = fingerprint(made) == self._fingerprint
-                self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
-            yield self._held[1:]
+            yield self.build(seed, in_place=in_place)
+
+    def build(self, seed: int, *, in_place: bool = False) -> tuple[str, Any]:
+        """(label, model) of one seed, as `models` yields it."""
+        if self._held is None or self._held[0] != seed:
+            if not self._fingerprint:
+                self._fingerprint = fingerprint(self.model)
+            self.let_go()
+            if in_place:
+                release(self.model)
+            made = random_like(self.model, seed)
+            same = fingerprint(made) == self._fingerprint
+            self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
+        return self._held[1:]
+
+    def measured(self, seed: int, measure: Callable[..., Any], *, in_place: bool, hooks: Hooks) -> Any:
+        """`measure(model, label=label)` of one seed, its forward passes under these hooks."""
+        label, model = self.build(seed, in_place=in_place)
+        with under(model, hooks):
+            return measure(model, label=label)
 
     def let_go(self) -> None:
         """Give the memory of the last one back."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import xarray as xr
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from tl_posgen import registry
 from tl_posgen.measure import Request
-from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.null import RandomInits
+from tl_posgen.parts import Parts, content
 from tl_posgen.result import Result
 
 
@@ -27,7 +29,9 @@ class Job:
             again of every random init, and how many of the model alone. What is known later may be added then.
         after: results of the same run, those that the measure names in `after`; without their random inits, which are
             measured when everything has been measured of the model.
-        later: what `result` was given, by measure: taken of every random init when its turn comes.
+        later: how what `result` was given is measured of a random init, by measure: when its turn comes.
+        parts: where finished parts are kept.
+        configuration: what all parts of this run depend on.
     """
 
     layers: Sequence[int] | None = None
@@ -39,6 +43,8 @@ class Job:
     plan: Callable[..., None]
     after: Mapping[str, Result] = field(default_factory=dict)
     later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
+    parts: Parts = field(default_factory=Parts)
+    configuration: Mapping[str, Any] = field(default_factory=dict)
 
     def result(
         self,
@@ -51,10 +57,41 @@ class Job:
 
         `after` is what `job.after` holds of that model: dataset by name.
         """
-        dataset = of_model(model, model_label(model), {name: one.dataset for name, one in self.after.items()})
-        self.later[request.name] = of_model
+        label, before = model_label(model), {name: one.dataset for name, one in self.after.items()}
+        dataset = self.kept(request, tokens, label, lambda: of_model(model, label, before))
+        self.later[request.name] = partial(self.of_random_init, request, tokens, of_model)
         chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
         return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
+
+    def of_random_init(
+        self,
+        request: Request,
+        tokens: Sequence[Int[Tensor, " _"]],
+        of_model: Callable[..., xr.Dataset],
+        null_seed: int,
+        before: Mapping[str, xr.Dataset],
+        measured: Callable[..., xr.Dataset],
+    ) -> xr.Dataset:
+        """`of_model` of the random init of this seed; `measured` makes it and calls a function of it and its label."""
+
+        def of_it(other: Any, label: str) -> xr.Dataset:
+            return of_model(other, label, before)
+
+        return self.kept(request, tokens, null_label(null_seed), partial(measured, of_it), random_init=null_seed)
+
+    def kept(
+        self,
+        request: Request,
+        tokens: Sequence[Int[Tensor, " _"]],
+        label: str,
+        make: Callable[[], xr.Dataset],
+        **more: Any,
+    ) -> xr.Dataset:
+        """The finished part of this request and model, or `make()`."""
+        after = {name: one.provenance.get("options") for name, one in self.after.items()}
+        configuration = {**self.configuration, "tokens": content(list(tokens)), "after": after, **more}
+        found = self.parts.datasets(f"{request.name} {label}", [request], configuration, lambda: {request.name: make()})
+        return found[request.name]
 
 
 def as_result(request: Request, datasets: Sequence[xr.Dataset], provenance: Mapping[str, Any]) -> Result:

@@ -45,6 +45,8 @@ class Passes:
         self.planned = self.done = self.running = 0
         self.before, self.began = 0, 0.0  # passes done before this stage, and when its first one began
         self.words, self.then, self.said = "", (), False
+        self.each: dict[str, int] = {}  # passes planned of every model, by name of the stage
+        self.once, self.name = 0, ""  # of the stage that plans
         self.bar: Any = None
 
     def __enter__(self) -> "Passes":
@@ -68,12 +70,20 @@ class Passes:
         self.words, self.then, self.before = f"{name}, {label}", then, self.done
         if self.bar is not None:
             self.bar.set_description(self.words)
+        if name not in self.each:
+            self.name, self.each[name], self.once = name, 0, 0
         yield
         self.end()
+        expected, self.once = self.each[name] + self.once, 0
+        if self.shown and (missing := expected - (self.done - self.before)):  # a part that was finished before
+            self.planned -= missing
+            self.resize(self.planned)
 
     def plan(self, each: int, once: int = 0) -> None:
         """So many passes more of every model, and so many of the first alone."""
         self.planned += self.models * each + once
+        self.each[self.name] = self.each.get(self.name, 0) + each
+        self.once += once
         if self.shown:
             self.resize(self.planned)
 

@@ -13,9 +13,10 @@ from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.memory import PEAK
 from tl_posgen.models.source import MINI
+from tl_posgen.parts import finish, part_path, versions
 from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study
-from tl_posgen.studies.job import Job, attempt, finish, jobs_in, key_of, part_path, versions
+from tl_posgen.studies.job import Job, attempt, jobs_in
 from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
 from tl_posgen.studies.study import Study
 from tl_posgen.studies.texts import Text
@@ -107,7 +108,6 @@ def test_a_job_is_named_by_everything_that_its_result_depends_on(tmp_path):
     assert study.jobs()[0].file == jobs[0].file
     told = Study.of(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
     assert told.jobs()[0].file == jobs[0].file  # options left out are those that are used
-    assert part_path(tmp_path, "a/b c", {}).name == f"a-b-c-{key_of({})}.nc"
 
 
 def test_other_weights_under_the_same_path_are_another_job(tmp_path):

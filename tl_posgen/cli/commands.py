@@ -39,8 +39,9 @@ def analyze(
     from tl_posgen.analysis import analyze as run
     from tl_posgen.report.terminal import print_report
 
-    found = run(model, words, measures=names, streaming=streaming, **where, **cut)
-    setup.present(found, print_report)
+    parts = setup.parts()
+    found = run(model, words, measures=names, streaming=streaming, keep=parts, **where, **cut)
+    setup.present(found, print_report, parts=parts)
 
 
 @app.command()
@@ -226,7 +227,9 @@ def coupling_scores(
     cut, words = setup.cut, setup.words()
     from tl_posgen.coupling import coupling_scores as run
 
-    setup.present(run(scores, words, score=score, tokenizer=tokenizer, k=k, **setup.place, **cut))
+    parts = setup.parts()
+    found = run(scores, words, score=score, tokenizer=tokenizer, k=k, keep=parts, **setup.place, **cut)
+    setup.present(found, parts=parts)
 
 
 @command(without=("model", "revision"))
@@ -242,8 +245,9 @@ def emerge(
     from tl_posgen.studies.emergence import MEASURES, emergence
 
     measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where = {"model": model, "tokenizer": tokenizer, **setup.place}
-    setup.present(emergence(checkpoints, words, measures=measures, **where, **cut))
+    where, parts = {"model": model, "tokenizer": tokenizer, **setup.place}, setup.parts()
+    found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
+    setup.present(found, parts=parts)
 
 
 @command(without=READING)

@@ -102,15 +102,25 @@ class Setup:
         from tl_posgen.registry import request_of
         from tl_posgen.result import Report
 
-        found = analyze(model, words, measures=list(measures), skip_unsupported=True, **cut)
+        parts = self.parts()
+        found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
         asked = [name for name in (request_of(one).name for one in measures) if name in found]
         ordered = {name: found[name] for name in (*asked, *found)}  # what they come after stands behind them
-        self.present(Report(ordered, found.provenance), lead=None if lead is None else lead(found))
+        self.present(Report(ordered, found.provenance), parts=parts, lead=None if lead is None else lead(found))
 
-    def present(self, found: Any, show: Callable[..., None] | None = None, **more: Any) -> None:
+    def parts(self) -> Any:
+        """Where finished parts are kept until everything is, so that a stopped command goes on from them."""
+        from tl_posgen.parts import Parts
+
+        return Parts(Path(self.out) / "parts")
+
+    def present(self, found: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
         """The page of a report or one result in `out`, and its tables on the terminal: those of `show`, or all.
 
         What was measured is saved before the page is made, and shown where it cannot be written.
+
+        Args:
+            parts: those that it was made of, of no more use when it is saved.
         """
         from tl_posgen.files import write_together
         from tl_posgen.report.terminal import print_measures
@@ -120,6 +130,8 @@ class Setup:
         show = partial(show or print_measures, full=self.full, **more)
         try:
             write_together(self.out, {"results.nc": results_bytes(report, report.provenance)})
+            if parts is not None:
+                parts.discard()
             page = self.page(report)
         except OutputError:
             with suppress(Exception):  # what broke the page may break the tables

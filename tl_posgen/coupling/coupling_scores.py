@@ -12,9 +12,9 @@ import torch
 import xarray as xr
 from tqdm.auto import tqdm
 
+from tl_posgen.analysis import analyze
 from tl_posgen.collector import Variable
-from tl_posgen.coupling.coupling import HEADLINES
-from tl_posgen.coupling.coupling import MEASURE as COUPLING
+from tl_posgen.coupling.coupling import HEADLINES, Coupling
 from tl_posgen.coupling.coupling_figures import sides_with_summary
 from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
@@ -24,6 +24,7 @@ from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
 from tl_posgen.options import require
+from tl_posgen.parts import Parts
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label
 from tl_posgen.report.intervals import ENDS, error_bars, with_ends
 from tl_posgen.report.sentences import at_most, null_of, with_interval
@@ -59,6 +60,7 @@ def coupling_scores(
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     widths: Sequence[int] = WIDTHS,
+    keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
     r"""r(measure, score) over models or checkpoints, and the same given ln d_model and ln parameters.
@@ -79,6 +81,7 @@ def coupling_scores(
         backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
         length, n_prompts, seed, null_seeds: as in `analyze`.
         widths: of the random Jacobians.
+        keep: directory for finished models, as in `analyze`.
 
     Raises:
         InputError: a table that is not there or cannot be read, a missing column, a model named twice or not named, a
@@ -90,16 +93,18 @@ def coupling_scores(
     require("tokenizer", tokenizer, str | os.PathLike | None)
     require("k", k, int)
     require("widths", widths, Sequence[int])
+    require("keep", keep, str | os.PathLike | Parts | None)
     if not len(widths):
         raise InputError(f"widths = {widths!r}: give one at least, such as {WIDTHS}")
     table, null_seeds = score_table(scores, score), check_seeds(null_seeds)
     by_width = of_random_jacobians(widths)
     rows: list[list[dict[str, float]]] = [[] for _ in range(1 + len(null_seeds))]
     provenance: dict[str, Any] = {}
-    cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
+    parts = keep if isinstance(keep, Parts) else Parts(keep)
+    run = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds, "keep": parts}
     for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
         model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
-        found = COUPLING(model, prompts, k=k, progress=False, **cut)
+        found = analyze(model, prompts, measures=Coupling(k=k), progress=False, **run)["coupling"]
         nulls = found.null_summary.seeds if found.null_summary else []
         for side, summary in zip(rows, [found.summary, *nulls], strict=True):
             side.append({name: summary[name] for name in (*(h + end for h in HEADLINES for end in ENDS), *CONTROLS)})

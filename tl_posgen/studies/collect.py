@@ -12,9 +12,10 @@ import xarray as xr
 from tl_posgen.errors import InputError
 from tl_posgen.models.checkpoints import steps_of
 from tl_posgen.options import fits, require
+from tl_posgen.parts import read_part
 from tl_posgen.result import Report, Result
 from tl_posgen.studies.curves import PER_HEAD, numbers_in
-from tl_posgen.studies.job import MAIN, Place, jobs_in, read_part
+from tl_posgen.studies.job import MAIN, Place, jobs_in
 from tl_posgen.studies.overview import MEASURE, PER_JOB
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.weights import release
 from tl_posgen.null import RandomInits, check_seeds
 from tl_posgen.options import require
+from tl_posgen.parts import Parts
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.report.sentences import null_of, with_interval
 from tl_posgen.result import Result
@@ -59,6 +61,7 @@ def emergence(
     n_prompts: int | None = None,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
+    keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
     """Measures over training: what `analyze` finds at every checkpoint on the same prompts, and the loss.
@@ -79,6 +82,7 @@ def emergence(
         length, n_prompts, seed: as in `analyze`.
         null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
             measure as they do.
+        keep: directory for finished checkpoints, as in `analyze`.
 
     Raises:
         InputError: no checkpoints, two of one name, prompts that cannot be used, or what a measure refuses.
@@ -99,7 +103,10 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
+    require("keep", keep, str | os.PathLike | Parts | None)
     requests, null_seeds = registry.requested(measures), check_seeds(null_seeds)
+    parts = keep if isinstance(keep, Parts) else Parts(keep)
+    measured = partial(numbers_of, requests=requests, seed=seed, parts=parts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     precise = any(request.measure.precise for request in requests)
     last = run.load(-1, precise=precise)
@@ -110,14 +117,14 @@ def emergence(
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": asked}
     nulls, random_inits = [], RandomInits(last, null_seeds)
     for null_seed, (_, other) in zip(null_seeds, random_inits.models(in_place=True), strict=True):
-        found = numbers_of(other, tokens, requests, seed).expand_dims(checkpoint=[null_label(null_seed)])
+        found = measured(other, tokens).expand_dims(checkpoint=[null_label(null_seed)])
         nulls.append(labelled(found, requests, null_label(null_seed)))
     random_inits.let_go()
     release(last)
     rows = []
     for place in tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress):
         loaded = run.load(place, precise=precise)
-        rows.append(numbers_of(loaded, tokens, requests, seed))
+        rows.append(measured(loaded, tokens))
         release(loaded)
     dataset = xr.concat(rows, pd.Index(run.names, name="checkpoint"))
     assert isinstance(dataset, xr.Dataset)
@@ -125,10 +132,12 @@ def emergence(
     return Result("emergence", labelled(dataset, requests, run.label), tuple(nulls), provenance)
 
 
-def numbers_of(model: Model, tokens: Int[Tensor, "prompt pos"], requests: Sequence[Request], seed: int) -> xr.Dataset:
+def numbers_of(
+    model: Model, tokens: Int[Tensor, "prompt pos"], requests: Sequence[Request], seed: int, parts: Parts
+) -> xr.Dataset:
     """What every measure says of one model, under names of their own, headlines first; and the loss."""
     with_loss = [*requests, *([] if any(one.name == "loss" for one in requests) else ["loss"])]
-    report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), progress=False))
+    report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), keep=parts, progress=False))
     loss = report.pop("loss").summary["loss"]
     return xr.Dataset({"loss": loss, **numbers_in(report.values())})
 

@@ -1,13 +1,10 @@
-"""Resumable parts of long work: a part is a pure function of its configuration, and its file is named by it."""
+"""The jobs of a study: one model at one revision on one text each, whose file is there when it is finished."""
 
-import hashlib
 import json
-import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from importlib.metadata import version
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,71 +16,14 @@ from tl_posgen.measure import Request
 from tl_posgen.models.hub import drop_from_cache
 from tl_posgen.models.streaming import LONG
 from tl_posgen.null import RandomInits
-from tl_posgen.result import Report, load, load_provenance, results_bytes
+from tl_posgen.parts import finish, part_path, read_part, versions
+from tl_posgen.result import Report, load_provenance
 from tl_posgen.studies.processes import Outcome
 from tl_posgen.studies.texts import Text
 from tl_posgen.studies.weights import Weights
 
 MAIN = "main"  # the revision of a model that a study names none of
 PART = f"*-{16 * '[0-9a-f]'}.nc"
-PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
-
-
-@cache
-def versions() -> dict[str, str]:
-    """What a result may depend on beside its configuration."""
-    return {name: version(name) for name in PACKAGES}
-
-
-def key_of(configuration: Mapping[str, Any]) -> str:
-    """Sixteen letters of this configuration and these versions.
-
-    Example:
-        >>> key_of({"length": 8, "seed": 0}) == key_of({"seed": 0, "length": 8}) != key_of({"seed": 1, "length": 8})
-        True
-    """
-    told = json.dumps({**configuration, "versions": versions()}, sort_keys=True, default=str)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def part_path(directory: Path, name: str, configuration: Mapping[str, Any]) -> Path:
-    """Where a part's file is: a readable name, and the key that decides."""
-    return Path(directory) / f"{in_file_name(name)}-{key_of(configuration)}.nc"
-
-
-def in_file_name(name: str) -> str:
-    """What a file's name shows of it."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
-
-
-def kept(directory: Path, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
-    """A finished part, or `make()` written whole: nothing else says that it is finished.
-
-    Raises:
-        InputError: the finished part is damaged; the message names its file.
-        OutputError: it cannot be written.
-    """
-    path = part_path(directory, name, configuration)
-    finish(path, make)
-    return read_part(path)
-
-
-def finish(path: Path, make: Callable[[], Report]) -> None:
-    """Write what `make` gives, where it is not there yet."""
-    if not path.is_file():
-        report = make()
-        write_together(path.parent, {path.name: results_bytes(report, report.provenance)})
-
-
-def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
-    """A finished part's Report, or what else is read of it."""
-    try:
-        return read(path)
-    except (InputError, KeyError, ValueError) as error:
-        raise InputError(
-            f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
-        ) from error
-
 
 Place: TypeAlias = tuple[str, ...]  # model, revision, text
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, get_type_hints
 from tl_posgen.errors import InputError
 from tl_posgen.null import check_seed, check_seeds
 from tl_posgen.options import require
-from tl_posgen.studies.job import Job, in_file_name, requests_of
+from tl_posgen.parts import in_file_name
+from tl_posgen.studies.job import Job, requests_of
 from tl_posgen.studies.texts import BUNDLED, Text
 from tl_posgen.studies.weights import Weights
 

@@ -1,6 +1,6 @@
 """Do the planes of a head foretell how additive it is? The bound of its planes against its interaction share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.collector import Variable
 from tl_posgen.feed import one_pass
@@ -83,8 +84,13 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     assert isinstance(request.options, PlaneSufficiency)
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     planes = Request(Planes.measure, request.options.planes())
-    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads}
     job.plan(0, once=len(tokens) * (2 + bool(job.random_inits)))
+    dataset = job.kept(request, tokens, model_label(model), lambda: of_every_weights(model, tokens, planes, job))
+    return as_result(request, [dataset], provenance_of(model, tokens, job.random_inits[:1], job.seed))
+
+
+def of_every_weights(model: Model, tokens: Sequence[Tensor], planes: Request, job: Job) -> xr.Dataset:
+    where: dict[str, Any] = {"layers": job.layers, "heads": job.heads}
     measured = {}
     for kind, label, other in every_weights(model, job):
         found = one_pass(other, tokens, [planes], seed=job.seed, label=label, intervals=True, **where)["planes"]
@@ -95,8 +101,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     whole: Any = [measured[kind] for kind in kinds]
     heads: xr.Dataset = xr.concat(whole, index, combine_attrs="override")
     heads = heads.assign(certified=heads["additive_by_eps"].mean(("layer", "head"))).drop_vars("additive_by_eps")
-    dataset = heads.merge(correlations(heads)).assign_attrs(rows=list(ROW))
-    return as_result(request, [dataset], provenance_of(model, tokens, job.random_inits[:1], job.seed))
+    return heads.merge(correlations(heads)).assign_attrs(rows=list(ROW))
 
 
 def every_weights(model: Model, job: Job) -> Iterator[tuple[str, str, Model]]:

@@ -1,0 +1,184 @@
+"""Finished parts of an analysis: taken up by the next, and only by one that would measure the same."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen import progress, registry
+from tl_posgen.errors import InputError
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.parts import Parts, configuration_of, content, finish, key_of, part_path
+from tl_posgen.progress import Passes
+from tl_posgen.result import Report
+
+CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
+MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "plane_sufficiency")
+SHARED = 3  # of the files: of the model and two random inits
+FILES = SHARED + 3 + 1  # slash_transfer has as many, plane_sufficiency one of its own
+
+
+def measured(model, **more):
+    return tl_posgen.analyze(model, bundled_text(), measures=MEASURES, **{**CUT, **more})
+
+
+@pytest.fixture(scope="module")
+def whole(small_model):
+    return measured(small_model)
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].provenance == other[name].provenance
+        assert one[name].findings() == other[name].findings()
+        for x, y in zip([one[name].dataset, *one[name].nulls], [other[name].dataset, *other[name].nulls], strict=True):
+            xr.testing.assert_equal(x, y)
+
+
+def stop_at(monkeypatch, n):
+    """Ctrl-C when the n-th part has been measured and is about to be written."""
+    done = []
+
+    def stopping(path, make):
+        if not path.is_file():
+            done.append(path)
+            if len(done) == n:
+                raise KeyboardInterrupt
+        finish(path, make)
+
+    monkeypatch.setattr("tl_posgen.parts.finish", stopping)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, FILES + 1))
+def test_a_stopped_analysis_goes_on_with_the_same_numbers(small_model, whole, tmp_path, monkeypatch, capsys, n):
+    with monkeypatch.context() as patched:
+        stop_at(patched, n)
+        with pytest.raises(KeyboardInterrupt):
+            measured(small_model, keep=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(before) == n - 1
+    said = capsys.readouterr().err
+    assert (f"kept in {tmp_path}; the same again goes on from there" in said) == (n > 1)
+    measured_now = stop_at(monkeypatch, 0)
+    assert_same(measured(small_model, keep=tmp_path), whole)
+    assert len(measured_now) == FILES - len(before)
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+
+
+def test_parts_are_deleted_by_who_made_them_alone(small_model, tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "other.nc").touch()
+    parts = Parts(tmp_path / "parts")
+    tl_posgen.analyze(small_model, bundled_text(), measures="mean_key", keep=parts, **CUT)
+    assert len(parts.files) == len(set(parts.files)) == SHARED
+    parts.discard()
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["other.nc"]
+    (tmp_path / "parts" / "other.nc").unlink()
+    parts.discard()
+    assert not (tmp_path / "parts").exists()
+
+
+CHANGES = {
+    "text": lambda run: {**run, "prompts": bundled_text()[500:]},
+    "length": lambda run: {**run, "length": 13},
+    "n_prompts": lambda run: {**run, "n_prompts": 3},
+    "seed": lambda run: {**run, "seed": 1},
+    "layers": lambda run: {**run, "layers": [0]},
+    "heads": lambda run: {**run, "heads": [(0, 1)]},
+    "options": lambda run: {**run, "measures": [registry.find("slash").make_options(kappa=0.2)]},
+    "streaming": lambda run: {**run, "streaming": True},
+    "weights": lambda run: {**run, "model": tl_posgen.random_like(run["model"], seed=1)},
+    "null": lambda run: {**run, "null_seeds": (7,)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change):
+    run = {"model": small_model, "prompts": bundled_text(), "measures": ["slash"], **CUT, "null_seeds": (0,)}
+    tl_posgen.analyze(**run, keep=tmp_path)
+    there = set(tmp_path.iterdir())
+    parts = Parts(tmp_path)
+    tl_posgen.analyze(**CHANGES[change](run), keep=parts)
+    taken = there & set(parts.files)
+    assert len(taken) == (1 if change == "null" else 0)  # the model itself is the same
+    tl_posgen.analyze(**run, keep=(again := Parts(tmp_path)))
+    assert set(again.files) == there
+
+
+def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
+    shutil.copytree(small, turned := tmp_path / "turned")
+    config = json.loads((turned / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 2
+    (turned / "config.json").write_text(json.dumps(config))
+    one, other = (configuration_of(tl_posgen.load_model(where), "a text") for where in (small, turned))
+    assert one["weights"] == other["weights"]
+    assert [name for name in one if one[name] != other[name]] == ["layers"]
+
+
+def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
+    hook = ("blocks.0.hook_resid_pre", lambda value, hook: value)
+    run = {"measures": "mean_key", "keep": tmp_path, **CUT}
+    with pytest.raises(InputError, match="keep: another run cannot know what fwd_hooks do"):
+        tl_posgen.analyze(small_model, bundled_text(), fwd_hooks=[hook], **run)
+    with (
+        small_model.hooks(fwd_hooks=[hook]),
+        pytest.raises(InputError, match=r"keep: .* the hooks on this model do; remove them"),
+    ):
+        tl_posgen.analyze(small_model, bundled_text(), **run)
+    with pytest.raises(InputError, match="what a range_iterator holds cannot be told"):
+        content(iter(range(3)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_measures_of_others_are_measured_anew(small_model, tmp_path):
+    mine = replace(registry.find("loss"), name="mine")
+    found = tl_posgen.analyze(small_model, bundled_text(), measures=[mine], keep=tmp_path, **CUT)
+    assert list(found) == ["mine"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_part_is_named_with_the_remedy(small_model, tmp_path):
+    run = {"measures": "mean_key", "keep": tmp_path, **CUT, "null_seeds": ()}
+    tl_posgen.analyze(small_model, bundled_text(), **run)
+    [part] = tmp_path.iterdir()
+    part.write_bytes(part.read_bytes()[:-9])
+    with pytest.raises(InputError, match=rf"{part.name}: this finished part is damaged .*; delete the file"):
+        tl_posgen.analyze(small_model, bundled_text(), **run)
+
+
+def test_the_bar_does_not_wait_for_what_is_finished(small_model, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    class Kept(Passes):
+        def __enter__(self):
+            seen.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr("tl_posgen.analysis.Passes", Kept)
+    run = {"measures": ["mean_key", "slash_transfer"], "keep": tmp_path, **CUT, "progress": True}
+    with monkeypatch.context() as patched:
+        stop_at(patched, 4)
+        with pytest.raises(KeyboardInterrupt):
+            tl_posgen.analyze(small_model, bundled_text(), **run)
+    tl_posgen.analyze(small_model, bundled_text(), **run)
+    assert progress._counting.get() is None
+    assert 0 < seen[1].planned == seen[1].done < seen[0].planned
+    assert "100%" in capsys.readouterr().err.strip().split("\r")[-1]
+
+
+def test_a_part_is_named_by_what_it_depends_on(tmp_path):
+    assert part_path(tmp_path, "a/b c", {}).name == f"a-b-c-{key_of({})}.nc"
+    path = part_path(tmp_path, "empty", {})
+    finish(path, lambda: Report({}, {}))
+    finish(path, lambda: pytest.fail("measured again"))
+    assert path.is_file()
+    values = [1, 1.5, "1", None, [1], {"a": 1}, torch.ones(2), torch.ones(2, 1), torch.ones(2, dtype=torch.int64)]
+    assert len({key_of({"value": content(value)}) for value in values}) == len(values)
+    assert content(torch.ones(2)) == content(torch.ones(2).numpy()) != content(torch.zeros(2))
