@@ -2,24 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.feed import one_pass
-from tl_posgen.hooks.given import Hooks, check_hooks, under
+from tl_posgen.hooks.given import Hooks, check_hooks
 from tl_posgen.measure import Measure, Request
+from tl_posgen.measuring import Measuring
 from tl_posgen.models import open_model
 from tl_posgen.models.load import is_ours
-from tl_posgen.models.provenance import model_label, null_label, provenance_of
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming import chosen
 from tl_posgen.models.tokens import to_prompts
@@ -28,7 +25,7 @@ from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.options import Options, require
 from tl_posgen.parts import Parts, configuration_of
-from tl_posgen.procedure import Job, as_result, references
+from tl_posgen.procedure import references
 from tl_posgen.progress import Passes
 from tl_posgen.result import Report, Result
 
@@ -119,74 +116,39 @@ def analyze(
         requests = supported(requests, model, skip_unsupported)
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
-        where: dict[str, Any] = {"layers": layers, "heads": heads}
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
         configuration: dict[str, Any] = {}
         if parts.directory is not None:
             configuration = configuration_of(model, prompts, **cut, heads=selected, streaming=streaming)
-        shared = [request for request in requests if request.measure.collector is not None]
-        procedures = [request for request in requests if request.measure.procedure is not None]
-        one_by_one = [request.name for request in procedures]
-        together = shared[0].name if len(shared) == 1 else f"{len(shared)} measures"
-        results: dict[str, Result] = {}
         tokens: list[Tensor] = []
-        provenance: Mapping[str, Any] = {}
-        if shared or known:  # what runs the model itself may cut the text in its own way
+        provenance: dict[str, Any] = {}
+        if known or any(request.measure.collector for request in requests):  # a procedure may cut in its own way
             tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
             require_prompts(requests, tokens)
-            provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads)
-            provenance |= hooked
+            provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads) | hooked
             for name, result in known.items():
                 require_same(name, result, provenance)
-        in_one_pass = partial(one_pass, tokens=tokens, requests=shared, **where, seed=seed)
-        if shared:
-            with passes.stage(together, model_label(model), one_by_one), under(model, fwd_hooks):
-                passes.plan(len(tokens))
-                own = parts.datasets(
-                    f"{together} {model_label(model)}",
-                    shared,
-                    configuration,
-                    partial(in_one_pass, model, label=model_label(model), intervals=True),
-                )
-            results = {request.name: as_result(request, [own[request.name]], provenance) for request in shared}
-        later: dict[str, Callable[..., xr.Dataset]] = {}
-        for place, request in enumerate(procedures, 1):
-            job = Job(
-                **where,
-                **cut,
-                random_inits=random_inits,
-                plan=passes.plan,
-                after={name: results.get(name) or known[name] for name in request.measure.after},
-                later=later,
-                parts=parts,
-                configuration=configuration,
-            )
-            assert request.measure.procedure is not None
-            with passes.stage(request.name, model_label(model), one_by_one[place:]), under(model, fwd_hooks):
-                results[request.name] = request.measure.procedure(model, prompts, request, job)
-        sides: list[dict[str, xr.Dataset]] = []
-        for null_seed in random_inits if shared or later else ():
-            side = {name: one.nulls[len(sides)] for name, one in known.items() if one.nulls}
-            label, of_null = null_label(null_seed), {**configuration, "random_init": null_seed}
-            of_random_init = partial(random_inits.measured, null_seed, in_place=ours, hooks=fwd_hooks)
-            if shared:
-                with passes.stage(together, label):
-                    found_of_it = partial(of_random_init, in_one_pass)
-                    side |= parts.datasets(f"{together} {label}", shared, of_null, found_of_it)
-            for request in (request for request in procedures if request.name in later):
-                before = {name: side[name] for name in request.measure.after}
-                with passes.stage(request.name, label):
-                    side[request.name] = later[request.name](null_seed, before, of_random_init)
-            sides.append(side)
-        for request in (request for request in requests if request in shared or request.name in later):
-            nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
-            result = results[request.name]
-            results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **hooked})
+        whole = Measuring(
+            model=model,
+            prompts=prompts,
+            requests=requests,
+            tokens=tokens,
+            known=known,
+            provenance=provenance,
+            where={"layers": layers, "heads": heads},
+            cut=cut,
+            hooks=fwd_hooks,
+            named=hooked,
+            random_inits=random_inits,
+            in_place=ours,
+            passes=passes,
+            parts=parts,
+            configuration=configuration,
+        ).run()
         if random_inits is not null_seeds:
             random_inits.let_go()
         if ours:
             release(model)
-        whole = {**known, **results}
         found = {request.name: whole[request.name] for request in asked if request.name in whole}
         return Report(found, provenance or next(iter(found.values())).provenance)
 
