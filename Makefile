@@ -20,6 +20,8 @@ ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.p
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
+# some virtual machines announce AMX and die of it: no bfloat16 by it here
+export ONEDNN_MAX_CPU_ISA = AVX512_CORE_BF16
 
 # $(call set_up,DIRECTORY,CONSTRAINTS,WHAT): torch first, as the pinned build is the small one
 define set_up
@@ -28,7 +30,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
+.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
 	notebooks benchmark pre-commit clean
 
 help: ## this list
@@ -36,6 +38,9 @@ help: ## this list
 
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report --force
+
+study: $(VENV)/installed ## the small study, into build/study
+	$(VENV)/bin/tl-posgen sweep examples/studies/small.toml --out build/study
 
 # shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, which that suite leaves out
 CHECKED = $(shell echo $(patsubst %.py,tl_posgen/%,$(filter-out %__init__.py,$(NUMBERS))) beartype/beartype | tr '/ ' '.,')

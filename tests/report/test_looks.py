@@ -2,13 +2,18 @@
 
 import importlib.util
 import os
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tl_posgen
+from tl_posgen.joining import KeyCut
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.position import Perturbation
+from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
+from tl_posgen.result import Report
+from tl_posgen.slash import slash_toy
 
 OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))
 PAGE = importlib.util.module_from_spec(OF_THE_PAGE)
@@ -16,12 +21,60 @@ OF_THE_PAGE.loader.exec_module(PAGE)
 browser = PAGE.browser
 
 pytestmark = pytest.mark.screenshot
-KINDS = {
-    "analyze": None,
-    "slash": ["slash", "slash_transfer", "slash_ablation"],
-    "perturb": Perturbation(ratios=(0, 0.1), n_cloze=0),
-    "coupling": "coupling",
-    "planes": ["planes"],
+CHECKPOINTS = sorted((Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints").iterdir())
+CUT = {"length": 32, "n_prompts": 2, "progress": False}
+
+
+def of_measures(*measures):
+    return tl_posgen.analyze("mini", bundled_text(), measures=measures or None, **CUT)
+
+
+def alone(result):
+    return Report({result.name: result}, result.provenance)
+
+
+def compared():
+    reports = [tl_posgen.analyze("mini", bundled_text(), fwd_hooks=hooks, **CUT) for hooks in ((), [ZERO])]
+    return alone(tl_posgen.compare(*reports))
+
+
+def study():
+    with tempfile.TemporaryDirectory() as out:
+        tables = [{"name": str(path), "tokenizer": "mini"} for path in CHECKPOINTS[:2]]
+        told = {
+            "name": "small",
+            "models": ["mini", *tables],
+            "length": 32,
+            "n_prompts": 1,
+            "measures": ["three_axis", "slash"],
+        }
+        tl_posgen.sweep(told, out=out, progress=False)
+        return tl_posgen.report_study(out)
+
+
+def claims():
+    with tempfile.TemporaryDirectory() as keep:
+        return tl_posgen.judge_claims("mini", bundled_text(), papers=["coupling"], keep=keep, **CUT)
+
+
+ZERO = ("blocks.1.attn.hook_z", lambda value, hook: value * 0)
+KINDS = {  # those of every command
+    "analyze": of_measures,
+    "substitute": partial(of_measures, "substitution", "split_examples"),
+    "distance": partial(of_measures, "dummy_distance"),
+    "perturb": partial(of_measures, Perturbation(ratios=(0, 0.1), n_cloze=4)),
+    "length": partial(of_measures, LengthExtrapolation(inside=32, times=2)),
+    "planes": partial(of_measures, "planes", "plane_sufficiency", "plane_interaction", "any_distance"),
+    "perturb-planes": partial(of_measures, PlanePerturbation(strengths=(0.3, 1))),
+    "profiles": partial(of_measures, "profiles"),
+    "cut-keys": partial(of_measures, KeyCut(shares=(0, 0.5, 1), controls=1)),
+    "slash": partial(of_measures, "slash", "slash_planes", "cone", "slash_transfer", "slash_ablation", "band_ablation"),
+    "toy": lambda: alone(slash_toy(seeds=(0, 1), steps=60, progress=False)),
+    "coupling": partial(of_measures, "coupling", "token_coupling"),
+    "emerge": lambda: alone(tl_posgen.emergence(CHECKPOINTS[:3], bundled_text(), tokenizer="mini", **CUT)),
+    "compare": compared,
+    "sweep": study,
+    "claims": claims,
 }
 OVERLAPS = """() => {
   const written = (one) => { const all = document.createRange(); all.selectNodeContents(one); return all; };
@@ -37,9 +90,7 @@ OVERLAPS = """() => {
 @pytest.fixture(scope="module", params=KINDS)
 def written(request, tmp_path_factory):
     """A page and its kind."""
-    cut = {"length": 32, "n_prompts": 2, "progress": False}
-    report = tl_posgen.analyze("mini", bundled_text(), measures=KINDS[request.param], **cut)
-    return request.param, report.write(tmp_path_factory.mktemp(request.param))
+    return request.param, KINDS[request.param]().write(tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
