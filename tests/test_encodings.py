@@ -13,6 +13,7 @@ import torch
 from additive_fit import additive_fit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "encodings"))
+import as_qwen2
 import attention
 import measure
 import train
@@ -195,3 +196,13 @@ def test_runs_measured_before_stay(tmp_path):
     expected = [["rope", 1, 2.0], ["split", 0, 1.0], ["none", 0, 2.0]]
     assert merged[["encoding", "seed", "loss"]].values.tolist() == expected
     assert measure.with_those_before(path, None, 6).equals(merged)
+
+
+def test_a_rope_run_is_a_qwen2(model, tokens):
+    if model.config.encoding != "rope":
+        with pytest.raises(ValueError, match="only rope"):
+            as_qwen2.as_qwen2(model)
+        return
+    plain = as_qwen2.as_qwen2(model)
+    torch.testing.assert_close(plain(tokens[None]).logits, model(tokens[None]).logits)
+    assert plain.model.layers[0].self_attn.k_proj.bias.abs().max() > 0.1

@@ -73,6 +73,7 @@ class Part:
         directory = MODELS[self.model][0] if self.model else None
         needed = [SHARED / directory] if directory else []
         needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
+        needed += [BUILD / "encodings" / f"rope-{seed}" / "qwen2" for seed in self.settings.get("rope_seeds", ())]
         return ", ".join(str(one) for one in needed if not one.is_dir())
 
 
@@ -220,6 +221,21 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
         found[f"seed {seed}"] = emergence(
             checkpoints, text_of("mini"), measures=("three_axis", "coupling"), tokenizer="mini", **CUT, null_seeds=()
         ).summary
+    return jsonable(found)
+
+
+def joining_of_seeds(part: Part) -> Mapping[str, Any]:
+    """Numbers of `JOINING` of what examples/encodings/as_qwen2.py wrote: rope runs as trained and as begun."""
+    cut = {**CUT, "n_prompts": part.settings["n_prompts"], "null_seeds": ()}
+    found: dict[str, dict[str, list[float]]] = {}
+    for seed in part.settings["rope_seeds"]:
+        for step in sorted((BUILD / "encodings" / f"rope-{seed}" / "qwen2").iterdir()):
+            measures = [OPTIONS.get(name, name) for name in part.settings["measures"]]
+            report = tl_posgen.analyze(str(step), text_of("mini"), measures=measures, **cut)
+            for measure in part.settings["measures"]:
+                numbers = {name: x for name, x in report[measure].summary.items() if isinstance(x, float)}
+                for name, value in numbers.items():
+                    found.setdefault(step.name, {}).setdefault(f"{measure}_{name}", []).append(value)
     return jsonable(found)
 
 
@@ -378,6 +394,11 @@ PARTS = {
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
+    "rope joining seeds": Part(
+        "",
+        {"rope_seeds": (0, 1, 2), **{key: JOINING[key] for key in ("measures", "n_prompts", "options")}},
+        joining_of_seeds,
+    ),
     "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
     "encodings": Part("", {"steps": 1000, "windows": 32}, encodings),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),

@@ -1,0 +1,134 @@
+"""One analysis under way: its measures of the model, then of each random init, part by part."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.feed import one_pass
+from tl_posgen.hooks.given import Hooks, under
+from tl_posgen.measure import Request
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import model_label, null_label
+from tl_posgen.null import RandomInits
+from tl_posgen.parts import Parts
+from tl_posgen.procedure import Job, as_result
+from tl_posgen.progress import Passes
+from tl_posgen.result import Result
+
+
+@dataclass(kw_only=True)
+class Measuring:
+    """What `analyze` does once everything is checked.
+
+    Attributes:
+        model, prompts, requests: to be measured; `tokens` are the prompts as the shared pass takes them.
+        known: results that were finished before, by name.
+        provenance: of the shared pass.
+        where, cut: layers and heads; length, n_prompts and seed.
+        hooks, named: under which passes run, and what they are called in the provenance.
+        random_inits, in_place: the null models, and whether each may take the model's place.
+        passes, parts, configuration: the bar; where finished parts are kept, and what they all depend on.
+        results: what was found of the model.
+        later: how the procedures' numbers are measured of a random init.
+    """
+
+    model: Model
+    prompts: Any
+    requests: Sequence[Request]
+    tokens: Sequence[Tensor]
+    known: Mapping[str, Result]
+    provenance: Mapping[str, Any]
+    where: Mapping[str, Any]
+    cut: Mapping[str, Any]
+    hooks: Hooks
+    named: Mapping[str, Any]
+    random_inits: RandomInits
+    in_place: bool
+    passes: Passes
+    parts: Parts
+    configuration: Mapping[str, Any]
+    results: dict[str, Result] = field(default_factory=dict)
+    later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
+
+    @cached_property
+    def shared(self) -> list[Request]:
+        """What one forward pass gives."""
+        return [request for request in self.requests if request.measure.collector is not None]
+
+    @cached_property
+    def procedures(self) -> list[Request]:
+        """What runs the model itself."""
+        return [request for request in self.requests if request.measure.procedure is not None]
+
+    @property
+    def together(self) -> str:
+        """What the shared pass is called."""
+        return self.shared[0].name if len(self.shared) == 1 else f"{len(self.shared)} measures"
+
+    def run(self) -> dict[str, Result]:
+        """Everything, by name: those known before too."""
+        self.of_model()
+        repeated = [*self.shared, *(request for request in self.procedures if request.name in self.later)]
+        sides = [self.of_random_init(number, seed) for number, seed in enumerate(self.random_inits)] if repeated else []
+        for request in repeated:
+            nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
+            result = self.results[request.name]
+            self.results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **self.named})
+        return {**self.known, **self.results}
+
+    def of_model(self) -> None:
+        to_come = [request.name for request in self.procedures]
+        if self.shared:
+            with self.stage(self.together, to_come) as label:
+                self.passes.plan(len(self.tokens))
+                measure = partial(self.in_one_pass, self.model, label=label, intervals=True)
+                own = self.parts.datasets(f"{self.together} {label}", self.shared, self.configuration, measure)
+            found = {one.name: as_result(one, [own[one.name]], self.provenance) for one in self.shared}
+            self.results.update(found)
+        for place, request in enumerate(self.procedures, 1):
+            assert request.measure.procedure is not None
+            with self.stage(request.name, to_come[place:]):
+                found = request.measure.procedure(self.model, self.prompts, request, self.job(request))
+            self.results[request.name] = found
+
+    def of_random_init(self, number: int, seed: int) -> dict[str, xr.Dataset]:
+        """The datasets of the random init of this seed."""
+        side = {name: one.nulls[number] for name, one in self.known.items() if one.nulls}
+        label, configuration = null_label(seed), {**self.configuration, "random_init": seed}
+        measured = partial(self.random_inits.measured, seed, in_place=self.in_place, hooks=self.hooks)
+        if self.shared:
+            with self.passes.stage(self.together, label):
+                measure = partial(measured, self.in_one_pass)
+                side |= self.parts.datasets(f"{self.together} {label}", self.shared, configuration, measure)
+        for name, before in ((one.name, one.measure.after) for one in self.procedures if one.name in self.later):
+            with self.passes.stage(name, label):
+                side[name] = self.later[name](seed, {earlier: side[earlier] for earlier in before}, measured)
+        return side
+
+    @contextmanager
+    def stage(self, name: str, to_come: Sequence[str]):
+        """While the block runs, passes are of this measure and the model, under the hooks; the model's label."""
+        label = model_label(self.model)
+        with self.passes.stage(name, label, to_come), under(self.model, self.hooks):
+            yield label
+
+    def in_one_pass(self, model: Model, *, label: str, intervals: bool = False) -> dict[str, xr.Dataset]:
+        how = {**self.where, "seed": self.cut["seed"], "label": label, "intervals": intervals}
+        return one_pass(model, self.tokens, self.shared, **how)
+
+    def job(self, request: Request) -> Job:
+        return Job(
+            **self.where,
+            **self.cut,
+            random_inits=self.random_inits,
+            plan=self.passes.plan,
+            after={name: self.results.get(name) or self.known[name] for name in request.measure.after},
+            later=self.later,
+            parts=self.parts,
+            configuration=self.configuration,
+        )
