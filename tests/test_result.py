@@ -47,6 +47,16 @@ def test_saving_and_loading_keeps_everything(result, tmp_path):
     assert loaded.provenance == result.provenance
 
 
+def test_what_was_loaded_needs_no_file(tmp_path):
+    """A variable that is called as its measure is, too."""
+    data = xr.Dataset({"coupling": (("layer", "head"), np.arange(4.0).reshape(2, 2)), "other": 1.0})
+    path = Result("coupling", data, (data + 1,)).save(tmp_path / "coupling.nc")
+    loaded = load(path)["coupling"]
+    path.unlink()
+    xr.testing.assert_equal(loaded.dataset, data)
+    xr.testing.assert_equal(loaded.null, data + 1)
+
+
 def test_a_failed_save_leaves_nothing_behind(result, tmp_path):
     broken = Result("x", result.dataset, (), {"unserialisable": object()})
     with pytest.raises(TypeError):
@@ -120,7 +130,7 @@ def test_a_file_cut_short_or_with_more_behind_it_is_refused(whole, count):
 
 def test_nothing_damaged_is_parsed(whole, monkeypatch):
     data, loading = whole
-    monkeypatch.setattr(xr, "open_datatree", lambda *_, **__: pytest.fail("a damaged file was parsed"))
+    monkeypatch.setattr(xr, "open_groups", lambda *_, **__: pytest.fail("a damaged file was parsed"))
     with pytest.raises(InputError, match="damaged"):
         loading(flipped(data, 4 * len(data)))
 
@@ -132,7 +142,7 @@ def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeyp
     def failing(*_, **__):
         raise error
 
-    monkeypatch.setattr(xr, "open_datatree", failing)
+    monkeypatch.setattr(xr, "open_groups", failing)
     with pytest.raises(InputError, match=r"r\.nc: cannot be read") as caught:
         loading(data)
     assert "\n" not in str(caught.value)

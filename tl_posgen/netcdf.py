@@ -34,15 +34,19 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
     return memory.getvalue()
 
 
-def read_netcdf(path: Path) -> xr.DataTree:
-    """The groups of a file of `netcdf_bytes`, loaded.
+def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
+    """The groups of a file of `netcdf_bytes`, in memory: "/" and "/<group>".
 
     Raises:
         InputError: the file is damaged, was changed, or is something else.
     """
     require_undamaged(path)
-    with xr.open_datatree(path, engine="h5netcdf") as tree:
-        return tree.load()
+    groups = xr.open_groups(path, engine="h5netcdf")
+    try:
+        return {name: group.load() for name, group in groups.items()}
+    finally:
+        for group in groups.values():
+            group.close()
 
 
 def read_attributes(path: Path) -> dict[str, Any]:

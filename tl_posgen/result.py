@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -344,16 +345,17 @@ def load(path: str | os.PathLike) -> Report:
         path = path / "results.nc" if path.is_dir() else path
         if not path.is_file():
             raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
-        tree = read_netcdf(path)
-        if (version := tree.attrs["format"]) != FORMAT:
+        groups = read_netcdf(path)
+        whole = groups["/"].attrs
+        if (version := whole["format"]) != FORMAT:
             which = f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}"
             raise InputError(f"{path}: {which}; install that version, or measure anew")
         results = {}
-        for name in json.loads(tree.attrs["order"]):
-            dataset = tree[name].to_dataset()
+        for name in json.loads(whole["order"]):
+            dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
-            results[name] = Result(name, dataset, tuple(nulls_of(tree, name)), provenance)
-        return Report(results, json.loads(tree.attrs["provenance"]))
+            results[name] = Result(name, dataset, tuple(nulls_of(groups, name)), provenance)
+        return Report(results, json.loads(whole["provenance"]))
 
 
 def load_provenance(path: Path) -> dict[str, Any]:
@@ -362,7 +364,7 @@ def load_provenance(path: Path) -> dict[str, Any]:
         return json.loads(read_attributes(path)["provenance"])
 
 
-def nulls_of(tree: Any, name: str) -> Sequence[xr.Dataset]:
+def nulls_of(groups: Mapping[str, xr.Dataset], name: str) -> Sequence[xr.Dataset]:
     """The random inits of one result, in the order of their seeds."""
-    seeds = sorted(tree["null"].children.items(), key=lambda one: int(one[0])) if "null" in tree.children else []
-    return [node[name].to_dataset() for _, node in seeds if name in node.children]
+    numbered = {path.split("/")[2]: group for path, group in groups.items() if re.fullmatch(rf"/null/\d+/{name}", path)}
+    return [numbered[number] for number in sorted(numbered, key=int)]
