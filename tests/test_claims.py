@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     first = judge_claims(small_model, alice, **run)
-    monkeypatch.setattr("tl_posgen.parts.finish", lambda path, make: path.is_file() or pytest.fail("measured again"))
+    monkeypatch.setattr("tl_posgen.parts.write_together", lambda *_: pytest.fail("a finished part was measured again"))
     second = judge_claims(small_model, alice, **run)
     assert second["claims"].frame().equals(first["claims"].frame())
     assert len(first["claims"].frame()) == 5

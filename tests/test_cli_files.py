@@ -48,7 +48,8 @@ def test_results_that_cannot_be_written_are_shown(monkeypatch, tmp_path, capsys)
     def full(*_):
         raise OutputError("report: cannot write there (No space left on device); choose another place")
 
-    monkeypatch.setattr("tl_posgen.files.write_together", full)
+    for module in ("files", "parts"):
+        monkeypatch.setattr(f"tl_posgen.{module}.write_together", full)
     assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
     printed, error = capsys.readouterr()
     assert "mini" in printed

@@ -10,7 +10,8 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen import progress, registry
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.files import write_together
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.parts import Parts, configuration_of, content, finish, key_of, part_path
 from tl_posgen.progress import Passes
@@ -44,14 +45,13 @@ def stop_at(monkeypatch, n):
     """Ctrl-C when the n-th part has been measured and is about to be written."""
     done = []
 
-    def stopping(path, make):
-        if not path.is_file():
-            done.append(path)
-            if len(done) == n:
-                raise KeyboardInterrupt
-        finish(path, make)
+    def stopping(directory, files):
+        done.extend(files)
+        if len(done) == n:
+            raise KeyboardInterrupt
+        write_together(directory, files)
 
-    monkeypatch.setattr("tl_posgen.parts.finish", stopping)
+    monkeypatch.setattr("tl_posgen.parts.write_together", stopping)
     return done
 
 
@@ -151,6 +151,17 @@ def test_a_damaged_part_is_named_with_the_remedy(small_model, tmp_path):
     part.write_bytes(part.read_bytes()[:-9])
     with pytest.raises(InputError, match=rf"{part.name}: this finished part is damaged .*; delete the file"):
         tl_posgen.analyze(small_model, bundled_text(), **run)
+
+
+def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypatch, capsys):
+    def full(directory, files):
+        raise OutputError("parts: cannot write there (No space left on device); choose another place")
+
+    monkeypatch.setattr("tl_posgen.parts.write_together", full)
+    parts = Parts(tmp_path)
+    assert tl_posgen.analyze(small_model, bundled_text(), measures="mean_key", keep=parts, **CUT)["mean_key"].nulls
+    assert "mean_key small is not kept: parts: cannot write there" in capsys.readouterr().err
+    assert parts.files == []
 
 
 def test_the_bar_does_not_wait_for_what_is_finished(small_model, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import as_path, require_writable, write_together
 from tl_posgen.measure import Request
 from tl_posgen.models.model import Model
@@ -121,18 +121,23 @@ class Parts:
     ) -> dict[str, xr.Dataset]:
         """What these requests found of one model, by name: of a finished part, or `make()`.
 
-        A part with a measure that is not built in is never kept, as nothing says when its code changes.
+        A part with a measure that is not built in is never kept, as nothing says when its code changes. One that cannot
+        be written is said to be lost if the analysis is stopped, which goes on.
         """
         if self.directory is None or any(request.name not in BUILT_IN for request in requests):
             return dict(make())
         asked = {request.name: request.as_dict() for request in requests}
         path = part_path(self.directory, name, {**configuration, "measures": asked})
-
-        def report() -> Report:
-            return Report({name: Result(name, one) for name, one in make().items()}, {})
-
-        finish(path, report)
-        found = {name: result.dataset for name, result in read_part(path).items()}
+        if path.is_file():
+            found = {name: result.dataset for name, result in read_part(path).items()}
+        else:
+            found = dict(make())
+            report = Report({name: Result(name, one) for name, one in found.items()}, {})
+            try:
+                write_together(path.parent, {path.name: results_bytes(report, {})})
+            except OutputError as error:
+                tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
+                return found
         self.files.append(path)
         return found
 

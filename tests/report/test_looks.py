@@ -11,7 +11,7 @@ import pytest
 import tl_posgen
 from tl_posgen.joining import KeyCut
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
+from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.result import Report
 from tl_posgen.slash import slash_toy
 
@@ -35,7 +35,7 @@ def alone(result):
 
 def compared():
     reports = [tl_posgen.analyze("mini", bundled_text(), fwd_hooks=hooks, **CUT) for hooks in ((), [ZERO])]
-    return alone(tl_posgen.compare(*reports))
+    return tl_posgen.compare(*reports)
 
 
 def study():
@@ -60,7 +60,7 @@ def claims():
 ZERO = ("blocks.1.attn.hook_z", lambda value, hook: value * 0)
 KINDS = {  # those of every command
     "analyze": of_measures,
-    "substitute": partial(of_measures, "substitution", "split_examples"),
+    "substitute": partial(of_measures, Substitution(widths=(8,), search=False), "split_examples"),
     "distance": partial(of_measures, "dummy_distance"),
     "perturb": partial(of_measures, Perturbation(ratios=(0, 0.1), n_cloze=4)),
     "length": partial(of_measures, LengthExtrapolation(inside=32, times=2)),

@@ -15,10 +15,15 @@ function draw(div) {
   const { data, layout } = JSON.parse(night.matches ? text.replaceAll('"black"', '"#e5e7eb"') : text);
   const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => layout[key]);
   const columns = new Set(axes.map((axis) => (axis.domain ? axis.domain[0] : 0))).size;
-  const longest = Math.max(0, ...(layout.annotations ?? []).map(({ text }) => text.length));
-  div.style.minWidth = columns > 1 ? `${columns * Math.max(215, 6.2 * longest)}px` : "";
+  div.style.minWidth = columns > 1 ? `${columns * 215}px` : "";
   div.dataset.drawn = "yes";
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
+    const titles = [...div.querySelectorAll(".annotation-text")].map((title) => title.getBoundingClientRect().width);
+    const lacking = columns * (Math.max(0, ...titles) + 8) - div._fullLayout._size.w;
+    if (columns > 1 && lacking > 0) {
+      div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
+      Plotly.Plots.resize(div);
+    }
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
       if (point.data.meta === "heads") show(`${point.y}.${point.x}`);
