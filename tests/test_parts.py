@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -13,7 +14,7 @@ from tl_posgen import progress, registry
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import write_together
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.parts import Parts, configuration_of, content, finish, key_of, part_path
+from tl_posgen.parts import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.progress import Passes
 from tl_posgen.result import Report
 
@@ -91,7 +92,8 @@ CHANGES = {
     "n_prompts": lambda run: {**run, "n_prompts": 3},
     "seed": lambda run: {**run, "seed": 1},
     "layers": lambda run: {**run, "layers": [0]},
-    "heads": lambda run: {**run, "heads": [(0, 1)]},
+    "every layer by name": lambda run: {**run, "layers": range(2)},
+    "every head by name": lambda run: {**run, "heads": range(4)},
     "options": lambda run: {**run, "measures": [registry.find("slash").make_options(kappa=0.2)]},
     "streaming": lambda run: {**run, "streaming": True},
     "weights": lambda run: {**run, "model": tl_posgen.random_like(run["model"], seed=1)},
@@ -112,6 +114,31 @@ def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change
     assert set(again.files) == there
 
 
+@pytest.mark.parametrize(("name", "value"), [("default_prepend_bos", False), ("n_ctx", 64), ("eps", 0.1)])
+def test_nor_are_those_of_another_configuration(small, name, value):
+    model = tl_posgen.load_model(small)
+    before = configuration_of(model, "a text")
+    assert before == configuration_of(model, "a text")
+    assert getattr(model.cfg, name) != value
+    setattr(model.cfg, name, value)
+    assert configuration_of(model, "a text") != before
+
+
+def test_nor_those_of_another_dtype(small):
+    one, other = (configuration_of(tl_posgen.load_model(small, dtype=dtype), "") for dtype in ("float32", "float64"))
+    assert one["dtype"] != other["dtype"]
+
+
+def test_a_measure_that_draws_its_own_null_is_that_of_its_seed(small_model, tmp_path):
+    run = {"measures": "plane_sufficiency", "keep": tmp_path, **CUT}
+    found = [
+        tl_posgen.analyze(small_model, bundled_text(), **{**run, "null_seeds": seeds}) for seeds in ((0,), (7,), ())
+    ]
+    one, other, none = (report["plane_sufficiency"].dataset for report in found)
+    assert (one["score_sum"].sel(weights="random init") != other["score_sum"].sel(weights="random init")).any()
+    assert "random init" not in none["weights"].values
+
+
 def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
     shutil.copytree(small, turned := tmp_path / "turned")
     config = json.loads((turned / "config.json").read_text())
@@ -119,7 +146,7 @@ def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
     (turned / "config.json").write_text(json.dumps(config))
     one, other = (configuration_of(tl_posgen.load_model(where), "a text") for where in (small, turned))
     assert one["weights"] == other["weights"]
-    assert [name for name in one if one[name] != other[name]] == ["layers"]
+    assert one["layers"] != other["layers"]
 
 
 def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
@@ -127,11 +154,13 @@ def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
     run = {"measures": "mean_key", "keep": tmp_path, **CUT}
     with pytest.raises(InputError, match="keep: another run cannot know what fwd_hooks do"):
         tl_posgen.analyze(small_model, bundled_text(), fwd_hooks=[hook], **run)
-    with (
-        small_model.hooks(fwd_hooks=[hook]),
-        pytest.raises(InputError, match=r"keep: .* the hooks on this model do; remove them"),
-    ):
+    refused = "keep: another run cannot know what the hooks on this model do; remove them"
+    with small_model.hooks(fwd_hooks=[hook]), pytest.raises(InputError, match=refused):
         tl_posgen.analyze(small_model, bundled_text(), **run)
+    handle = small_model.blocks[0].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(InputError, match=refused):
+        tl_posgen.analyze(small_model, bundled_text(), **run)
+    handle.remove()
     with pytest.raises(InputError, match="what a range_iterator holds cannot be told"):
         content(iter(range(3)))
     assert not list(tmp_path.iterdir())
@@ -186,10 +215,12 @@ def test_the_bar_does_not_wait_for_what_is_finished(small_model, tmp_path, monke
 
 def test_a_part_is_named_by_what_it_depends_on(tmp_path):
     assert part_path(tmp_path, "a/b c", {}).name == f"a-b-c-{key_of({})}.nc"
-    path = part_path(tmp_path, "empty", {})
-    finish(path, lambda: Report({}, {}))
-    finish(path, lambda: pytest.fail("measured again"))
-    assert path.is_file()
+    assert list(Parts(tmp_path).report("empty", {}, lambda: Report({}, {}))) == []
+    assert list(Parts(tmp_path).report("empty", {}, lambda: pytest.fail("measured again"))) == []
+    assert list(Parts().report("empty", {}, lambda: Report({}, {}))) == []
+    assert [path.name for path in tmp_path.iterdir()] == [part_path(tmp_path, "empty", {}).name]
     values = [1, 1.5, "1", None, [1], {"a": 1}, torch.ones(2), torch.ones(2, 1), torch.ones(2, dtype=torch.int64)]
+    values += [np.array(["a", "b"]), xr.Dataset({"r": ("x", [1.0, 2.0])}), xr.Dataset({"r": ("x", [1.0, 3.0])})]
     assert len({key_of({"value": content(value)}) for value in values}) == len(values)
+    assert content(np.array(["a", "b"])) == content(np.array(["a", "b"], dtype=object))
     assert content(torch.ones(2)) == content(torch.ones(2).numpy()) != content(torch.zeros(2))

@@ -24,7 +24,7 @@ from tl_posgen.models.weights import release
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.options import Options, require
-from tl_posgen.parts import Parts, configuration_of
+from tl_posgen.parts import Parts, configuration_of, refuse_hooks
 from tl_posgen.procedure import references
 from tl_posgen.progress import Passes
 from tl_posgen.result import Report, Result
@@ -77,7 +77,8 @@ def analyze(
             prompts longer than 1,024 tokens where the model allows it.
         keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
             model and of each random init. An analysis that was stopped goes on from there when it is called again with
-            the same weights, prompts and settings; measures of other packages are measured anew.
+            the same weights, prompts and settings; measures of other packages, and what shares their pass, are
+            measured anew.
         progress: show a bar of the forward passes, and say early how long it takes if that is more than 20 s.
 
     Returns:
@@ -98,7 +99,6 @@ def analyze(
     if not isinstance(null_seeds, RandomInits):
         check_seeds(null_seeds)
     require("streaming", streaming, bool | None)
-    require("keep", keep, str | os.PathLike | Parts | None)
     known = check_after(after)
     asked = registry.requested(measures)
     for request in asked:
@@ -107,19 +107,16 @@ def analyze(
     ours, precise = is_ours(model), any(request.measure.precise for request in requests)
     model = open_model(model, precise=precise)
     hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
-    if hooked and keep is not None:
-        raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
-    parts = keep if isinstance(keep, Parts) else Parts(keep)
+    keeping = Parts.of(keep)
+    if keep is not None:
+        refuse_hooks(model, hooked)
     matrices = max((request.measure.matrices for request in requests), default=0)
     passes = Passes(shown=progress, models=1 + len(null_seeds))
-    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes, parts:
+    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes, keeping as parts:
         requests = supported(requests, model, skip_unsupported)
         selected = select_heads(model, layers, heads)
         random_inits = random_inits_of(model, null_seeds)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed}
-        configuration: dict[str, Any] = {}
-        if parts.directory is not None:
-            configuration = configuration_of(model, prompts, **cut, heads=selected, streaming=streaming)
         tokens: list[Tensor] = []
         provenance: dict[str, Any] = {}
         if known or any(request.measure.collector for request in requests):  # a procedure may cut in its own way
@@ -128,6 +125,11 @@ def analyze(
             provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads) | hooked
             for name, result in known.items():
                 require_same(name, result, provenance)
+        configuration: dict[str, Any] = {}
+        if parts.directory is not None:
+            listed = layers if layers is None or isinstance(layers, int) else list(layers)
+            chosen_heads = {"layers": listed, "all_heads": heads is None, "heads": selected}
+            configuration = configuration_of(model, prompts, **cut, **chosen_heads, tokens=tokens, streaming=streaming)
         whole = Measuring(
             model=model,
             prompts=prompts,

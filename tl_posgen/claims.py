@@ -22,7 +22,7 @@ from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed
 from tl_posgen.options import fits, require
-from tl_posgen.parts import Parts, kept
+from tl_posgen.parts import Parts
 from tl_posgen.position.claims import CLAIMS as POSITION
 from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
@@ -46,7 +46,7 @@ def judge_claims(
     n_prompts: int = 4,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
-    keep: str | os.PathLike = "claims",
+    keep: str | os.PathLike | None = "claims",
     progress: bool = True,
 ) -> Report:
     """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
@@ -57,7 +57,8 @@ def judge_claims(
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
         length, n_prompts, seed, null_seeds: as in `analyze`.
-        keep: directory for finished parts. A later run with the same weights, text and settings takes them up.
+        keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
+            them up.
 
     Returns:
         A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a random init beside
@@ -83,28 +84,28 @@ def judge_claims(
     if not isinstance(prompts, str):
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
-    require("keep", keep, str | os.PathLike)
+    require("keep", keep, str | os.PathLike | None)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(model, length, n_prompts)
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
-    parts = Parts(Path(keep) / "parts")
-    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed, "keep": parts, "progress": progress}
-    results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits})
-    if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
-        options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
-        asked = sorted({name for own in options for name in own.get("measures", ())})
-        how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
-        results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, measures=asked, null_seeds=(), **how, **cut)
-    if not results:
-        raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
-    provenance = next(iter(results.values())).provenance
-    if any(TOY in claim.needs for claim in claims):
-        toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
-        assert parts.directory is not None
-        results |= kept(parts.directory, TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed, "progress": progress}
+    with Parts.of(None if keep is None else Path(keep) / "parts") as parts:
+        results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits, "keep": parts})
+        if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
+            options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
+            asked = sorted({name for own in options for name in own.get("measures", ())})
+            how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
+            of_training = {"measures": asked, "null_seeds": (), "keep": parts, **how, **cut}
+            results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
+        if not results:
+            raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
+        provenance = next(iter(results.values())).provenance
+        if any(TOY in claim.needs for claim in claims):
+            toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
+            results |= parts.report(TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
     return Report({"claims": judged(claims, results, model_label(model), provenance, reasons), **results}, provenance)
 
 

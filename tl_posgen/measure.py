@@ -137,13 +137,15 @@ class Measure:
         seed: int = 0,
         null_seeds: Sequence[int] = (0,),
         fwd_hooks: Any = (),
+        keep: Any = None,
         progress: bool = True,
         **options: Any,
     ):
         """The `Result` of this measure alone: `analyze(model, prompts, measures=[...], ...)[name]`.
 
         Args:
-            model, prompts, layers, heads, length, n_prompts, seed, null_seeds, fwd_hooks, progress: as in `analyze`.
+            model, prompts, layers, heads, length, n_prompts, seed, null_seeds, fwd_hooks, keep, progress: as in
+                `analyze`.
             options: of the measure, as its options dataclass lists them.
         """
         from tl_posgen.analysis import analyze
@@ -159,6 +161,7 @@ class Measure:
             seed=seed,
             null_seeds=null_seeds,
             fwd_hooks=fwd_hooks,
+            keep=keep,
             progress=progress,
         )[self.name]
 

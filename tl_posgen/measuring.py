@@ -52,8 +52,8 @@ class Measuring:
     passes: Passes
     parts: Parts
     configuration: Mapping[str, Any]
-    results: dict[str, Result] = field(default_factory=dict)
-    later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
+    results: dict[str, Result] = field(init=False, default_factory=dict)
+    later: dict[str, Callable[..., xr.Dataset]] = field(init=False, default_factory=dict)
 
     @cached_property
     def shared(self) -> list[Request]:
@@ -79,6 +79,7 @@ class Measuring:
             nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
             result = self.results[request.name]
             self.results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **self.named})
+        self.later.clear()  # each holds the job that holds it, and the model
         return {**self.known, **self.results}
 
     def of_model(self) -> None:
@@ -100,7 +101,7 @@ class Measuring:
         """The datasets of the random init of this seed."""
         side = {name: one.nulls[number] for name, one in self.known.items() if one.nulls}
         label, configuration = null_label(seed), {**self.configuration, "random_init": seed}
-        measured = partial(self.random_inits.measured, seed, in_place=self.in_place, hooks=self.hooks)
+        measured = partial(self.measured_of, seed)
         if self.shared:
             with self.passes.stage(self.together, label):
                 measure = partial(measured, self.in_one_pass)
@@ -109,6 +110,12 @@ class Measuring:
             with self.passes.stage(name, label):
                 side[name] = self.later[name](seed, {earlier: side[earlier] for earlier in before}, measured)
         return side
+
+    def measured_of(self, seed: int, measure: Callable[..., Any]) -> Any:
+        """`measure(model, label=label)` of the random init of this seed, under the hooks."""
+        label, model = self.random_inits.build(seed, in_place=self.in_place)
+        with under(model, self.hooks):
+            return measure(model, label=label)
 
     @contextmanager
     def stage(self, name: str, to_come: Sequence[str]):

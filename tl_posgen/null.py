@@ -1,10 +1,9 @@
 """A measure beside its null: the same on randomly initialised models of the same shape, one a seed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tl_posgen.errors import InputError
-from tl_posgen.hooks.given import Hooks, under
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
 from tl_posgen.models.random_like import random_like
 from tl_posgen.models.weights import release
@@ -54,12 +53,6 @@ class RandomInits(Sequence[int]):
             same = fingerprint(made) == self._fingerprint
             self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
         return self._held[1:]
-
-    def measured(self, seed: int, measure: Callable[..., Any], *, in_place: bool, hooks: Hooks) -> Any:
-        """`measure(model, label=label)` of one seed, its forward passes under these hooks."""
-        label, model = self.build(seed, in_place=in_place)
-        with under(model, hooks):
-            return measure(model, label=label)
 
     def let_go(self) -> None:
         """Give the memory of the last one back."""

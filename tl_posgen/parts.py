@@ -6,14 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -23,18 +23,11 @@ from tl_posgen.files import as_path, require_writable, write_together
 from tl_posgen.measure import Request
 from tl_posgen.models.model import Model
 from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.options import require
 from tl_posgen.registry import BUILT_IN
 from tl_posgen.result import Report, Result, load, results_bytes
-
-PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
-
-
-@cache
-def versions() -> dict[str, str]:
-    """What a result may depend on beside its configuration."""
-    return {name: version(name) for name in PACKAGES}
 
 
 def key_of(configuration: Mapping[str, Any]) -> str:
@@ -55,26 +48,16 @@ def part_path(directory: Path, name: str, configuration: Mapping[str, Any]) -> P
 
 def in_file_name(name: str) -> str:
     """What a file's name shows of it."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:].strip("-")
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
 
 
-def kept(directory: Path, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
-    """A finished part, or `make()` written whole: nothing else says that it is finished.
+def write_part(path: Path, report: Report) -> None:
+    """Write a finished part whole: nothing else says that it is finished.
 
     Raises:
-        InputError: the finished part is damaged; the message names its file.
         OutputError: it cannot be written.
     """
-    path = part_path(directory, name, configuration)
-    finish(path, make)
-    return read_part(path)
-
-
-def finish(path: Path, make: Callable[[], Report]) -> None:
-    """Write what `make` gives, where it is not there yet."""
-    if not path.is_file():
-        report = make()
-        write_together(path.parent, {path.name: results_bytes(report, report.provenance)})
+    write_together(path.parent, {path.name: results_bytes(report, report.provenance)})
 
 
 def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
@@ -91,6 +74,8 @@ class Parts:
     """The finished parts of analyses: what each measured of one model, the random inits too. A stopped analysis takes
     up those of the one before.
 
+    Who makes it enters it: when the block is stopped it says what is kept.
+
     Args:
         directory: where they are kept; None for nowhere.
 
@@ -101,16 +86,38 @@ class Parts:
     def __init__(self, directory: str | os.PathLike | None = None):
         self.directory = None if directory is None else require_writable(as_path(directory))
         self.files: list[Path] = []
-        self.said = False
+
+    @classmethod
+    def of(cls, keep: "str | os.PathLike | Parts | None") -> "AbstractContextManager[Parts]":
+        """What was given as `keep`, to be entered: a directory anew, the parts of a caller as they are."""
+        require("keep", keep, str | os.PathLike | Parts | None)
+        return nullcontext(keep) if isinstance(keep, Parts) else cls(keep)
 
     def __enter__(self) -> "Parts":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None and self.files and not self.said:
-            self.said, n = True, len(self.files)
+        if error is not None and self.files:
+            n = len(self.files)
             said = "1 part is finished and kept" if n == 1 else f"{n} parts are finished and kept"
             tqdm.write(f"{said} in {self.directory}; the same again goes on from there", file=sys.stderr)
+
+    def report(self, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
+        """The finished part of this configuration, or `make()`, kept if it can be written."""
+        if self.directory is None:
+            return make()
+        path = part_path(self.directory, name, configuration)
+        if path.is_file():
+            found = read_part(path)
+        else:
+            found = make()
+            try:
+                write_part(path, found)
+            except OutputError as error:
+                tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
+                return found
+        self.files.append(path)
+        return found
 
     def datasets(
         self,
@@ -121,52 +128,76 @@ class Parts:
     ) -> dict[str, xr.Dataset]:
         """What these requests found of one model, by name: of a finished part, or `make()`.
 
-        A part with a measure that is not built in is never kept, as nothing says when its code changes. One that cannot
-        be written is said to be lost if the analysis is stopped, which goes on.
+        With a measure among them that is not built in nothing is kept, as nothing says when its code changes.
         """
-        if self.directory is None or any(request.name not in BUILT_IN for request in requests):
+        if any(request.name not in BUILT_IN for request in requests):
             return dict(make())
         asked = {request.name: request.as_dict() for request in requests}
-        path = part_path(self.directory, name, {**configuration, "measures": asked})
-        if path.is_file():
-            found = {name: result.dataset for name, result in read_part(path).items()}
-        else:
-            found = dict(make())
-            report = Report({name: Result(name, one) for name, one in found.items()}, {})
-            try:
-                write_together(path.parent, {path.name: results_bytes(report, {})})
-            except OutputError as error:
-                tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
-                return found
-        self.files.append(path)
-        return found
+
+        def report() -> Report:
+            return Report({name: Result(name, one) for name, one in make().items()}, {})
+
+        found = self.report(name, {**configuration, "measures": asked}, report)
+        return {name: result.dataset for name, result in found.items()}
 
     def discard(self) -> None:
         """Delete them, and their directory if nothing else is in it."""
-        for path in self.files:
-            path.unlink(missing_ok=True)
-        if self.directory is not None and self.directory.is_dir() and not any(self.directory.iterdir()):
-            self.directory.rmdir()
+        with suppress(OSError):
+            for path in self.files:
+                path.unlink(missing_ok=True)
+            if self.directory is not None and not any(self.directory.iterdir()):
+                self.directory.rmdir()
+
+
+def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
+    """Refuse hooks, given for a run or on the model: another run might take their numbers for those of the plain one.
+
+    Raises:
+        InputError: there is a hook.
+    """
+    if given:
+        raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, kind) for module in model.modules() for kind in hooks):
+        raise InputError(
+            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
+        )
 
 
 def configuration_of(model: Model, prompts: Any, **settings: Any) -> dict[str, Any]:
     """Everything that an analysis depends on beside its measures, by content and JSON-ready.
 
     Raises:
-        InputError: hooks on the model, or prompts whose content nothing tells: another run might take them for these.
+        InputError: prompts whose content nothing tells.
     """
-    if any(point.fwd_hooks for point in model.hook_dict.values()):
-        raise InputError("keep: another run cannot know what the hooks on this model do; remove them, or keep nothing")
-    layers = [layer.geometry for layer in wrap(model).found() if isinstance(layer, Probed)]
+    wrapped, weight = wrap(model), next(model.parameters())
+    origin = wrapped.origin
+    layers = [replace(one.geometry, error=None) for one in wrapped.found() if isinstance(one, Probed)]
+    plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
+    config = Path(origin.directory or "", "config.json")  # which random inits are made by
     return {
         "weights": fingerprint(model),
-        "layers": content([replace(layer, error=None) for layer in layers]),
-        "backend": wrap(model).origin.backend,
-        "dtype": str(model.cfg.dtype),
-        "device": next(model.parameters()).device.type,
+        "layers": content(layers),
+        "cfg": {name: value for name, value in plain.items() if name not in ("model_name", "device", "seed")},
+        "config": config.read_text(encoding="utf-8") if origin.directory and config.is_file() else None,
+        "initialisation": origin.initialisation,
+        "tokenizer": tokenizer_digest(model),
+        "backend": origin.backend,
+        "dtype": str(weight.dtype),
+        "device": weight.device.type,
         "prompts": content(prompts),
         **{name: content(value) for name, value in settings.items()},
     }
+
+
+def tokenizer_digest(model: Model) -> str | None:
+    """Of all that its tokenizer does, where there is one; of a slow tokenizer, of its vocabulary."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    told = json.dumps(sorted(tokenizer.get_vocab().items())) if fast is None else fast.to_str()
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def content(value: Any) -> Any:
@@ -179,9 +210,14 @@ def content(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    if isinstance(value, xr.Dataset):
+        return {str(name): content(array.values) for name, array in sorted(value.variables.items())}
     if isinstance(value, np.ndarray | np.generic):
-        return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        is_text = value.dtype.kind in "OU"  # a file gives back the one for the other
+        held = json.dumps(value.tolist()).encode() if is_text else value.tobytes()
+        kind = "text" if is_text else str(value.dtype)
+        return [kind, list(value.shape), hashlib.sha256(held).hexdigest()]
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: content(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

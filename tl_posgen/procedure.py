@@ -58,7 +58,7 @@ class Job:
         `after` is what `job.after` holds of that model: dataset by name.
         """
         label, before = model_label(model), {name: one.dataset for name, one in self.after.items()}
-        dataset = self.kept(request, tokens, label, lambda: of_model(model, label, before))
+        dataset = self.kept(request, tokens, label, lambda: of_model(model, label, before), after=before)
         self.later[request.name] = partial(self.of_random_init, request, tokens, of_model)
         chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
         return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
@@ -77,7 +77,9 @@ class Job:
         def of_it(other: Any, label: str) -> xr.Dataset:
             return of_model(other, label, before)
 
-        return self.kept(request, tokens, null_label(null_seed), partial(measured, of_it), random_init=null_seed)
+        return self.kept(
+            request, tokens, null_label(null_seed), partial(measured, of_it), after=before, random_init=null_seed
+        )
 
     def kept(
         self,
@@ -87,9 +89,10 @@ class Job:
         make: Callable[[], xr.Dataset],
         **more: Any,
     ) -> xr.Dataset:
-        """The finished part of this request and model, or `make()`."""
-        after = {name: one.provenance.get("options") for name, one in self.after.items()}
-        configuration = {**self.configuration, "tokens": content(list(tokens)), "after": after, **more}
+        """The finished part of this request and model, or `make()`; `more` is what it depends on beside them."""
+        if self.parts.directory is None:
+            return make()
+        configuration = {**self.configuration, "tokens": content(list(tokens)), **content(more)}
         found = self.parts.datasets(f"{request.name} {label}", [request], configuration, lambda: {request.name: make()})
         return found[request.name]
 

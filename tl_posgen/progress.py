@@ -32,6 +32,7 @@ class Passes:
 
     Attributes:
         planned, done: passes.
+        each, once: passes planned of every model, by name of the stage; and of the first model alone, in this stage.
 
     Example:
         >>> with Passes(shown=False, models=2) as passes, passes.stage("substitution", "mini"):
@@ -45,8 +46,8 @@ class Passes:
         self.planned = self.done = self.running = 0
         self.before, self.began = 0, 0.0  # passes done before this stage, and when its first one began
         self.words, self.then, self.said = "", (), False
-        self.each: dict[str, int] = {}  # passes planned of every model, by name of the stage
-        self.once, self.name = 0, ""  # of the stage that plans
+        self.each: dict[str, int] = {}
+        self.once, self.name = 0, ""
         self.bar: Any = None
 
     def __enter__(self) -> "Passes":
@@ -70,11 +71,11 @@ class Passes:
         self.words, self.then, self.before = f"{name}, {label}", then, self.done
         if self.bar is not None:
             self.bar.set_description(self.words)
-        if name not in self.each:
-            self.name, self.each[name], self.once = name, 0, 0
+        self.name, self.once = name, 0
+        self.each.setdefault(name, 0)
         yield
         self.end()
-        expected, self.once = self.each[name] + self.once, 0
+        expected = self.each[name] + self.once
         if self.shown and (missing := expected - (self.done - self.before)):  # a part that was finished before
             self.planned -= missing
             self.resize(self.planned)

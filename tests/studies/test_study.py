@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.memory import PEAK
+from tl_posgen.models.provenance import versions
 from tl_posgen.models.source import MINI
-from tl_posgen.parts import finish, part_path, versions
+from tl_posgen.parts import part_path, write_part
 from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study
 from tl_posgen.studies.job import Job, attempt, jobs_in
@@ -275,7 +276,7 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
 
 
 def test_a_part_of_something_else_is_refused(tmp_path):
-    finish(part_path(tmp_path, "one-pass", {}), lambda: Report({}, {}))
+    write_part(part_path(tmp_path, "one-pass", {}), Report({}, {}))
     with pytest.raises(InputError, match="no job of a study; give another --out"):
         jobs_in(tmp_path)
 

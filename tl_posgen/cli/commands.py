@@ -39,8 +39,8 @@ def analyze(
     from tl_posgen.analysis import analyze as run
     from tl_posgen.report.terminal import print_report
 
-    parts = setup.parts()
-    found = run(model, words, measures=names, streaming=streaming, keep=parts, **where, **cut)
+    with setup.parts() as parts:
+        found = run(model, words, measures=names, streaming=streaming, keep=parts, **where, **cut)
     setup.present(found, print_report, parts=parts)
 
 
@@ -227,8 +227,8 @@ def coupling_scores(
     cut, words = setup.cut, setup.words()
     from tl_posgen.coupling import coupling_scores as run
 
-    parts = setup.parts()
-    found = run(scores, words, score=score, tokenizer=tokenizer, k=k, keep=parts, **setup.place, **cut)
+    with setup.parts() as parts:
+        found = run(scores, words, score=score, tokenizer=tokenizer, k=k, keep=parts, **setup.place, **cut)
     setup.present(found, parts=parts)
 
 
@@ -245,8 +245,9 @@ def emerge(
     from tl_posgen.studies.emergence import MEASURES, emergence
 
     measures = (*MEASURES, "coupling") if coupling else MEASURES
-    where, parts = {"model": model, "tokenizer": tokenizer, **setup.place}, setup.parts()
-    found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
+    where = {"model": model, "tokenizer": tokenizer, **setup.place}
+    with setup.parts() as parts:
+        found = emergence(checkpoints, words, measures=measures, keep=parts, **where, **cut)
     setup.present(found, parts=parts)
 
 

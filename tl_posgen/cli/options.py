@@ -102,8 +102,8 @@ class Setup:
         from tl_posgen.registry import request_of
         from tl_posgen.result import Report
 
-        parts = self.parts()
-        found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
+        with self.parts() as parts:
+            found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
         asked = [name for name in (request_of(one).name for one in measures) if name in found]
         ordered = {name: found[name] for name in (*asked, *found)}  # what they come after stands behind them
         self.present(Report(ordered, found.provenance), parts=parts, lead=None if lead is None else lead(found))

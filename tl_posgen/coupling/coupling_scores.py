@@ -12,9 +12,9 @@ import torch
 import xarray as xr
 from tqdm.auto import tqdm
 
-from tl_posgen.analysis import analyze
 from tl_posgen.collector import Variable
-from tl_posgen.coupling.coupling import HEADLINES, Coupling
+from tl_posgen.coupling.coupling import HEADLINES
+from tl_posgen.coupling.coupling import MEASURE as COUPLING
 from tl_posgen.coupling.coupling_figures import sides_with_summary
 from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
@@ -93,22 +93,23 @@ def coupling_scores(
     require("tokenizer", tokenizer, str | os.PathLike | None)
     require("k", k, int)
     require("widths", widths, Sequence[int])
-    require("keep", keep, str | os.PathLike | Parts | None)
     if not len(widths):
         raise InputError(f"widths = {widths!r}: give one at least, such as {WIDTHS}")
     table, null_seeds = score_table(scores, score), check_seeds(null_seeds)
     by_width = of_random_jacobians(widths)
     rows: list[list[dict[str, float]]] = [[] for _ in range(1 + len(null_seeds))]
     provenance: dict[str, Any] = {}
-    parts = keep if isinstance(keep, Parts) else Parts(keep)
-    run = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds, "keep": parts}
-    for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
-        model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
-        found = analyze(model, prompts, measures=Coupling(k=k), progress=False, **run)["coupling"]
-        nulls = found.null_summary.seeds if found.null_summary else []
-        for side, summary in zip(rows, [found.summary, *nulls], strict=True):
-            side.append({name: summary[name] for name in (*(h + end for h in HEADLINES for end in ENDS), *CONTROLS)})
-        provenance = dict(found.provenance)
+    cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
+    with Parts.of(keep) as parts:
+        for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
+            model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
+            found = COUPLING(model, prompts, k=k, keep=parts, progress=False, **cut)
+            nulls = found.null_summary.seeds if found.null_summary else []
+            for side, summary in zip(rows, [found.summary, *nulls], strict=True):
+                side.append(
+                    {name: summary[name] for name in (*(h + end for h in HEADLINES for end in ENDS), *CONTROLS)}
+                )
+            provenance = dict(found.provenance)
     kept = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")
     label = f"{len(table)} models"
     known = {name: provenance[name] for name in kept} | {"model": label, "models": table["model"].tolist()}

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,15 @@ def encoding_of(model: Model) -> str:
     """How the layers know positions: "rotary", "alibi", "absolute", "none"; several joined by ", ", "" if unknown."""
     found = [layer.geometry.encoding for layer in wrap(model).found() if isinstance(layer, Probed)]
     return ", ".join(dict.fromkeys(found))
+
+
+PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What a result may depend on beside its configuration."""
+    return {name: version(name) for name in PACKAGES}
 
 
 PART = 2**22  # entries of a tensor that are taken to float64 at once
@@ -75,5 +85,5 @@ def provenance_of(
         "seed": seed,
         "null_seeds": list(null_seeds),
         "mask": "causal, and the window of each layer that has one",
-        "versions": {name: version(name) for name in ("tl-posgen", "transformer-lens", "torch", "transformers")},
+        "versions": dict(versions()),
     }

@@ -103,10 +103,7 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
-    require("keep", keep, str | os.PathLike | Parts | None)
     requests, null_seeds = registry.requested(measures), check_seeds(null_seeds)
-    parts = keep if isinstance(keep, Parts) else Parts(keep)
-    measured = partial(numbers_of, requests=requests, seed=seed, parts=parts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     precise = any(request.measure.precise for request in requests)
     last = run.load(-1, precise=precise)
@@ -115,17 +112,18 @@ def emergence(
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
     asked = {request.name: request.as_dict() for request in requests}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": asked}
-    nulls, random_inits = [], RandomInits(last, null_seeds)
-    for null_seed, (_, other) in zip(null_seeds, random_inits.models(in_place=True), strict=True):
-        found = measured(other, tokens).expand_dims(checkpoint=[null_label(null_seed)])
-        nulls.append(labelled(found, requests, null_label(null_seed)))
-    random_inits.let_go()
-    release(last)
-    rows = []
-    for place in tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress):
-        loaded = run.load(place, precise=precise)
-        rows.append(measured(loaded, tokens))
-        release(loaded)
+    nulls, rows, random_inits = [], [], RandomInits(last, null_seeds)
+    with Parts.of(keep) as parts:
+        measured = partial(numbers_of, tokens=tokens, requests=requests, seed=seed, parts=parts)
+        for null_seed, (_, other) in zip(null_seeds, random_inits.models(in_place=True), strict=True):
+            found = measured(other).expand_dims(checkpoint=[null_label(null_seed)])
+            nulls.append(labelled(found, requests, null_label(null_seed)))
+        random_inits.let_go()
+        release(last)
+        for place in tqdm(range(len(run)), desc="emergence", unit="checkpoint", disable=not progress):
+            loaded = run.load(place, precise=precise)
+            rows.append(measured(loaded))
+            release(loaded)
     dataset = xr.concat(rows, pd.Index(run.names, name="checkpoint"))
     assert isinstance(dataset, xr.Dataset)
     dataset["step"] = ("checkpoint", run.steps)

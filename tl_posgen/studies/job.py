@@ -4,7 +4,7 @@ import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,9 +14,10 @@ from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import write_together
 from tl_posgen.measure import Request
 from tl_posgen.models.hub import drop_from_cache
+from tl_posgen.models.provenance import versions
 from tl_posgen.models.streaming import LONG
 from tl_posgen.null import RandomInits
-from tl_posgen.parts import finish, part_path, read_part, versions
+from tl_posgen.parts import part_path, read_part, write_part
 from tl_posgen.result import Report, load_provenance
 from tl_posgen.studies.processes import Outcome
 from tl_posgen.studies.texts import Text
@@ -169,7 +170,7 @@ def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iter
                 if loaded is None and job.keeps_model:
                     model = job.weights.load(precise=job.precise)
                     loaded = model, RandomInits(model, job.null_seeds)
-                finish(path, partial(job.measure, *(loaded or (job.weights.pretrained, job.null_seeds))))
+                write_part(path, job.measure(*(loaded or (job.weights.pretrained, job.null_seeds))))
             path.with_suffix(".json").unlink(missing_ok=True)
             yield Outcome(job.name, "finished")
         except OutputError:

@@ -85,8 +85,11 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
     tokens = to_prompts(model, prompts, length=job.length, n_prompts=job.n_prompts)
     planes = Request(Planes.measure, request.options.planes())
     job.plan(0, once=len(tokens) * (2 + bool(job.random_inits)))
-    dataset = job.kept(request, tokens, model_label(model), lambda: of_every_weights(model, tokens, planes, job))
-    return as_result(request, [dataset], provenance_of(model, tokens, job.random_inits[:1], job.seed))
+    null_seeds, label = list(job.random_inits[:1]), model_label(model)
+    dataset = job.kept(
+        request, tokens, label, lambda: of_every_weights(model, tokens, planes, job), null_seeds=null_seeds
+    )
+    return as_result(request, [dataset], provenance_of(model, tokens, null_seeds, job.seed))
 
 
 def of_every_weights(model: Model, tokens: Sequence[Tensor], planes: Request, job: Job) -> xr.Dataset:
