@@ -150,15 +150,15 @@ class Parts:
 
 
 def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
-    """Refuse hooks, given for a run or on the model: another run might take their numbers for those of the plain one.
+    """Refuse hooks, given for a run or at the model's hook points: another run might take their numbers for those of the
+    plain one. Hooks that torch alone knows are not seen: a bridge has some of its own.
 
     Raises:
         InputError: there is a hook.
     """
     if given:
         raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, kind) for module in model.modules() for kind in hooks):
+    if any(point.fwd_hooks for point in model.hook_dict.values()):
         raise InputError(
             "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
         )
