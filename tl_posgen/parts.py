@@ -106,7 +106,7 @@ class Parts:
         """The finished part of this configuration, or `make()`, kept if it can be written."""
         if self.directory is None:
             return make()
-        path = part_path(self.directory, name, configuration)
+        path = part_path(self.directory, name.rstrip(")"), configuration)
         if path.is_file():
             found = read_part(path)
         else:
@@ -150,8 +150,8 @@ class Parts:
 
 
 def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
-    """Refuse hooks, given for a run or at the model's hook points: another run might take their numbers for those of the
-    plain one. Hooks that torch alone knows are not seen: a bridge has some of its own.
+    """Refuse hooks, given for a run or at the model's hook points: another run might take their numbers for its own.
+    Hooks that torch alone knows are not seen, as a bridge has some of its own.
 
     Raises:
         InputError: there is a hook.
