@@ -101,6 +101,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change):
     run = {"model": small_model, "prompts": bundled_text(), "measures": ["slash"], **CUT, "null_seeds": (0,)}
@@ -129,6 +130,7 @@ def test_nor_those_of_another_dtype(small):
     assert one["dtype"] != other["dtype"]
 
 
+@pytest.mark.slow
 def test_a_measure_that_draws_its_own_null_is_that_of_its_seed(small_model, tmp_path):
     run = {"measures": "plane_sufficiency", "keep": tmp_path, **CUT}
     found = [

@@ -233,9 +233,9 @@ def joining_of_seeds(part: Part) -> Mapping[str, Any]:
             measures = [OPTIONS.get(name, name) for name in part.settings["measures"]]
             report = tl_posgen.analyze(str(step), text_of("mini"), measures=measures, **cut)
             for measure in part.settings["measures"]:
-                numbers = {name: x for name, x in report[measure].summary.items() if isinstance(x, float)}
-                for name, value in numbers.items():
-                    found.setdefault(step.name, {}).setdefault(f"{measure}_{name}", []).append(value)
+                for name, value in report[measure].summary.items():
+                    if f"{measure}_{name}" in OVER_SEEDS:
+                        found.setdefault(step.name, {}).setdefault(f"{measure}_{name}", []).append(value)
     return jsonable(found)
 
 
@@ -357,6 +357,14 @@ OVER_TRAINING = (
     *("profiles_slash_score", "profiles_induction_highest", "profiles_rho_interaction_cost_interaction"),
     *("key_cut_rise_", "key_cut_interaction_mean_", "key_cut_slash_mean_", "profiles_rho_slash_score_cost_slash"),
 )
+OVER_SEEDS = (
+    *("plane_interaction_interaction", "plane_interaction_rho_estimate", "plane_interaction_rho_r1_k"),
+    *("plane_interaction_rho_within_layers_r1_k", "profiles_slash_score", "profiles_induction_highest"),
+    *("profiles_rho_slash_score_previous_token", "profiles_rho_slash_score_cost_slash"),
+    *("profiles_rho_slash_score_cost_head", "profiles_rho_r1_k_slash_score", "profiles_rho_r1_k_cost_head"),
+    *("profiles_rho_interaction_cost_interaction", "key_cut_rise_mean_0", "key_cut_rise_random_0"),
+    *("key_cut_rise_less_control_0", "key_cut_interaction_mean_0", "key_cut_slash_mean_0", "key_cut_slash_mean_100"),
+)
 SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
@@ -372,6 +380,7 @@ BENCHMARKS = {
     "coupling": {"arguments": ("--repeats", "5")},
     "memory": {"arguments": ("--sizes", "284M", "1B", "--backends", "bridge", "hooked")},
     "sweep": {},
+    "first_figure": {},
     "gpu": {},
 }
 PARTS = {

@@ -78,7 +78,7 @@ KINDS = {  # those of every command
 }
 OVERLAPS = """() => {
   const written = (one) => { const all = document.createRange(); all.selectNodeContents(one); return all; };
-  const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, .plot .annotation-text")]
+  const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, .plot .annotation-text, .plot .xtitle")]
     .map((one) => [one.textContent, written(one).getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   const meet = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
     && one.top < other.bottom - 1 && other.top < one.bottom - 1;

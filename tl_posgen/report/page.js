@@ -18,7 +18,7 @@ function draw(div) {
   div.style.minWidth = columns > 1 ? `${columns * 215}px` : "";
   div.dataset.drawn = "yes";
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
-    const titles = [...div.querySelectorAll(".annotation-text")].map((title) => title.getBoundingClientRect().width);
+    const titles = [...div.querySelectorAll(".annotation-text, .xtitle")].map((title) => title.getBoundingClientRect().width);
     const lacking = columns * (Math.max(0, ...titles) + 8) - div._fullLayout._size.w;
     if (columns > 1 && lacking > 0) {
       div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
