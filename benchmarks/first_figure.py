@@ -8,6 +8,7 @@ figure is drawn by then.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -19,8 +20,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def seconds(*command: str | Path, cwd: Path) -> float:
-    began = time.perf_counter()
-    subprocess.run([str(word) for word in command], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+    began, environment = (
+        time.perf_counter(),
+        {name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    subprocess.run([str(word) for word in command], cwd=cwd, env=environment, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
