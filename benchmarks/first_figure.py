@@ -20,10 +20,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def seconds(*command: str | Path, cwd: Path) -> float:
-    began, environment = (
-        time.perf_counter(),
-        {name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    began = time.perf_counter()
     subprocess.run([str(word) for word in command], cwd=cwd, env=environment, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
