@@ -191,6 +191,7 @@ def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypat
     assert parts.files == []
 
 
+@pytest.mark.slow
 def test_the_bar_does_not_wait_for_what_is_finished(small_model, tmp_path, monkeypatch, capsys):
     seen = []
 

@@ -101,6 +101,7 @@ def test_the_refit_is_told_from_its_lowest_to_its_highest_distance_that_has_one(
     )
 
 
+@pytest.mark.slow
 def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mini, alice):
     result = dummy_distance(mini, alice, length=64, n_prompts=2, limits=(8,), progress=False)
     r = result.summary["key_part_r_without_first_token"]

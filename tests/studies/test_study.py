@@ -169,7 +169,7 @@ def test_a_text_that_datasets_reads(tmp_path):
 def leave(job, out, **other):
     """What a finished job leaves, without its results; `other`: in its provenance."""
     told = {"job": list(job.place), "study": job.settings, "parameters": 1} | other
-    finish(out / job.file, lambda: Report({}, told))
+    write_part(out / job.file, Report({}, told))
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
@@ -322,6 +322,7 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
     assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2
 
 
+@pytest.mark.slow
 def test_random_inits_take_the_place_of_a_model_that_no_other_text_needs(tmp_path):
     study = LEAST | {"measures": ["three_axis", "loss"], "null_seeds": [0, 1]}
     alone = Study.of(study).jobs()

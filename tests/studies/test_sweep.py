@@ -158,6 +158,7 @@ def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_numbers_that_only_the_model_has_stand_without_a_null(tmp_path):
     measures = [{"name": "substitution", "search": False, "head_costs": True}]
     study = {"name": "one", "models": ["mini"], "length": 12, "n_prompts": 2, "measures": measures}

@@ -124,6 +124,7 @@ def test_rows_of_a_single_key_are_refused(found):
         found(noise(1, 8, 8), noise(1, 8, 8), window=1)
 
 
+@pytest.mark.slow
 def test_a_share_below_zero_is_said_to_be_noise(result):
     data, null = result.dataset.copy(), result.dataset.copy()
     data[f"by_key{OUT}"], null[f"position{OUT}"] = data[f"by_key{OUT}"] * 0 - 0.119, null[f"position{OUT}"] * 0 - 0.01

@@ -167,6 +167,7 @@ def test_the_sentences_say_the_summary_of_all_kinds(result):
     assert result.summary[f"interaction_{WITHOUT}_random_init"] == means[1]
 
 
+@pytest.mark.slow
 def test_intervals_are_fishers_over_heads_and_over_four_prompts(mini, alice):
     cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
     found, own = plane_sufficiency(mini, alice, **cut), variance(mini, alice, **cut)
