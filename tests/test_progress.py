@@ -38,9 +38,15 @@ def analyses(monkeypatch):
     kept = []
 
     class Kept(Passes):
+        asked = 0  # as planned, whatever was counted then
+
         def __enter__(self):
             kept.append(self)
             return super().__enter__()
+
+        def plan(self, each, once=0):
+            self.asked += self.models * each + once
+            super().plan(each, once)
 
     monkeypatch.setattr("tl_posgen.analysis.Passes", Kept)
     return kept
@@ -63,7 +69,7 @@ def requests_of(*names):
 def test_every_measure_makes_the_passes_that_it_plans(analyses, of_backend, backend, name):
     tl_posgen.analyze(of_backend(backend), bundled_text(), measures=requests_of(name), **CUT)
     (passes,) = analyses
-    assert 0 < passes.planned == passes.done
+    assert 0 < passes.asked == passes.done
 
 
 @pytest.mark.slow
@@ -74,7 +80,7 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
     asked = {"measures": requests_of(*names), "skip_unsupported": True, "null_seeds": (0,)}
     tl_posgen.analyze(family_model(family, backend), tokens, **asked)
     (passes,) = analyses
-    assert 0 < passes.planned == passes.done
+    assert 0 < passes.asked == passes.done
 
 
 @pytest.mark.slow
@@ -82,7 +88,7 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
 def test_contexts_read_in_pieces_are_counted(analyses, of_backend, monkeypatch, name):
     monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 12 * 5)
     tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=requests_of(name), **CUT)
-    assert analyses[0].planned == analyses[0].done
+    assert analyses[0].asked == analyses[0].done
 
 
 @pytest.mark.slow
@@ -92,7 +98,7 @@ def test_chosen_heads_are_fewer_passes(analyses, of_backend):
     for heads in (None, [(1, 0), (1, 3)]):
         tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=asked, heads=heads, **few)
     every, some = analyses
-    assert some.planned == some.done < every.done
+    assert some.asked == some.done < every.asked == every.done
 
 
 def test_one_bar_stays_for_all_measures_and_models(small_model, capsys):
