@@ -69,7 +69,7 @@ def test_the_mini_model_keeps_checkpoints_on_its_way(train, tmp_path):
 
 def test_encodings_are_measured_as_far_as_they_are_trained(train, script, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        script("encodings/measure.py", "--work", tmp_path)
+        script("encodings/measure.py", "--work", tmp_path, "--out", tmp_path / "none")
     assert "no run is finished" in capsys.readouterr().err
     for encoding, seed in (("rope", 0), ("split", 1)):
         train("encodings", tmp_path, "--encoding", encoding, "--seed", seed)
