@@ -82,8 +82,8 @@ mutants: $(VENV)/installed-mutants ## which changes of one expression no test no
 	$(MUTATE) --sample 300 tests/coupling/test_jacobians.py tests/test_devices.py \
 		$(foreach file,$(OTHER_NUMBERS:tl_posgen/%=%),$(wildcard tests/$(dir $(file))test_$(notdir $(file)))) $(OTHER_NUMBERS)
 
-screenshots: $(VENV)/installed-dev ## the page of every command in the browser, wide and narrow, by day and by night
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m screenshot tests/report
+screenshots: $(VENV)/installed-dev ## the page of every command in the browser, wide by day and narrow by night
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m 'screenshot and not soak' tests/report
 
 soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; 2,000 drawn models
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-show-statistics tests

@@ -17,7 +17,7 @@ PAGE = importlib.util.module_from_spec(OF_THE_PAGE)
 OF_THE_PAGE.loader.exec_module(PAGE)
 browser = PAGE.browser
 
-pytestmark = pytest.mark.screenshot  # every measure on one page: a minute or more
+pytestmark = pytest.mark.soak  # every measure on one page: a minute or more
 NAME = "<img src=x onerror=alert(0)><script>alert(0)"
 HOSTILE = [
     "</script><script>alert(1)</script>", "<img/src=x/onerror=alert(2)>", "<b>bold</b>", "&lt;i&gt;", "\"'`${alert(3)}",

@@ -93,8 +93,15 @@ def written(request, tmp_path_factory):
     return request.param, KINDS[request.param]().write(tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 700])
+SIGHTS = [
+    (1280, "light"),
+    (700, "dark"),
+    pytest.param(1280, "dark", marks=pytest.mark.soak),
+    pytest.param(700, "light", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIGHTS)
 def test_no_heading_meets_another_and_nothing_is_asked_for(browser, written, tmp_path, width, scheme):
     kind, path = written
     context = browser.new_context(offline=True, viewport={"width": width, "height": 1000}, color_scheme=scheme)

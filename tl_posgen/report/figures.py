@@ -55,7 +55,7 @@ class Panels:
     """
 
     def __init__(self, titles: Sequence[str], *, columns: int = 4, row_height: int = 230, **subplots: Any):
-        self.n_columns = max(1, min(columns, len(titles)))
+        self.n_panels, self.n_columns = len(titles), max(1, min(columns, len(titles)))
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
         spacing: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
@@ -76,10 +76,11 @@ class Panels:
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
-        """Titles: of x below the last row, of y left of the first column."""
+        """Titles: of x below the last panel of each column, of y left of the first column."""
         if log_x:
             self.figure.update_xaxes(type="log", dtick=1)
-        self.figure.update_xaxes(title_text=x, row=self.n_rows)
+        for panel in range(max(0, self.n_panels - self.n_columns), self.n_panels):
+            self.figure.update_xaxes(title_text=x, row=panel // self.n_columns + 1, col=panel % self.n_columns + 1)
         self.figure.update_yaxes(title_text=y, col=1)
         return self
 
