@@ -33,10 +33,12 @@ def phases(result: Any) -> go.Figure:
                 panels.add(row * len(chosen) + column, phase_markers(one, side))
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
     panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
-    legend = {"orientation": "h", "y": -0.05, "x": 0}
-    panels.figure.update_layout(coloraxis=wavelength_colours(result.dataset), legend=legend)
+    panels.figure.update_layout(coloraxis=wavelength_colours(result.dataset), showlegend=False)
     panels.figure.update_annotations(font_size=11, yshift=16)
-    subtitle = f"one marker a plane: angle = mean phase before RoPE, radius = concentration; {OUT}"
+    subtitle = (
+        "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
+        f"{OUT}"
+    )
     title = f"Phases of queries and keys · {model_label(result.dataset)}"
     return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
