@@ -187,7 +187,8 @@ def test_a_command_that_is_ended_at_any_time_leaves_whole_files(seconds, tmp_pat
     assert not left or number == signal.SIGKILL
     assert exit_code(start(words)) == 0
     now = finished(out)
-    assert now.keys() >= kept.keys()
+    stay = [path for path in kept if command in ("sweep", "claims") or path.parent.name != "parts"]
+    assert now.keys() >= set(stay)
     if command in ("sweep", "claims"):  # whose jobs and parts stay
         parts = [path for path in kept if path.suffix == ".nc" and path.name != "results.nc"]
         assert [now[path] for path in parts] == [kept[path] for path in parts]
