@@ -39,8 +39,8 @@ help: ## this list
 demo: $(VENV)/installed ## the main job on the bundled model and text, into report/
 	$(VENV)/bin/tl-posgen analyze --out report --force
 
-study: $(VENV)/installed ## the small study, into build/study
-	$(VENV)/bin/tl-posgen sweep examples/studies/small.toml --out build/study
+study: $(VENV)/installed ## the small study of many checkpoints, into a new directory
+	$(VENV)/bin/tl-posgen sweep examples/studies/small.toml --out "$$(mktemp -d)"
 
 # shapes are checked at every call on 4.3.0; on 3.9.0, to save time, in the numbers, which that suite leaves out
 CHECKED = $(shell echo $(patsubst %.py,tl_posgen/%,$(filter-out %__init__.py,$(NUMBERS))) beartype/beartype | tr '/ ' '.,')
