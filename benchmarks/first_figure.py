@@ -3,8 +3,8 @@
     python benchmarks/first_figure.py [--constraints constraints-bridge.txt]
 
 The peer is TransformerLens alone, installed first: what pip then adds is ours. Nothing is taken from pip's cache. The
-second line runs the first Python block of the README in a new process, imports, null and page included; the first
-figure is drawn by then.
+ten lines are the first Python block of the README in a new process, imports, null and page included; the first figure
+is drawn by then.
 """
 
 import argparse
