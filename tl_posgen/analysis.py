@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen import registry
+from tl_posgen.core.result import Result as NewResult
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.given import Hooks, check_hooks
 from tl_posgen.measure import Measure, Request
@@ -122,6 +123,7 @@ def analyze(
         if known or any(request.measure.collector for request in requests):  # a procedure may cut in its own way
             tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
             require_prompts(requests, tokens)
+            requests = [prepared(request, model, tokens) for request in requests]
             provenance = provenance_of(model, tokens, random_inits, seed) | references(selected, layers, heads) | hooked
             for name, result in known.items():
                 require_same(name, result, provenance)
@@ -155,10 +157,17 @@ def analyze(
         return Report(found, provenance or next(iter(found.values())).provenance)
 
 
+def prepared(request: Request, model: Any, tokens: Sequence[Tensor]) -> Request:
+    """Return the request with options that were left out filled in for these prompts."""
+    if request.measure.kind is None or request.measure.collector is None:
+        return request
+    return Request(request.measure, request.options.prepare(model, tokens))
+
+
 def check_after(after: Any) -> dict[str, Result]:
     """Finished results by name; InputError for anything else."""
     known = dict(after) if isinstance(after, Mapping) else {} if after is None else None
-    if known is None or not all(isinstance(one, Result) and one.name == name for name, one in known.items()):
+    if known is None or not all(isinstance(one, Result | NewResult) and one.name == name for name, one in known.items()):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
     return known
 
@@ -200,7 +209,7 @@ def refusals(requests: Sequence[Request], model: Any) -> dict[str, UnsupportedMo
     refused: dict[str, UnsupportedModelError] = {}
     for request in requests:
         try:
-            request.measure.requires(model)
+            (request.measure if request.measure.kind is None else request.options).requires(model)
         except UnsupportedModelError as reason:
             refused[request.name] = reason
         for name in request.measure.after:

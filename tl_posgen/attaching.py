@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tl_posgen import registry
-from tl_posgen.analysis import Measures, require_prompts, supported
+from tl_posgen.analysis import Measures, prepared, require_prompts, supported
 from tl_posgen.errors import InputError
 from tl_posgen.feed import Feed, one_pass
 from tl_posgen.measure import Request
@@ -58,15 +58,20 @@ def collecting(measures: Measures, where: str, model: Any) -> list[Request]:
     wrap(model)  # refuse what is no model
     requests = registry.requested(measures)
     if measures is None:
-        requests = [request for request in requests if request.measure.collector is not None]
+        requests = [request for request in requests if attachable(request)]
     for request in requests:
-        if request.measure.collector is None:
+        if not attachable(request):
             raise InputError(f"{where}: {request.name} runs the model itself; call it, or name it in analyze")
         if "logits" in request.measure.needs:
             raise InputError(
                 f"{where}: {request.name} needs the logits of whole prompts; call it, or name it in analyze"
             )
     return supported(requests, model, skip=False)
+
+
+def attachable(request: Request) -> bool:
+    """Return whether forward passes of somebody else give all that a measure needs."""
+    return request.measure.collector is not None and request.measure.procedure is None
 
 
 class Run:
@@ -82,6 +87,8 @@ class Run:
         n_layers = len(select_heads(self.model, **self.where))
         sides = [self.feed.datasets(self.model, model_label(self.model), n_layers)]
         require_prompts(self.requests, self.feed.captured_prompts())
+        for request in self.requests:
+            prepared(request, self.model, self.feed.captured_prompts())
         tokens, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
         if null_seeds and len(tokens) < len(self.feed.prompts):
             raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")

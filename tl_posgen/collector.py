@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,36 +9,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.core.measure import Variable as Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture import LayerCapture
 from tl_posgen.models.geometry import LayerGeometry
 
 KEPT = {"options", "seed", "rows", "_variables"}  # what every collector has
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One variable of a measure's dataset; written into it as CF attributes.
-
-    Attributes:
-        label: what axes and tables call it (`long_name`).
-        unit: such as "nats", "logits", "tokens" (`units`); "" for a pure number.
-        description: its formula or meaning, one line.
-        dims: its dimensions; (layer, head) makes it a column of `Result.frame()`.
-        headline: its column in the per-head table of a report and in summary.json; "" for none.
-        short: its heading in the terminal's table, which has room for few letters; a legend says the label.
-        interval: whether a collector's number stands with its 95 % interval over prompts, `<name>_low` and
-            `<name>_high`, and its mean over everything with `mean_<name>_low` and `_high`. For smooth functions of
-            what is summed over prompts, see `tl_posgen.stats.intervals`.
-    """
-
-    label: str
-    unit: str = ""
-    description: str = ""
-    dims: tuple[str, ...] = ("layer", "head")
-    headline: str = ""
-    short: str = ""
-    interval: bool = False
 
 
 class Collector:

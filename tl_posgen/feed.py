@@ -75,7 +75,9 @@ class Feed:
     def finish(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
         """Hand the logits of a whole prompt to the collectors that need them."""
         for groups in self.finishing:
-            groups.of(self.first_prompt).finish(tokens, logits)
+            collector = groups.of(self.first_prompt)
+            collector.prompt = self.first_prompt
+            collector.finish(tokens, logits)
 
     def counted(self) -> dict[str, Any]:
         """What the provenance says of all prompts, whether or not their token ids are known."""

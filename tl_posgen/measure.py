@@ -24,22 +24,10 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.collector import Collector, Variable
+from tl_posgen.core.measure import TokenView as TokenView
 from tl_posgen.errors import InputError
 from tl_posgen.options import Options, require_name
 from tl_posgen.summary import NullSummary, Summary, jsonable
-
-
-@dataclass(frozen=True)
-class TokenView:
-    """What circuitsvis shows of a measure.
-
-    Attributes:
-        labels: from a dataset to one line for each example that can be shown.
-        show: from a dataset and the number of an example to circuitsvis' page.
-    """
-
-    labels: Callable[[xr.Dataset], list[str]]
-    show: Callable[[xr.Dataset, int], Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,6 +64,7 @@ class Measure:
             pass's own included, where passes are streamed; 0 if its memory is linear in the length then. Passes that
             are not streamed hold up to 5 more. Prompts whose matrices no memory holds are refused.
         min_prompts: fewer are refused before anything runs.
+        kind: the dataclass of a measure of `tl_posgen.core.measure`, which this stands for.
         precise: whether its numbers need more digits than bfloat16 has: a model that is given by its name, and no dtype
             with it, is loaded in float32.
         requires: refuses a model that it cannot measure, before anything runs.
@@ -108,11 +97,14 @@ class Measure:
     matrices: int = 0
     min_prompts: int = 1
     precise: bool = False
+    kind: Any = None
     requires: Callable[[Any], None] = lambda model: None
     check_prompts: Callable[[Any, Sequence[Tensor]], None] = lambda options, tokens: None
 
     def __post_init__(self) -> None:
         require_name(self.name, "measure")
+        if self.kind is not None:
+            return
         if odd := [name for name in self.variables if not str(name).isidentifier()]:
             raise InputError(f"measure {self.name}: variable {odd[0]!r} must be letters, digits and underscores")
         if self.options is not None:
@@ -167,6 +159,8 @@ class Measure:
 
     def make_options(self, /, **options: Any) -> Options | None:
         """The options object; InputError for an option that the measure lacks."""
+        if self.kind is not None:
+            return self.kind.with_options(options)
         known = [one.name for one in fields(self.options)] if self.options else []
         if unknown := [name for name in options if name not in known]:
             raise InputError(
@@ -182,6 +176,8 @@ class Measure:
 
     def describe(self, dataset: xr.Dataset) -> xr.Dataset:
         """The dataset with label, unit and description of every declared variable in its attributes (CF names)."""
+        if self.kind is not None:
+            return self.kind.describe(self, dataset)
         described = dataset.copy()
         for name, variable in self.variables.items():
             if name in described:
@@ -221,10 +217,14 @@ class Request:
     def collect(self, seed: int) -> Collector:
         """A fresh collector: nothing leaks from one model's analysis into the next."""
         assert self.measure.collector is not None
+        if self.measure.kind is not None:
+            return self.measure.collector(self.options)
         return self.measure.collector(self.options, self.measure.variables, seed)
 
     def as_dict(self) -> dict[str, Any]:
         """The options, JSON-ready, for the provenance."""
+        if self.measure.kind is not None:
+            return self.options.options()
         return {} if self.options is None else jsonable(asdict(self.options))
 
 

@@ -18,6 +18,7 @@ from tl_posgen.null import RandomInits
 from tl_posgen.parts import Parts
 from tl_posgen.procedure import Job, as_result
 from tl_posgen.progress import Passes
+from tl_posgen.registry import request_of
 from tl_posgen.result import Result
 
 
@@ -34,6 +35,7 @@ class Measuring:
         random_inits, in_place: the null models, and whether each may take the model's place.
         passes, parts, configuration: the bar; where finished parts are kept, and what they all depend on.
         results: what was found of the model.
+        own, made: datasets of the model; those that procedures have just made.
         later: how the procedures' numbers are measured of a random init.
     """
 
@@ -54,6 +56,8 @@ class Measuring:
     configuration: Mapping[str, Any]
     results: dict[str, Result] = field(init=False, default_factory=dict)
     later: dict[str, Callable[..., xr.Dataset]] = field(init=False, default_factory=dict)
+    own: dict[str, xr.Dataset] = field(init=False, default_factory=dict)
+    made: dict[str, xr.Dataset] = field(init=False, default_factory=dict)
 
     @cached_property
     def shared(self) -> list[Request]:
@@ -73,11 +77,16 @@ class Measuring:
     def run(self) -> dict[str, Result]:
         """Everything, by name: those known before too."""
         self.of_model()
-        repeated = [*self.shared, *(request for request in self.procedures if request.name in self.later)]
+        repeated = [*(one for one in self.shared if one.measure.procedure is None), *(request for request in self.procedures if request.name in self.later)]
         sides = [self.of_random_init(number, seed) for number, seed in enumerate(self.random_inits)] if repeated else []
         for request in repeated:
-            nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
             result = self.results[request.name]
+            if request.measure.kind is not None:
+                nulls = [side[request.name] for side in sides]
+                known = {**result.provenance, **self.named}
+                self.results[request.name] = as_result(request_of(result.measure), [self.own[request.name], *nulls], known)
+                continue
+            nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
             self.results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **self.named})
         self.later.clear()  # each holds the job that holds it, and the model
         return {**self.known, **self.results}
@@ -89,13 +98,16 @@ class Measuring:
                 self.passes.plan(len(self.tokens))
                 measure = partial(self.in_one_pass, self.model, label=label, intervals=True)
                 own = self.parts.datasets(f"{self.together} {label}", self.shared, self.configuration, measure)
-            found = {one.name: as_result(one, [own[one.name]], self.provenance) for one in self.shared}
-            self.results.update(found)
+            alone = [one for one in self.shared if one.measure.procedure is None]
+            self.results.update({one.name: as_result(one, [own[one.name]], self.provenance) for one in alone})
+            self.own.update(own)
         for place, request in enumerate(self.procedures, 1):
             assert request.measure.procedure is not None
             with self.stage(request.name, to_come[place:]):
                 found = request.measure.procedure(self.model, self.prompts, request, self.job(request))
             self.results[request.name] = found
+            if request.measure.kind is not None:
+                self.own[request.name] = self.made.pop(request.name)
 
     def of_random_init(self, number: int, seed: int) -> dict[str, xr.Dataset]:
         """The datasets of the random init of this seed."""
@@ -106,7 +118,7 @@ class Measuring:
             with self.passes.stage(self.together, label):
                 measure = partial(measured, self.in_one_pass)
                 side |= self.parts.datasets(f"{self.together} {label}", self.shared, configuration, measure)
-        for name, before in ((one.name, one.measure.after) for one in self.procedures if one.name in self.later):
+        for name, before in ((one.name, needed(one)) for one in self.procedures if one.name in self.later):
             with self.passes.stage(name, label):
                 side[name] = self.later[name](seed, {earlier: side[earlier] for earlier in before}, measured)
         return side
@@ -135,7 +147,14 @@ class Measuring:
             random_inits=self.random_inits,
             plan=self.passes.plan,
             after={name: self.results.get(name) or self.known[name] for name in request.measure.after},
+            fed={request.name: self.own[request.name]} if request.measure.collector else {},
+            made=self.made,
             later=self.later,
             parts=self.parts,
             configuration=self.configuration,
         )
+
+
+def needed(request: Request) -> tuple[str, ...]:
+    """Names of the datasets that a procedure reads: its own of the shared pass, and those it comes after."""
+    return (*request.measure.after, *([request.name] if request.measure.collector else []))

@@ -10,6 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen import registry
+from tl_posgen.core.result import Result as NewResult
+from tl_posgen.core.result import joined
 from tl_posgen.measure import Request
 from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
@@ -30,6 +32,8 @@ class Job:
         after: results of the same run, those that the measure names in `after`; without their random inits, which are
             measured when everything has been measured of the model.
         later: how what `result` was given is measured of a random init, by measure: when its turn comes.
+        made: the dataset of the model, by measure.
+        fed: what the shared pass gave this measure of the model, under its name.
         parts: where finished parts are kept.
         configuration: what all parts of this run depend on.
     """
@@ -43,6 +47,8 @@ class Job:
     plan: Callable[..., None]
     after: Mapping[str, Result] = field(default_factory=dict)
     later: dict[str, Callable[..., xr.Dataset]] = field(default_factory=dict)
+    made: dict[str, xr.Dataset] = field(default_factory=dict)
+    fed: Mapping[str, xr.Dataset] = field(default_factory=dict)
     parts: Parts = field(default_factory=Parts)
     configuration: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,8 +63,8 @@ class Job:
 
         `after` is what `job.after` holds of that model: dataset by name.
         """
-        label, before = model_label(model), {name: one.dataset for name, one in self.after.items()}
-        dataset = self.kept(request, tokens, label, lambda: of_model(model, label, before), after=before)
+        label, before = model_label(model), {name: one.own for name, one in self.after.items()} | self.fed
+        dataset = self.made[request.name] = self.kept(request, tokens, label, lambda: of_model(model, label, before), after=before)
         self.later[request.name] = partial(self.of_random_init, request, tokens, of_model)
         chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
         return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)
@@ -97,9 +103,14 @@ class Job:
         return found[request.name]
 
 
-def as_result(request: Request, datasets: Sequence[xr.Dataset], provenance: Mapping[str, Any]) -> Result:
+def as_result(request: Request, datasets: Sequence[xr.Dataset], provenance: Mapping[str, Any]):
     """A Result of a model's dataset and those of its random inits, every variable described."""
     measure = request.measure
+    if measure.kind is not None:
+        sides = dict(zip(["trained", *map(str, provenance.get("null_seeds") or [])], datasets, strict=False))
+        labels = [str(one.attrs.get("model", name)) for name, one in sides.items()]
+        with_options = {**provenance, "options": request.as_dict()} if request.as_dict() else dict(provenance)
+        return NewResult(request.options, joined(request.options, sides, labels), with_options)
     own, *nulls = (measure.describe(dataset) for dataset in datasets)
     registered = registry.find(request.name) is measure
     options = {"options": request.as_dict()} if request.options else {}

@@ -21,6 +21,12 @@ def count(n: int) -> None:
         passes.begin(n)
 
 
+def passes_begun() -> int:
+    """Return how many forward passes of the present analysis have begun; 0 where nobody counts."""
+    passes = _counting.get()
+    return 0 if passes is None else passes.done + passes.running
+
+
 class Passes:
     """The forward passes of an analysis, one a prompt: how many are planned, how many done, on one bar.
 

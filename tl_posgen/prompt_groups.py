@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.collector import Collector, Variable
+from tl_posgen.core.groups import with_groups
 from tl_posgen.measure import Request
 from tl_posgen.stats.intervals import jackknife_interval
 
@@ -38,6 +39,8 @@ class PromptGroups:
     def dataset(self, prompts: Iterable[int]) -> xr.Dataset:
         """What was found of all prompts, with the intervals of the variables that have one."""
         sizes = Counter(prompt % self.n_groups for prompt in prompts)
+        if self.request.measure.kind is not None:
+            return with_groups(self.request.options, [self.of(group).sums for group in sorted(sizes)])
         parts, n = [self.of(group) for group in sorted(sizes)], sizes.total()
         whole = joined(parts).dataset()
         if self.n_groups == 1:

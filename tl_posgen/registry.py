@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from tl_posgen.core.declaration import declaration_of
+from tl_posgen.core.measure import Measure as NewMeasure
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, Request
 from tl_posgen.options import Options, require
@@ -63,13 +65,17 @@ def find(name: str) -> Measure | None:
     """The measure of this name, or None where nobody registered one (a saved result may come from elsewhere)."""
     require("the name of a measure", name, str)
     if name in BUILT_IN:
-        return vars(import_module(BUILT_IN[name]))["MEASURE"]
+        module, _, kind = BUILT_IN[name].partition(":")
+        found = vars(import_module(module))[kind or "MEASURE"]
+        return declaration_of(found) if kind else found
     for point in plug_ins():
         if point.name == name:
             try:
                 measure = point.load()
             except Exception as error:  # whatever somebody else's module raises when it is imported
                 raise InputError(f"the entry point {name!r} ({point.value}) cannot be loaded: {error!r}") from error
+            if isinstance(measure, type) and issubclass(measure, NewMeasure):
+                measure = declaration_of(measure)
             if not isinstance(measure, Measure) or measure.name != name:
                 raise InputError(
                     f"the entry point {name!r} of {point.dist.name if point.dist else 'a package'} gives {measure!r}, "
@@ -87,7 +93,7 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Request]:
     """
     if measures is None:
         measures = DEFAULT
-    if isinstance(measures, str | Measure | Options | Request) or not isinstance(measures, Sequence):
+    if isinstance(measures, str | Measure | NewMeasure | Options | Request) or not isinstance(measures, Sequence):
         measures = [measures]
     asked = [request_of(item) for item in measures]
     if not asked:
@@ -110,6 +116,10 @@ def before_it(request: Request, asked: dict[str, Request], ordered: dict[str, Re
 
 
 def request_of(item: Any) -> Request:
+    if isinstance(item, type) and issubclass(item, NewMeasure):
+        item = item.with_options({})
+    if isinstance(item, NewMeasure):
+        return checked(Request(declaration_of(type(item)), item))
     if isinstance(item, type) and issubclass(item, Options):
         item = getattr(item, "measure", item)
     if isinstance(item, Options) and hasattr(item, "measure"):

@@ -14,6 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen import registry
+from tl_posgen.core.result import Result as NewResult
 from tl_posgen.errors import InputError
 from tl_posgen.files import as_path, require_free, write_together, write_whole
 from tl_posgen.measure import Measure, rows_of
@@ -49,6 +50,11 @@ class Result:
 
     def __post_init__(self) -> None:
         require_name(self.name, "result")
+
+    @property
+    def own(self) -> xr.Dataset:
+        """The dataset of the model."""
+        return self.dataset
 
     @property
     def null(self) -> xr.Dataset | None:
@@ -325,6 +331,9 @@ def results_bytes(results: Mapping[str, Result], provenance: Mapping[str, Any]) 
     groups = {"/": xr.Dataset(attrs=attributes)}
     for name, result in results.items():
         groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
+        if isinstance(result, NewResult):
+            groups[name] = groups[name].assign_attrs(labelled=1)
+            continue
         groups |= {f"null/{number}/{name}": null for number, null in enumerate(result.nulls)}
     return netcdf_bytes(groups)
 
@@ -354,6 +363,9 @@ def load(path: str | os.PathLike) -> Report:
         for name in json.loads(whole["order"]):
             dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
+            if dataset.attrs.pop("labelled", 0):
+                results[name] = NewResult(measure_of(name, provenance.get("options", {})), dataset, provenance)
+                continue
             results[name] = Result(name, dataset, tuple(nulls_of(groups, name)), provenance)
         return Report(results, json.loads(whole["provenance"]))
 
@@ -368,3 +380,20 @@ def nulls_of(groups: Mapping[str, xr.Dataset], name: str) -> Sequence[xr.Dataset
     """The random inits of one result, in the order of their seeds."""
     numbered = {path.split("/")[2]: group for path, group in groups.items() if re.fullmatch(rf"/null/\d+/{name}", path)}
     return [numbered[number] for number in sorted(numbered, key=int)]
+
+
+def measure_of(name: str, options: Mapping[str, Any]) -> Any:
+    """Return the measure of a saved result with its options; one that maps heads where it is not installed."""
+    from tl_posgen.report.unknown import unknown
+
+    try:
+        found = registry.find(name)
+    except InputError:  # its package is there and cannot be imported
+        found = None
+    kind = getattr(found, "kind", None)
+    if kind is None:
+        return unknown(name)
+    try:
+        return kind.with_options(options)
+    except InputError:  # options of another version
+        return kind.with_options({})

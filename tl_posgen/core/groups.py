@@ -1,0 +1,40 @@
+"""Datasets of groups of prompts: all of them and, of variables with an interval, all but one group in turn."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import xarray as xr
+
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.numbers import ALL, FEWEST
+from tl_posgen.core.sums import Sums
+
+N_GROUPS = 5  # memory grows to as many times that of one group
+
+
+def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
+    """Return `measure.finish` of all groups of prompts; variables with an interval also without each group.
+
+    These have the dim `group`: "all", then the number of the group left out, and each group's share of the prompts as
+    its coordinate `prompt_share`. Of fewer than four groups there is "all" alone.
+    """
+    data = measure.finish(total(parts))
+    data = data.assign({name: data[name].assign_attrs(measure.variables[name].attributes) for name in data.data_vars if name in measure.variables})
+    names = [name for name, one in measure.variables.items() if one.interval and name in data]
+    if not names:
+        return data
+    if len(parts) < FEWEST:
+        return data.assign({name: data[name].expand_dims(group=[ALL]) for name in names})
+    without = [measure.finish(total([*parts[:n], *parts[n + 1 :]]))[names] for n in range(len(parts))]
+    without = [one.reindex_like(data[names]) for one in without]
+    groups = xr.concat([data[names], *without], "group", data_vars="all", combine_attrs="override")
+    sizes = np.array([len(part.lengths) for part in parts])
+    shares = ("group", [np.nan, *sizes / sizes.sum()])
+    labels = [ALL, *map(str, range(len(parts)))]
+    return data.drop_vars(names).merge(groups.assign_coords(group=labels, prompt_share=shares), combine_attrs="override")
+
+
+def total(parts: Sequence[Sums]) -> Sums:
+    """Return the sums over all groups."""
+    return reduce(Sums.__add__, parts)

@@ -1,0 +1,288 @@
+"""Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tl_posgen.core.measure import TOKENS
+from tl_posgen.stats.intervals import jackknife_interval, mean_interval
+
+if TYPE_CHECKING:
+    from tl_posgen.core.measure import Measure
+
+TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds
+ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
+SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
+KEPT = ("init", "group", *SAMPLED)
+FEWEST = 4  # prompts or groups of prompts, for an interval
+MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
+NO_NULL = "no null measured"
+
+Bounds = tuple[int | float, int | float]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value, the ends of its 95 % interval (NaN for none), and the values of the random inits.
+
+    Formatted as "0.917 [0.905, 0.929] (random init 0.350 ± 0.071)": the interval is over prompts; the random inits are
+    given by their mean and, from two seeds on, their standard deviation.
+
+    Attributes:
+        value, low, high: of the model.
+        inits: a value for each random init.
+        spread: of a mean over random inits, their standard deviation; None elsewhere.
+
+    Example:
+        >>> r = Number(0.917, 0.905, 0.929, (0.3, 0.4))
+        >>> f"{r:.3f}", f"{r.with_interval:.3f}", f"{r.null:.2f}", f"{r.plain:.0%}"
+        ('0.917 [0.905, 0.929] (random init 0.350 ± 0.071)', '0.917 [0.905, 0.929]', 'random init 0.35 ± 0.07', '92%')
+        >>> f"{r.of_inits.with_interval:.2f}", float(r), f"{Number(float('nan')).plain:.2f}"
+        ('0.35 ± 0.07', 0.917, 'not defined')
+    """
+
+    value: float
+    low: float = np.nan
+    high: float = np.nan
+    inits: tuple[float, ...] = ()
+    spread: float | None = None
+
+    def __format__(self, form: str) -> str:
+        return f"{self.with_interval:{form}} ({self.null:{form}})"
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __bool__(self) -> bool:
+        """Whether it is defined."""
+        return self.value == self.value
+
+    @property
+    def plain(self) -> "Formatted":
+        """The value alone."""
+        return Formatted(lambda form: format_number(self.value, form))
+
+    @property
+    def with_interval(self) -> "Formatted":
+        """The value with its interval; a mean over random inits with its standard deviation."""
+
+        def text(form: str) -> str:
+            value = format_number(self.value, form)
+            if self.spread is not None:
+                return f"{value} ± {format_number(self.spread, form.lstrip('+'))}"
+            if np.isnan(self.low):
+                return value
+            return f"{value} [{format_number(self.low, form)}, {format_number(self.high, form)}]"
+
+        return Formatted(text)
+
+    @property
+    def null(self) -> "Formatted":
+        """The random inits: "random init 0.35 ± 0.07", or that there are none."""
+        return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else NO_NULL)
+
+    @property
+    def of_inits(self) -> "Number":
+        """The mean over the random inits for which it is defined, and their standard deviation."""
+        known = [one for one in self.inits if one == one]
+        spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
+        return Number(float(np.mean(known)) if known else np.nan, spread=spread)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return value, low, high and inits, JSON-ready: None where not defined."""
+        ends = {"value": self.value, "low": self.low, "high": self.high}
+        found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
+        return found | {"inits": [one if np.isfinite(one) else None for one in self.inits]}
+
+
+@dataclass(frozen=True)
+class Formatted:
+    """A number with the way in which a format specification is applied to it."""
+
+    text: Callable[[str], str]
+
+    def __format__(self, form: str) -> str:
+        return self.text(form)
+
+
+@dataclass(frozen=True)
+class AtHead:
+    """A head and its number: "layer 3 head 6 (0.642)"."""
+
+    layer: int
+    head: int
+    number: Number
+
+    def __format__(self, form: str) -> str:
+        return f"layer {self.layer} head {self.head} ({self.number.plain:{form}})" if self.number else "none"
+
+
+class Numbers:
+    """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
+
+    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim.
+
+    Args:
+        measure: of the result.
+        dataset: with the dim init, "trained" first, and the dim group where there are intervals.
+
+    Attributes:
+        data: the model's own dataset, all prompts: for options, counts and attributes.
+        attrs: its attributes.
+    """
+
+    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, of_inits: bool = False):
+        self.measure, self.dataset, self._of_inits = measure, dataset, of_inits
+        self.attrs = dataset.attrs
+        self.data = one_side(dataset)
+
+    def __call__(self, name: str, **labels: Any) -> Number:
+        variable = self.measure.variables.get(name)
+        return self.number(self.array(name, **labels), variable.bounds if variable else None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.dataset
+
+    @property
+    def inits(self) -> list[str]:
+        """Labels of the random inits."""
+        return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
+
+    @property
+    def of_inits(self) -> "Numbers":
+        """The same numbers of the random inits: their means and standard deviations."""
+        return Numbers(self.measure, self.dataset, of_inits=True)
+
+    def array(self, name: str, **labels: Any) -> xr.DataArray:
+        """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
+        such arrays are given to `number`."""
+        array = self.dataset[name]
+        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
+
+    def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
+        """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item or
+        group, its random inits from the dim init.
+
+        Args:
+            bounds: the range of the quantity, where it has one.
+        """
+        array = array.astype(float).mean([dim for dim in array.dims if dim not in KEPT])
+        own, low, high = interval_of(at_init(array, TRAINED), bounds)
+        inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
+        found = Number(float(own), float(low), float(high), inits)
+        return found.of_inits if self._of_inits else found
+
+    def intervals(self, name: str, **labels: Any) -> xr.Dataset:
+        """Return value, low and high of a variable of the model at every place, for figures and tables; means over
+        prompts are taken, other dims stay."""
+        variable = self.measure.variables.get(name)
+        return intervals_of(self.array(name, **labels), variable.bounds if variable else None)
+
+    def extreme(self, name: str, largest: bool = True, **labels: Any) -> AtHead:
+        """Return the head where a per-head variable of the model is largest, or smallest."""
+        array = mean_of(at_init(self.array(name, **labels), TRAINED))
+        series = array.transpose("layer", "head").to_series().dropna()
+        if series.empty:
+            return AtHead(-1, -1, Number(np.nan))
+        layer, head = series.index[int(series.to_numpy().argmax() if largest else series.to_numpy().argmin())]
+        return AtHead(int(layer), int(head), Number(float(series[layer, head])))
+
+    def frame(self, columns: Mapping[str, xr.DataArray], *rows: str) -> pd.DataFrame:
+        """Return a row for each label of these dims and a column an array: the value of `number` at each place."""
+        averaged = {
+            name: mean_of(at_init(array, TRAINED)).mean(
+                [dim for dim in array.dims if dim not in (*rows, *KEPT)], keep_attrs=False
+            )
+            for name, array in columns.items()
+        }
+        data = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
+        return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return every number of few labels for summary.json: name, labels, value, interval and random inits."""
+        found = []
+        for name, array in self.dataset.data_vars.items():
+            over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
+                continue
+            variable = self.measure.variables.get(str(name))
+            for place in np.ndindex(*(array.sizes[dim] for dim in over)):
+                one = array.isel(dict(zip(over, place, strict=True)))
+                labels = {dim: one[dim].item() for dim in over if dim in one.coords}
+                number = self.number(one, variable.bounds if variable else None)
+                found.append({"name": name, **labels, **number.as_dict()})
+        return found
+
+
+def at_init(array: Any, init: str) -> Any:
+    """Return the part of one init; an array without that dim as it is."""
+    return array.sel(init=init, drop=True) if "init" in array.dims else array
+
+
+def one_side(dataset: Any, init: str = TRAINED) -> Any:
+    """Return the dataset of one init, all prompts."""
+    data = at_init(dataset, init)
+    return data.sel(group=ALL, drop=True).drop_vars("prompt_share", errors="ignore") if "group" in data.dims else data
+
+
+def mean_of(array: xr.DataArray) -> xr.DataArray:
+    """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
+    if "group" in array.dims:
+        array = array.sel(group=ALL, drop=True)
+    return array.mean([dim for dim in SAMPLED if dim in array.dims])
+
+
+def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
+    """Return value, low and high of the model at every place of an array that is no prompt, item, group or init."""
+    value, low, high = interval_of(at_init(array, TRAINED), bounds)
+    return xr.Dataset({"value": value, "low": low, "high": high})
+
+
+def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Return the estimate and the ends of its 95 % interval: Student's over prompts or items, the delete-a-group
+    jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
+
+    Args:
+        array: [*place], with one of the dims prompt, item and group, or none.
+    """
+    value = mean_of(array)
+    low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
+    sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
+    how = {} if bounds is None else {"bounds": bounds}
+    if sampled is not None:
+        if array.sizes[sampled] >= FEWEST:
+            low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)
+    elif "group" in array.dims and array.sizes["group"] > FEWEST:
+        without = array.drop_sel(group=ALL).transpose("group", ...)
+        shares = without["prompt_share"].values
+        low.values, high.values = jackknife_interval(value.values, without.values, shares, **how)
+    return value, low, high
+
+
+def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:
+    """Return the mean over prompts and the means without each, along the dim group: functions of means over prompts
+    have an interval by these."""
+    n = array.sizes[over]
+    mean = array.mean(over)
+    without = (n * mean - array) / (n - 1)
+    groups = without.rename({over: "group"}).assign_coords(group=[str(one) for one in range(n)])
+    whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
+    return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))
+
+
+def format_number(value: float | None, form: str) -> str:
+    """Return a number in this format, never "-0.000"; "not defined" for NaN.
+
+    Example:
+        >>> [format_number(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
+        ['0.000', '0.0%', '+0.00', '-0.0001']
+    """
+    if value is None or value != value:
+        return "not defined"
+    text = format(value, form)
+    return text if text.strip("+-0.%") else format(0.0, form)
