@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from tl_posgen.feed import Feed
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.registry import requested
 
 WAYS = ("forward", "capture", "slash", "cached patterns")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tl_posgen.cli import main
 from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.report.columns import short
 
 CHECKPOINT = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints" / "step00000"

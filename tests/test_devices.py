@@ -7,9 +7,9 @@ input's device is one of them, and cannot meet the input; where it is the inputs
 import pytest
 import torch
 
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.pass_proof import is_softmax
-from tl_posgen.models.proof import allowed_error, recompute
+from tl_posgen.models.geometry.pass_proof import is_softmax
+from tl_posgen.models.geometry.proof import allowed_error, recompute
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.position_shares import PositionParts
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis

@@ -14,7 +14,7 @@ from tl_posgen import load_model
 from tl_posgen.errors import InputError, ModelError, PosgenError
 from tl_posgen.eval import LensLM, MissingExtraError, batches, with_harness_base
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 
 BOTH = [(name, backend) for name in ("mini", "stories260K") for backend in ("hooked", "bridge")]
 PAIRS = [

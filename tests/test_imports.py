@@ -135,7 +135,7 @@ NUMBER = "import torch\n\ndef mean(x: torch.Tensor):\n    {}\n    return x.mean(
         "import plotly.graph_objects as go",
         "from xarray import Dataset",
         "import numpy as np",
-        "from tl_posgen.models.load import load_model",
+        "from tl_posgen.models.loading.load import load_model",
         "from tl_posgen import load_model",
         "from tl_posgen.report.figures import head_map",
         "from ..models import load_model",

@@ -11,7 +11,7 @@ from tl_posgen import PosgenError, coupling, registry, slash
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
 from tl_posgen.eval import LensLM
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")

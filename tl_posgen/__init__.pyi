@@ -12,10 +12,10 @@ from .comparison import compare as compare
 from .errors import PosgenError as PosgenError
 from .joining import profiles as profiles
 from .measure import Measure as Measure
-from .models.load import load_model as load_model
-from .models.probe import check as check
-from .models.random_like import random_like as random_like
-from .models.streaming import streaming as streaming
+from .models.layer_table import check as check
+from .models.loading.load import load_model as load_model
+from .models.loading.random_like import random_like as random_like
+from .models.streaming.stream import streaming as streaming
 from .options import Options as Options
 from .result import Report as Report
 from .result import Result as Result

@@ -16,12 +16,12 @@ from tl_posgen.hooks.given import Hooks, check_hooks
 from tl_posgen.measure import Measure, Request
 from tl_posgen.measuring import Measuring
 from tl_posgen.models import open_model
-from tl_posgen.models.load import is_ours
+from tl_posgen.models.conversion.weights import release
+from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import select_heads
-from tl_posgen.models.streaming import chosen
+from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.weights import release
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.null import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.options import Options, require

@@ -9,8 +9,8 @@ from tl_posgen.analysis import Measures, prepared, require_prompts, supported
 from tl_posgen.errors import InputError
 from tl_posgen.feed import Feed, one_pass
 from tl_posgen.measure import Request
-from tl_posgen.models.cache import captures_from_cache
-from tl_posgen.models.capturing import capturing
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.provenance import model_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.wrapped import wrap

@@ -15,8 +15,8 @@ from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.measure import Request
 from tl_posgen.models import open_model
-from tl_posgen.models.checkpoints import Checkpoints
-from tl_posgen.models.load import without_context_limit
+from tl_posgen.models.loading.checkpoints import Checkpoints
+from tl_posgen.models.loading.load import without_context_limit
 from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap

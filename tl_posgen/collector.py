@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tl_posgen.core.measure import Variable as Variable
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 
 KEPT = {"options", "seed", "rows", "_variables"}  # what every collector has
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError, PosgenError
-from tl_posgen.models.load import open_model
+from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.loss import Hooks, logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of

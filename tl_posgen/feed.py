@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Request
-from tl_posgen.models.capture import EditedCapture, LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.prompt_groups import PromptGroups

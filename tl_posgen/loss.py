@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of
 from tl_posgen.report.figures import finish, line, model_label, sides
 from tl_posgen.report.sentences import beside

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.conversion.weights import release
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
-from tl_posgen.models.random_like import random_like
-from tl_posgen.models.weights import release
 from tl_posgen.options import fits
 
 
@@ -14,7 +14,7 @@ class RandomInits(Sequence[int]):
     """The randomly initialised models of one model's shape: a sequence of seeds, each model built when needed.
 
     Example:
-        >>> from tl_posgen.models.load import load_model
+        >>> from tl_posgen.models.loading.load import load_model
         >>> random_inits = RandomInits(load_model("mini"), [0])
         >>> [(label, model.cfg.n_layers) for label, model in random_inits.models()]
         [('random init (seed 0)', 4)]

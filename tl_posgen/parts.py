@@ -21,8 +21,8 @@ from tqdm.auto import tqdm
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import as_path, require_writable, write_together
 from tl_posgen.measure import Request
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.options import require

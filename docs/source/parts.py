@@ -121,7 +121,7 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
     """Every measure alone; the processor time that it takes, and that of the forward passes of the same prompts."""
     import torch
 
-    from tl_posgen.models.load import without_context_limit
+    from tl_posgen.models.loading.load import without_context_limit
     from tl_posgen.models.loss import prompts_of_one_length
 
     model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}

@@ -13,9 +13,9 @@ from tl_posgen.coupling.coupling import HEADLINES, findings
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.coupling.trajectories import expodistance, line_shape_score
 from tl_posgen.errors import InputError
-from tl_posgen.models.load import load_model
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length
-from tl_posgen.models.random_like import random_like
 from tl_posgen.result import load
 from tl_posgen.summary import jsonable
 

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests/families.py, wha
 from families import save_family
 
 from tl_posgen.errors import ModelError
-from tl_posgen.models.convert import hooked_parts
-from tl_posgen.models.load import load_model
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.loading.load import load_model
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from families import FAMILIES
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
-from tl_posgen.models.capture import finished_scores
-from tl_posgen.models.capturing import capture_hooks, capturing
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capture_hooks, capturing
+from tl_posgen.models.layers.capture import finished_scores
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
 from tl_posgen.position.length import retrieve_blocks

@@ -9,10 +9,10 @@ from families import FAMILIES
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks, run_capture
-from tl_posgen.models.probe import geometry_of
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capture_hooks, run_capture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import (

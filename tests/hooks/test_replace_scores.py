@@ -10,9 +10,9 @@ from families import FAMILIES, save_family
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks, run_capture
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capture_hooks, run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.joining import KeyCut, cut_keys, key_cut
 from tl_posgen.joining.hooks import cut
-from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares

@@ -9,7 +9,7 @@ import pytest
 
 import tl_posgen
 from tl_posgen import registry
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
 OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.report.sentences import with_interval
 from tl_posgen.result import Result

@@ -7,7 +7,7 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen.feed import Feed
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.registry import requested
 from tl_posgen.slash import Slash

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import slash_ablation

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import spearmanr
 
 import tl_posgen
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.report.sentences import with_interval
 from tl_posgen.slash import slash_transfer

@@ -10,9 +10,9 @@ import xarray as xr
 from tl_posgen.coupling import Coupling, coupling
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.models.checkpoints import steps_of
+from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.result import Result, load
 from tl_posgen.studies.emergence import emergence, findings, summarise, table

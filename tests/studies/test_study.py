@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.hub import Shape, drop_from_cache, shape_of
+from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.loading.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.memory import PEAK
 from tl_posgen.models.provenance import versions
-from tl_posgen.models.source import MINI
 from tl_posgen.parts import part_path, write_part
 from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study

@@ -55,7 +55,7 @@ def measures() -> None:
 @command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models.probe import check as run
+    from tl_posgen.models.layer_table import check as run
 
     run(setup.pretrained().load())
 

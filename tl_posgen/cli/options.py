@@ -89,7 +89,7 @@ class Setup:
 
     def pretrained(self, backend: str | None = None) -> Any:
         """The model, to be loaded by what measures it."""
-        from tl_posgen.models.load import Pretrained
+        from tl_posgen.models.loading.load import Pretrained
 
         return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
 

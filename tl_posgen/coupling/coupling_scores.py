@@ -20,7 +20,7 @@ from tl_posgen.coupling.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.models.load import BackendChoice, Dtype, Pretrained
+from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 from tl_posgen.null import check_seeds
 from tl_posgen.options import require

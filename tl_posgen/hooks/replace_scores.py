@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture import EditedCapture, LayerCapture, finished_scores
+from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_scores
+from tl_posgen.models.capture.reading import layer_capture
+from tl_posgen.models.geometry.pass_proof import as_used
+from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import WITHOUT_CACHE, spans_of_scores
-from tl_posgen.models.pass_proof import as_used
-from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.reading import layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.sites import plain_scores
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.scores_at import scores_at_positions
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute

@@ -16,9 +16,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining.hooks import cut, cut_keys, scores_with
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capturing
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loss import prompts_of_one_length, require_one_length, token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads

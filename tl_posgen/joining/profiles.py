@@ -18,8 +18,8 @@ from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, RHO, beyond_nu
 from tl_posgen.joining.head_costs import COSTS, head_costs, runs_of
 from tl_posgen.joining.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import prompts_of_one_length, require_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.progress import count

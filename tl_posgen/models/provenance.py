@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe_layers import Probed
 from tl_posgen.models.wrapped import wrap
 
 

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
-from tl_posgen.models.source import MINI
-from tl_posgen.models.streaming import require_fits
+from tl_posgen.models.streaming.stream import require_fits
 from tl_posgen.models.wrapped import wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough

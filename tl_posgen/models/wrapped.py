@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backend import Backend, Origin
-from tl_posgen.models.bridge import Bridge
-from tl_posgen.models.evaluation import require_evaluation
-from tl_posgen.models.geometry import ContextLimit, LayerGeometry
-from tl_posgen.models.hooked import Hooked
+from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.bridge import Bridge
+from tl_posgen.models.backends.evaluation import require_evaluation
+from tl_posgen.models.backends.hooked import Hooked
+from tl_posgen.models.geometry.plain_proof import difference
+from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
+from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.plain_proof import difference
-from tl_posgen.models.probe_layers import Found, Probed, probe_layers
-from tl_posgen.models.projections import Projections, projections_of
 from tl_posgen.models.selection import Layers, chosen
 
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
@@ -27,7 +27,7 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 
 @dataclass
 class Streamed:
-    """What is known of streaming a model's attention, see `tl_posgen.models.streaming`.
+    """What is known of streaming a model's attention, see `tl_posgen.models.streaming.stream`.
 
     Attributes:
         by: the `Stream` that stands in for its attention, while it does.
@@ -94,7 +94,7 @@ class WrappedModel:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
     def require_evaluation(self) -> None:
-        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
+        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.evaluation`."""
         require_evaluation(self.model)
 
     @property

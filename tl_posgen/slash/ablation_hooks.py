@@ -6,9 +6,9 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.frequency_bands import Band, band_of

@@ -14,10 +14,10 @@ from torch import Tensor
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capturing
+from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import prompts_of_one_length, require_one_length, token_losses
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.procedure import Job
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
 from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.collector import HeadRows, Variable, added
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.report.sentences import NO_NULL, beside, with_interval

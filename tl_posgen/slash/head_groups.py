@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.collector import Collector, HeadRows
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 from tl_posgen.report.sentences import with_interval
 from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of

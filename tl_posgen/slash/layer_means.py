@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
 from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
 

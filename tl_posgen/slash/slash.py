@@ -14,7 +14,7 @@ from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models import open_model, to_prompts
-from tl_posgen.models.capture import EditedCapture, LayerCapture
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import head_map, layer_curves, line
 from tl_posgen.report.sentences import at_head, head_reference, null_of

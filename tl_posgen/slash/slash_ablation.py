@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.collector import Collector, HeadRows, Variable
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.report.sentences import at_head, head_reference

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.sentences import at_most, said
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tl_posgen.collector import HeadRows, Variable
 from tl_posgen.measure import Measure, Request, TokenView
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.procedure import Job
 from tl_posgen.report.circuits import CROP, attention_maps

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.checkpoints import steps_of
+from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.options import fits, require
 from tl_posgen.parts import read_part
 from tl_posgen.result import Report, Result

@@ -17,13 +17,13 @@ from tl_posgen import registry
 from tl_posgen.analysis import Measures, analyze
 from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.checkpoints import Checkpoints
-from tl_posgen.models.load import BackendChoice, Dtype
+from tl_posgen.models.conversion.weights import release
+from tl_posgen.models.loading.checkpoints import Checkpoints
+from tl_posgen.models.loading.load import BackendChoice, Dtype
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import null_label, provenance_of
 from tl_posgen.models.tokens import check_numbers
-from tl_posgen.models.weights import release
 from tl_posgen.null import RandomInits, check_seeds
 from tl_posgen.options import require
 from tl_posgen.parts import Parts
@@ -93,7 +93,7 @@ def emergence(
     procedure is ours.
 
     Example:
-        >>> from tl_posgen.models.source import MINI
+        >>> from tl_posgen.models.conversion.source import MINI
         >>> from tl_posgen.models.tokens import bundled_text
         >>> cut = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> found = emergence([MINI], bundled_text(), measures="coupling", **cut)

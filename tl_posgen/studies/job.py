@@ -13,9 +13,9 @@ from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, OutputError
 from tl_posgen.files import write_together
 from tl_posgen.measure import Request
-from tl_posgen.models.hub import drop_from_cache
+from tl_posgen.models.loading.hub import drop_from_cache
 from tl_posgen.models.provenance import versions
-from tl_posgen.models.streaming import LONG
+from tl_posgen.models.streaming.stream import LONG
 from tl_posgen.null import RandomInits
 from tl_posgen.parts import part_path, read_part, write_part
 from tl_posgen.result import Report, load_provenance

@@ -8,8 +8,8 @@ import xarray as xr
 
 from tl_posgen.analysis import analyze
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.result import Report, load
 

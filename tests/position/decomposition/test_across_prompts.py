@@ -10,8 +10,8 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import across_prompts
 from tl_posgen.position.decomposition.position_shares import row_centred
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT

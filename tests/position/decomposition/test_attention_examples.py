@@ -10,7 +10,7 @@ import torch
 
 import tl_posgen
 from tl_posgen.analysis import analyze
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples, attention_examples
 from tl_posgen.position.decomposition.attention_examples import labels, pick_heads

@@ -11,8 +11,8 @@ from families import save_family
 import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.attaching import attach
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import across_prompts, mean_key, residual, three_axis
 from tl_posgen.report.sentences import ENCODINGS as WHERE

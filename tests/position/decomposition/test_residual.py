@@ -11,8 +11,8 @@ import xarray as xr
 
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import residual
 from tl_posgen.position.decomposition.residual_figures import labels, show, table

@@ -8,8 +8,8 @@ import xarray as xr
 import tl_posgen
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import pair_weights_fit, three_axis
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs

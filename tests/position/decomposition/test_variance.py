@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tl_posgen.analysis import analyze
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition import Variance, variance
 from tl_posgen.position.decomposition.variance_shares import COMPONENTS, TripleMoments, variance_shares
 

@@ -11,7 +11,7 @@ from declared import assert_declared
 from tl_posgen import load
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap

@@ -12,9 +12,9 @@ from scipy.stats import t
 
 from tl_posgen import load, load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
-from tl_posgen.models.streaming import chosen
+from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, length_extrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import within_noise

@@ -10,7 +10,7 @@ from scipy import stats
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlaneInteraction, plane_interaction
 from tl_posgen.position.planes.plane_interaction import SHARES, STATISTICS

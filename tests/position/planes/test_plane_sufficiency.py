@@ -11,8 +11,8 @@ from tl_posgen import load, registry
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.feed import one_pass
-from tl_posgen.models.random_like import random_like
-from tl_posgen.models.shuffled_like import shuffled_like
+from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition import variance
 from tl_posgen.position.planes.plane_sufficiency import MEASURE as plane_sufficiency

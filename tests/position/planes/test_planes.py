@@ -13,7 +13,7 @@ from tl_posgen import registry
 from tl_posgen.analysis import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.feed import Feed, one_pass
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.variance import Variance
 from tl_posgen.position.planes.plane_patterns import PARTS

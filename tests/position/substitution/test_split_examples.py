@@ -11,8 +11,8 @@ from declared import assert_declared
 
 from tl_posgen import load, load_model
 from tl_posgen.errors import InputError
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.random_like import random_like
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples, split_examples
 from tl_posgen.position.substitution.split_examples import MAPS, labels

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near

@@ -10,8 +10,8 @@ from declared import assert_declared
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
-from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.claims import two_axes
 from tl_posgen.position.decomposition import variance

@@ -13,8 +13,8 @@ import xarray as xr
 
 from tl_posgen.collector import Variable
 from tl_posgen.measure import Measure, Request, TokenView
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.tokens import to_prompts, token_strings

@@ -11,7 +11,7 @@ import xarray as xr
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import moments_of

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from tl_posgen.collector import Collector, Variable, added
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, TokenView
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks

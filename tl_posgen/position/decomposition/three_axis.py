@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_rows

@@ -10,8 +10,8 @@ import xarray as xr
 
 from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.decomposition.variance_shares import (

@@ -4,7 +4,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.options import Options

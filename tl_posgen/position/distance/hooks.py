@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap

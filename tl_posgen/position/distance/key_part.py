@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.position.decomposition.option_checks import is_real_tensor

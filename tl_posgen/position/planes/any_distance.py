@@ -17,8 +17,8 @@ from tl_posgen.collector import Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.feed import one_pass
 from tl_posgen.measure import Measure, Request
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.null import check_seed
 from tl_posgen.position.decomposition.option_checks import check_choice, check_share, is_number

@@ -11,9 +11,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.report.intervals import mean_and_ends
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds

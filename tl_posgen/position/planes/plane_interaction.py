@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
 from tl_posgen.position.decomposition.variance import moments_of, shares_of

@@ -14,9 +14,9 @@ from torch import Tensor
 from tl_posgen.collector import Variable
 from tl_posgen.feed import one_pass
 from tl_posgen.measure import Measure, Request
+from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import model_label, provenance_of
-from tl_posgen.models.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.options import Options
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN

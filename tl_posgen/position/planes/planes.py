@@ -14,8 +14,8 @@ from torch import Tensor
 from tl_posgen.collector import MomentsCollector, Variable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.options import Options

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs

@@ -13,8 +13,8 @@ from torch import Tensor
 from tl_posgen.collector import HeadRows
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
