@@ -167,7 +167,9 @@ def prepared(request: Request, model: Any, tokens: Sequence[Tensor]) -> Request:
 def check_after(after: Any) -> dict[str, Result]:
     """Finished results by name; InputError for anything else."""
     known = dict(after) if isinstance(after, Mapping) else {} if after is None else None
-    if known is None or not all(isinstance(one, Result | NewResult) and one.name == name for name, one in known.items()):
+    if known is None or not all(
+        isinstance(one, Result | NewResult) and one.name == name for name, one in known.items()
+    ):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
     return known
 

@@ -130,7 +130,7 @@ CHARACTERS_PER_PIXEL = 1 / 6.4
 
 def claims_table(result: Result) -> go.Figure:
     """A row a claim, coloured by its verdict; the null's numbers are its last column."""
-    dataset = result.dataset
+    dataset = result.own
     cells, lines = [], [1] * dataset.sizes["claim"]
     for name, width in WIDTHS.items():
         texts = [textwrap.wrap(str(text), int(width * CHARACTERS_PER_PIXEL)) for text in dataset[name].values]

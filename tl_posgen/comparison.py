@@ -57,7 +57,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     before, after = named(first, second, names)
     paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
     pairs = [(first[name], second[name]) for name in first if name in second and name != MEASURE.name]
-    own = differences([(one.dataset, other.dataset, one.measure) for one, other in pairs], paired)
+    own = differences([(one.own, other.own, one.measure) for one, other in pairs], paired)
     if own is None:
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
@@ -78,7 +78,7 @@ def change_of_loss(first: Report, second: Report, paired: bool) -> dict[str, Any
     """The mean loss of both and its change with an interval over prompts, where both measured it on the same ones."""
     if not paired or not all("loss" in one for one in (first, second)):
         return {}
-    before, after = (one["loss"].dataset["loss"].values for one in (first, second))
+    before, after = (one["loss"].own["loss"].values for one in (first, second))
     return {"loss_first": ((), before.mean())} | mean_and_ends("loss_change", after - before, ())
 
 
@@ -193,7 +193,7 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 def maps(result: Any) -> go.Figure:
     """Layer x head maps of the differences that are largest beside the spread of their number."""
-    data = result.dataset
+    data = result.own
     size = abs(data["difference"]).mean(("layer", "head")) / data["first"].std(("layer", "head"))
     chosen = data.isel(number=np.argsort(-size.fillna(0).values, kind="stable")[:DRAWN])
     labels = [str(label) for label in chosen["label"].values]
@@ -211,7 +211,7 @@ def maps(result: Any) -> go.Figure:
 
 def scatter(result: Any) -> go.Figure:
     """Every head of one side against the other, a panel a number; the random inits' in grey."""
-    data = result.dataset
+    data = result.own
     panels = Panels([str(label) for label in data["label"].values], columns=4, row_height=260)
     for side, whole, colour in reversed(sides(result)):
         name = "heads" if whole is data else side

@@ -77,14 +77,19 @@ class Measuring:
     def run(self) -> dict[str, Result]:
         """Everything, by name: those known before too."""
         self.of_model()
-        repeated = [*(one for one in self.shared if one.measure.procedure is None), *(request for request in self.procedures if request.name in self.later)]
+        repeated = [
+            *(one for one in self.shared if one.measure.procedure is None),
+            *(request for request in self.procedures if request.name in self.later),
+        ]
         sides = [self.of_random_init(number, seed) for number, seed in enumerate(self.random_inits)] if repeated else []
         for request in repeated:
             result = self.results[request.name]
             if request.measure.kind is not None:
                 nulls = [side[request.name] for side in sides]
                 known = {**result.provenance, **self.named}
-                self.results[request.name] = as_result(request_of(result.measure), [self.own[request.name], *nulls], known)
+                self.results[request.name] = as_result(
+                    request_of(result.measure), [self.own[request.name], *nulls], known
+                )
                 continue
             nulls = tuple(request.measure.describe(side[request.name]) for side in sides)
             self.results[request.name] = replace(result, nulls=nulls, provenance={**result.provenance, **self.named})

@@ -64,7 +64,9 @@ class Job:
         `after` is what `job.after` holds of that model: dataset by name.
         """
         label, before = model_label(model), {name: one.own for name, one in self.after.items()} | self.fed
-        dataset = self.made[request.name] = self.kept(request, tokens, label, lambda: of_model(model, label, before), after=before)
+        dataset = self.made[request.name] = self.kept(
+            request, tokens, label, lambda: of_model(model, label, before), after=before
+        )
         self.later[request.name] = partial(self.of_random_init, request, tokens, of_model)
         chosen = references(select_heads(model, self.layers, self.heads), self.layers, self.heads)
         return as_result(request, [dataset], provenance_of(model, tokens, self.random_inits, self.seed) | chosen)

@@ -15,9 +15,9 @@ from tl_posgen.options import Options, require
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
 DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
 BUILT_IN = {
-    "three_axis": "tl_posgen.position.decomposition.three_axis",
+    "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
     "variance": "tl_posgen.position.decomposition.variance",
-    "mean_key": "tl_posgen.position.decomposition.mean_key",
+    "mean_key": "tl_posgen.position.decomposition.mean_key:MeanKey",
     "attention_examples": "tl_posgen.position.decomposition.attention_examples",
     "residual": "tl_posgen.position.decomposition.residual",
     "across_prompts": "tl_posgen.position.decomposition.across_prompts",

@@ -24,7 +24,7 @@ from tl_posgen.options import require, require_name
 from tl_posgen.report.intervals import ENDS
 from tl_posgen.report.sentences import caveat
 from tl_posgen.report.unknown import unknown_measure
-from tl_posgen.summary import NullSummary, Summary
+from tl_posgen.summary import NullSummary, Summary, jsonable
 
 FORMAT = 1  # of saved files; raised when this version can no longer read them as they were
 
@@ -133,6 +133,43 @@ class Result:
             ends = {f"{name}{end}" for name, one in self.measure.variables.items() if one.interval for end in ENDS[1:]}
             scalars = [name for name in scalars if name not in ends]
         return dataset[scalars].to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *labels, *scalars]]
+
+    def page_frame(self) -> pd.DataFrame:
+        """The frame that the page shows."""
+        return self.frame(intervals=False)
+
+    def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
+        """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
+        if rows_of(self.dataset) != ("layer", "head") or (null and self.null is None):
+            return None
+        frame = self.frame(null=null, intervals=False)
+        headlines = {key: one.headline for key, one in self.measure.variables.items() if one.headline}
+        columns = headlines or {c: f"{self.name}_{c}" for c in frame.columns if c not in ("layer", "head")}
+        columns = {old: new for old, new in columns.items() if old in frame}
+        kept = {new: frame[old] for old, new in columns.items()}
+        return pd.DataFrame({"layer": frame["layer"], "head": frame["head"], **kept})
+
+    def headline_labels(self) -> dict[str, tuple[str, str]]:
+        """Return, for every column of `headline_frame`, its short heading and its label."""
+        return {one.headline: (one.short, one.label) for one in self.measure.variables.values() if one.headline}
+
+    def as_summary(self) -> dict[str, Any]:
+        """Return its part of summary.json."""
+        nulls = self.null_summary.seeds if self.null_summary else []
+        return {"summary": jsonable(self.summary), "null": jsonable(nulls)}
+
+    def filled_in(self, text: str) -> str:
+        """Return a text with the numbers of the summary that it names."""
+        return text.format(**self.summary)
+
+    def token_labels(self) -> list[str]:
+        """Return a line for each token-level picture."""
+        return [] if self.measure.tokens is None else self.measure.tokens.labels(self.dataset)
+
+    def token_page(self, example: int) -> Any:
+        """Return a token-level picture."""
+        assert self.measure.tokens is not None
+        return self.measure.tokens.show(self.dataset, example)
 
     def table(self, *, null: bool = False) -> pd.DataFrame | None:
         """The short table of the measure, or None where it has none."""

@@ -57,7 +57,6 @@ def declaration_of(kind: type[Measure]) -> Declaration:
         min_prompts=kind.min_prompts,
         precise=kind.precise,
         figures=kind.figures,
-        token_view=None,
         caveats=kind.caveats,
         without_meaning=kind.without_meaning,
         kind=kind,

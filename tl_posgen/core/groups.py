@@ -20,7 +20,13 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
     its coordinate `prompt_share`. Of fewer than four groups there is "all" alone.
     """
     data = measure.finish(total(parts))
-    data = data.assign({name: data[name].assign_attrs(measure.variables[name].attributes) for name in data.data_vars if name in measure.variables})
+    data = data.assign(
+        {
+            name: data[name].assign_attrs(measure.variables[name].attributes)
+            for name in data.data_vars
+            if name in measure.variables
+        }
+    )
     names = [name for name, one in measure.variables.items() if one.interval and name in data]
     if not names:
         return data
@@ -32,7 +38,9 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
     sizes = np.array([len(part.lengths) for part in parts])
     shares = ("group", [np.nan, *sizes / sizes.sum()])
     labels = [ALL, *map(str, range(len(parts)))]
-    return data.drop_vars(names).merge(groups.assign_coords(group=labels, prompt_share=shares), combine_attrs="override")
+    return data.drop_vars(names).merge(
+        groups.assign_coords(group=labels, prompt_share=shares), combine_attrs="override"
+    )
 
 
 def total(parts: Sequence[Sums]) -> Sums:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tl_posgen.core.result import Result
     from tl_posgen.core.run import Run
     from tl_posgen.core.sums import Sums
-    from tl_posgen.models.capture import LayerCapture
+    from tl_posgen.models.layers.capture import LayerCapture
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink

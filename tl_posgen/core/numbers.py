@@ -195,13 +195,17 @@ class Numbers:
     def frame(self, columns: Mapping[str, xr.DataArray], *rows: str) -> pd.DataFrame:
         """Return a row for each label of these dims and a column an array: the value of `number` at each place."""
         averaged = {
-            name: mean_of(at_init(array, TRAINED)).mean(
-                [dim for dim in array.dims if dim not in (*rows, *KEPT)], keep_attrs=False
-            )
+            name: mean_of(self._side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
             for name, array in columns.items()
         }
         data = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
         return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
+
+    def _side(self, array: xr.DataArray) -> xr.DataArray:
+        """Return the model's part of an array, or the mean over random inits."""
+        if self._of_inits and "init" in array.dims:
+            return array.sel(init=self.inits).mean("init")
+        return at_init(array, TRAINED)
 
     def summary(self) -> list[dict[str, Any]]:
         """Return every number of few labels for summary.json: name, labels, value, interval and random inits."""
@@ -253,7 +257,7 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
     value = mean_of(array)
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
-    how = {} if bounds is None else {"bounds": bounds}
+    how: dict = {}  # bounds: as the intervals branch has them
     if sampled is not None:
         if array.sizes[sampled] >= FEWEST:
             low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)

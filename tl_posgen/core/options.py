@@ -1,11 +1,12 @@
 """Options of measures: dataclass fields whose annotations say which values are allowed (Share, Positive, Count, Each)."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -58,8 +59,9 @@ Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",)
 @cache
 def annotations_of(owner: type) -> dict[str, Any]:
     """Return the annotation of every field of a dataclass, constraints included."""
-    hints = get_type_hints(owner, include_extras=True)
-    return {one.name: hints[one.name] for one in fields(owner)}
+    names = vars(sys.modules[owner.__module__])
+    written = {one.name: one.type for one in fields(owner)}  # as text in modules that postpone annotations
+    return {name: eval(one, names) if isinstance(one, str) else one for name, one in written.items()}
 
 
 def check_options(owner: Any, name: str) -> None:

@@ -12,10 +12,12 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import TRAINED, Numbers, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.report.sentences import caveat
+
+MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,13 @@ class Result:
             labels: such as tokens="without first"; the usual ones where left out.
         """
         rows, data = list(self.measure.rows), self.sel(init=init)
+        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
-            variable = self.measure.variables.get(str(name))
-            if set(rows) <= set(array.dims) and (every or self._is_headline(str(name))):
-                title = variable.label if variable and not every else str(name)
-                columns |= columns_of(array, title, rows, {"tokens": TOKENS[0], **self.measure.usual(), **labels})
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen)]
+            few = all(dim not in SAMPLED and array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
+                columns |= columns_of(array, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns)
         if not columns:
@@ -158,11 +161,15 @@ class Result:
         some = any(one.headline for one in variables.values())
         return bool(variables[name].headline) if some and name in variables else not some
 
-    def headline_frame(self, *, init: str | int = TRAINED) -> pd.DataFrame | None:
+    def page_frame(self) -> pd.DataFrame:
+        """Return the frame that the page shows."""
+        return self.frame()
+
+    def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
-        if tuple(self.measure.rows) != HEAD or str(init) not in map(str, self.dataset["init"].values):
+        data = self.null if null else self.own
+        if tuple(self.measure.rows) != HEAD or data is None:
             return None
-        data = self.sel(init=init)
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
         columns: dict[str, xr.DataArray] = {}
         for name, variable in self.measure.variables.items():
@@ -188,9 +195,9 @@ class Result:
                 found |= {column: (short, label) for column, short, label in titles}
         return found
 
-    def table(self) -> pd.DataFrame | None:
-        """Return the short table of the measure, or None where it has none."""
-        return self.measure.table(self.numbers)
+    def table(self, *, null: bool = False) -> pd.DataFrame | None:
+        """Return the short table of the measure, or of its random inits; None where it has none."""
+        return self.measure.table(self.numbers.of_inits if null else self.numbers)
 
     def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
         """Return the `top` heads by a quantity: layer, head and the quantity, largest first.
@@ -212,9 +219,13 @@ class Result:
         series = array.transpose(*HEAD).to_series().dropna().astype(float)
         return series.nlargest(top).rename(by).reset_index()[["layer", "head", by]]
 
-    def summary(self) -> dict[str, Any]:
-        """Return every number of few labels, with its interval and random inits, JSON-ready."""
-        return {"numbers": self.numbers.summary()}
+    def as_summary(self) -> list[dict[str, Any]]:
+        """Return its part of summary.json: every number of few labels, with its interval and random inits."""
+        return self.numbers.summary()
+
+    def filled_in(self, text: str) -> str:
+        """Return a text with the options and attributes that it names."""
+        return text.format(**{**self.own.attrs, **self.measure.options()})
 
     # Pictures
 
@@ -237,6 +248,11 @@ class Result:
         """Return a line for each token-level picture."""
         return [] if self.measure.token_view is None else self.measure.token_view.labels(self.own)
 
+    def token_page(self, example: int) -> Any:
+        """Return a token-level picture."""
+        assert self.measure.token_view is not None
+        return self.measure.token_view.show(self.own, example)
+
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
         from tl_posgen.report.circuits import titled
@@ -248,7 +264,7 @@ class Result:
         labels = self.token_labels()
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return titled(view.show(self.own, example), labels[example])
+        return titled(self.token_page(example), labels[example])
 
     # Files and notebooks
 
@@ -300,9 +316,13 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     own, *nulls = (side.drop_vars("prompt_share", errors="ignore") for side in sides.values())
     shares = next(iter(sides.values())).coords.get("prompt_share")
     names = [name for name in own.data_vars if all(name in null for null in nulls)]
-    both = xr.concat([side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override")
+    both = xr.concat(
+        [side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override"
+    )
     both = both.reindex({dim: own[dim] for dim in own.dims if dim in both.dims and same_labels(own, both, str(dim))})
-    whole = both.merge(own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override")
+    whole = both.merge(
+        own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
+    )
     whole = whole.assign_coords(init=list(sides), model=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))

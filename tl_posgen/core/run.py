@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_posgen.core.measure import LABELS
 from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.progress import passes_begun
 

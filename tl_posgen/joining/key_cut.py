@@ -233,7 +233,7 @@ def curves(result: Any) -> go.Figure:
     """Loss, slash score and interaction along the share that is kept."""
     names = {"rise": "rise of the loss, nats", "mean_slash_score": "slash score", "interaction": "interaction share"}
     panels = Panels(list(names.values()), columns=3, row_height=320)
-    both = [("", result.dataset, dict(zip(CUTS, COLOURS, strict=False)))]
+    both = [("", result.own, dict(zip(CUTS, COLOURS, strict=False)))]
     both += [(", random init", one, dict.fromkeys(CUTS, NULL_COLOUR)) for one in result.nulls[:1]]
     for suffix, data, colours in reversed(both):
         x = data["share"].values
@@ -247,7 +247,7 @@ def curves(result: Any) -> go.Figure:
             panels.add(panel, line(x, y, words + suffix, colours[cut_], dash=dash, mode="lines+markers"))
     panels.figure.update_xaxes(title_text="share of the rest that is kept").update_yaxes(rangemode="tozero")
     subtitle = "keys of all layers cut to one direction plus a share of the rest; both cuts take the same energy"
-    return panels.finish(f"Keys cut towards rank one · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Keys cut towards rank one · {model_label(result.own)}", subtitle)
 
 
 CURVE, HEADS = ("cut", "share"), ("cut", "share", "layer", "head")

@@ -19,7 +19,7 @@ def correlation_maps(result: Any) -> go.Figure:
     """Rank correlations of all pairs of columns: over heads and within layers, a row a side."""
     both = sides(result)
     titles = [f"{words} · {side}" for side, _, _ in both for words in SHOWN.values()]
-    names = [label_of(result.dataset, str(name)) for name in result.dataset["column"].values]
+    names = [label_of(result.own, str(name)) for name in result.own["column"].values]
     panels = Panels(titles, columns=2, row_height=150 + 22 * len(names), horizontal_spacing=0.16)
     for row, (_, data, _) in enumerate(both):
         for place, rho in enumerate(SHOWN):
@@ -37,12 +37,12 @@ def correlation_maps(result: Any) -> go.Figure:
     for row in range(1, len(both)):  # the last one names the columns of all
         panels.figure.update_xaxes(showticklabels=False, row=row)
     subtitle = "Spearman's rho; written where the 95 % interval over heads leaves out zero"
-    return panels.finish(f"What goes together over heads · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"What goes together over heads · {model_label(result.own)}", subtitle)
 
 
 def rank_table(result: Any) -> go.Figure:
     """Every head's rank in each column, lowest 0 to highest 1."""
-    data = result.dataset
+    data = result.own
     columns = [str(name) for name in data["column"].values]
     values = xr.concat([data[name].astype(float) for name in columns], "column").transpose("layer", "head", "column")
     rows = head_rows(values.assign_coords(column=[label_of(data, name) for name in columns]), "column")

@@ -31,7 +31,7 @@ class Page:
 
 def of_result(result: Result) -> str:
     """One result in a cell."""
-    return _heading(result.measure.question, result.dataset.attrs.get("model")) + _body(result)
+    return _heading(result.measure.question, result.own.attrs.get("model")) + _body(result)
 
 
 def of_report(report: Report) -> str:

@@ -114,18 +114,47 @@ def head_names(index: Iterable[Any]) -> list[str]:
     return [f"layer {layer} head {head}" for layer, head in index]
 
 
-def head_map(*names: str, title: str, subtitle: str = "", limits: tuple[float, float] | None = (0.0, 1.0)) -> Callable:
-    """A figure for `Measure.figures`: layer x head maps of these variables, under the labels that they declare.
+def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
+    """Return an array at these labels, and at the measure's usual ones along other dims that have one."""
+    usual = getattr(result.measure, "usual", dict)()
+    chosen = {"tokens": "all", **usual, **(labels or {})}
+    return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims}, drop=True)
 
-    The subtitle may name numbers of the summary: "at distance {d0:g}".
+
+def head_map(
+    *names: str | tuple[str, Mapping[str, Any]],
+    title: str,
+    subtitle: str = "",
+    limits: tuple[int | float, int | float] | None = (0.0, 1.0),
+) -> Callable:
+    """Return a figure for `Measure.figures`: layer x head maps of variables, under the labels that they declare.
+
+    Args:
+        names: variables, each at its usual labels or with others: ("r", {"tokens": "without first"}).
+        subtitle: may name options: "at distance {d0:g}".
+        limits: of the colour scale; those of the numbers if None.
     """
 
     def figure(result: Any) -> go.Figure:
-        labels = {name: result.measure.variables[name].label for name in names}
-        heading = f"{title} · {model_label(result.dataset)}"
-        told = subtitle.format(**result.summary)
-        null = result.null if result.null is not None and set(names) & set(result.null) else None
-        return head_maps(result.dataset, null, labels, title=heading, subtitle=told, limits=limits)
+        labels: dict[str, str] = {}
+        sides: list[dict[str, xr.DataArray]] = [{}, {}]
+        for one in names:
+            name, at = (one, {}) if isinstance(one, str) else one
+            column = ", ".join(
+                [
+                    result.measure.variables[name].label,
+                    *(f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()),
+                ]
+            )
+            labels[column] = column
+            for side, data in zip(sides, (result.own, result.null), strict=True):
+                if data is not None and name in data:
+                    side[column] = at_labels(result, data[name], at)
+        own, null = (xr.Dataset(side) for side in sides)
+        heading = f"{title} · {model_label(result.own)}"
+        beside = null.assign_attrs(model=model_label(result.null)) if len(null) else None
+        own = own.assign_attrs(model=model_label(result.own))
+        return head_maps(own, beside, labels, title=heading, subtitle=result.filled_in(subtitle), limits=limits)
 
     return figure
 
@@ -137,7 +166,7 @@ def head_maps(
     *,
     title: str,
     subtitle: str = "",
-    limits: tuple[float, float] | None = None,
+    limits: tuple[int | float, int | float] | None = None,
 ) -> go.Figure:
     """Layer x head maps on one colour scale: a column per measure (variable -> label), a row per side."""
     both = [dataset] if null is None else [dataset, null]
@@ -180,18 +209,21 @@ def layer_curves(
     log_x: bool = False,
     share: float = 0.5,
     beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
+    at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
     """One panel a layer, one line a head; the null's heads in grey behind them.
 
     Args:
         log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
+        at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
-    layers, columns = result.dataset["layer"].values, []
+    layers, columns = result.own["layer"].values, []
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
-        data = (thinned(whole[[measure]], along, share) if log_x else whole)[measure].transpose("layer", "head", along)
+        chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
+        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
         x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
         columns.append((side, whole is result.null, colour, data["head"].values, x, curves))
     for number, layer in enumerate(layers):
@@ -202,10 +234,10 @@ def layer_curves(
                 named = [(f"head {head}", COLOURS[place % len(COLOURS)]) for place, head in enumerate(heads)]
                 own = zip(curves[number], named, strict=True)
                 panels.add(number, *(curve(x, y, layer, *head, along) for y, head in own))
-        panels.add(number, *beside(thinned(result.dataset, along, share) if log_x else result.dataset, layer))
+        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    figure = panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
-    if result.dataset[along].dtype.kind == "i" and result.dataset.sizes[along] <= FEW and not log_x:
+    figure = panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float, Int16
 
 from tl_posgen.measure import rows_of
-from tl_posgen.report.figures import model_label
+from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
 from tl_posgen.result import Result
 
@@ -36,17 +36,17 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     curves = [
         curve_of(result, name, places)
         for result in results.values()
-        if {"layer", "head"} <= set(rows_of(result.dataset))
+        if {"layer", "head"} <= set(rows_of(result.own))
         for name in result.measure.curves
-        if name in result.dataset
+        if name in result.own
     ]
     return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
 
 
 def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
     """Column of the table a head -> what it is called."""
-    declared = [one for result in results.values() for one in result.measure.variables.values() if one.headline]
-    return {one.headline: one.label for one in declared}
+    columns = [one for result in results.values() for one in result.headline_labels().items()]
+    return {name: label for name, (_, label) in columns}
 
 
 def rounded(value: int | float) -> float | None:
@@ -56,12 +56,14 @@ def rounded(value: int | float) -> float | None:
 
 def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[str, Any]:
     """A curve of every head [layer, head, along], thinned, and the span of the first random init's heads."""
-    (along,) = set(result.dataset[name].dims) - {"layer", "head"}
+    sides = [
+        data if data is None else at_labels(result, data[name], {str(data[name].dims[-1]): slice(None)}).to_dataset()
+        for data in (result.own, result.null)
+    ]
+    (along,) = set(sides[0][name].dims) - {"layer", "head"}
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
-    own, null = (
-        None if data is None else rows(data, name, str(along), most, log) for data in (result.dataset, result.null)
-    )
+    own, null = (None if data is None else rows(data, name, str(along), most, log) for data in sides)
     assert own is not None
     by_place = dict(
         zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
@@ -70,7 +72,7 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
     curve = {
-        "title": f"{variable.label if variable else name} · {model_label(result.dataset)}",
+        "title": f"{variable.label if variable else name} · {model_label(result.own)}",
         "along": f"{along} + 1" if log else str(along),
         "log": log,
         "x": [float(x) + log for x in own[along].values],

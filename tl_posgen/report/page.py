@@ -62,14 +62,14 @@ def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
     """The question of the first result, and whose numbers they are."""
     first = next(iter(results.values()), None)
     question = "Report" if first is None else first.measure.question
-    model = provenance.get("model") or (None if first is None else first.dataset.attrs.get("model"))
+    model = provenance.get("model") or (None if first is None else first.own.attrs.get("model"))
     return f"{question} · {model}" if model else question
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    measure, frame, table = result.measure, result.frame(intervals=False), result.table()
-    labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
-    n_heads = result.dataset.sizes.get("layer", 0) * result.dataset.sizes.get("head", 0)
+    measure, frame, table = result.measure, result.page_frame(), result.table()
+    labels = result.token_labels()
+    n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
     shown, by = _most(result, frame)
     return {
@@ -97,7 +97,7 @@ def _label(result: Result, name: str) -> str:
 
 def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The rows of the long table that are shown, and the column whose highest they have; "" for the first ones."""
-    numbers = [name for name in frame.columns if name in result.dataset and name not in rows_of(result.dataset)]
+    numbers = [name for name in frame.columns if name not in rows_of(result.own)]
     numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
     if len(frame) <= MOST_ROWS or not numbers:
         return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""
@@ -108,7 +108,7 @@ def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """What the columns of the long table mean, as the dataset itself says."""
-    columns = [(str(name), result.dataset[name].attrs) for name in frame.columns if name in result.dataset]
+    columns = [(str(name), result.own[name].attrs) for name in frame.columns if name in result.own]
     return [
         (name, words + (f" [{attrs['units']}]" if "units" in attrs else ""))
         for name, attrs in columns
@@ -149,8 +149,7 @@ def _json(text: str | None) -> Markup:
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    assert result.measure.tokens is not None
-    script, page = split_script(result.measure.tokens.show(result.dataset, example))
+    script, page = split_script(result.token_page(example))
     scripts[script] = None
     head = HEAD.search(label)
     return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from tl_posgen.measure import rows_of
+from tl_posgen.core.numbers import TRAINED
+from tl_posgen.core.result import Result as NewResult
 from tl_posgen.report.sentences import means
 from tl_posgen.result import Result
 from tl_posgen.summary import jsonable
@@ -17,15 +18,9 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     """One row per head: the headlines of each measure, or every scalar of one that has none."""
     table = pd.DataFrame(columns=["layer", "head"])
     for name, result in results.items():
-        if rows_of(result.dataset) != ("layer", "head") or (null and result.null is None):
+        frame = result.headline_frame(null=null)
+        if frame is None:
             continue
-        frame = result.frame(null=null, intervals=False)
-        headlines = {key: one.headline for key, one in result.measure.variables.items() if one.headline}
-        columns = headlines or {c: f"{name}_{c}" for c in frame.columns if c not in ("layer", "head")}
-        columns = {old: new for old, new in columns.items() if old in frame}
-        frame = pd.DataFrame(
-            {"layer": frame["layer"], "head": frame["head"], **{new: frame[old] for old, new in columns.items()}}
-        )
         table = frame if table.empty else table.merge(frame, on=["layer", "head"], how="outer")
     return table
 
@@ -36,6 +31,13 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
     table = result.table(null=null)
     if table is not None:
         return table
+    if isinstance(result, NewResult):
+        frame = result.frame(init=result.numbers.inits[0] if null else TRAINED)
+        declared = result.measure.variables
+        frame = frame.rename(columns={name: one.label for name, one in declared.items()})
+        if list(frame.columns[:2]) == ["layer", "head"] and len(frame) > MOST_HEADS:
+            frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
+        return frame.iloc[:, :most]
     frame = result.frame(null=null, intervals=False)
     declared = result.measure.variables.items()
     if headlines := {name: one.label for name, one in declared if one.headline and name in frame}:
@@ -67,11 +69,5 @@ def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
     null_table, seeds = head_table(results, null=True), provenance.get("null_seeds") or []
     if len(null_table):
         summary["null"] = {"seed": seeds[0] if seeds else None, "mean": jsonable(head_means(null_table))}
-    summary["measures"] = {
-        name: {
-            "summary": jsonable(result.summary),
-            "null": jsonable(result.null_summary.seeds if result.null_summary else []),
-        }
-        for name, result in results.items()
-    }
+    summary["measures"] = {name: result.as_summary() for name, result in results.items()}
     return summary

@@ -137,27 +137,26 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
 
 def headlines(result: Result) -> bool:
     """Whether the per-head table shows it."""
-    return rows_of(result.dataset) == ("layer", "head") and any(
-        one.headline for one in result.measure.variables.values()
-    )
+    return rows_of(result.own) == ("layer", "head") and any(one.headline for one in result.measure.variables.values())
 
 
 def headings(report: Report) -> tuple[dict[str, str], str]:
     """Short headings for the columns of the per-head table, and the legend that spells them out."""
-    declared = [one for result in report.results.values() for one in result.measure.variables.values() if one.short]
-    short = {"layer": "L", "head": "H"} | {one.headline: one.short for one in declared}
-    return short, "; ".join(f"{one.short}: {one.label}" for one in declared)
+    columns = {name: one for result in report.results.values() for name, one in result.headline_labels().items()}
+    known = {name: one for name, one in columns.items() if one[0]}
+    short = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
+    return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
 
 
 def has_table(result: Result, *, null: bool = False) -> bool:
     """Whether it has numbers a row."""
-    return bool(set(compact(result, null=null).columns) - set(rows_of(result.dataset)))
+    return bool(set(compact(result, null=null).columns) - set(rows_of(result.own)))
 
 
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
     """The short table of a result, or of its null."""
     table, name = compact(result, null=null), result.name.replace("_", " ")
-    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.dataset)
+    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.own)
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 

@@ -28,8 +28,8 @@ def unknown_measure(name: str) -> Measure:
 
 def every_map(result) -> go.Figure:
     """A layer x head map for each variable with just these two dimensions."""
-    title = f"{result.name.replace('_', ' ')} per head · {model_label(result.dataset)}"
-    return head_maps(result.dataset, result.null, {name: name for name in scalars(result.dataset)[:MOST]}, title=title)
+    title = f"{result.name.replace('_', ' ')} per head · {model_label(result.own)}"
+    return head_maps(result.own, result.null, {name: name for name in scalars(result.own)[:MOST]}, title=title)
 
 
 def scalars(dataset: xr.Dataset) -> list[str]:
@@ -41,7 +41,11 @@ def unknown(name: str) -> NewMeasure:
     title = "".join(part.capitalize() for part in name.split("_"))
     explanation = "The package that declares this measure is not installed; its per-head numbers are shown."
     body = {"__doc__": f"{name}.\n\n{explanation}\n\nSource: unknown", "question": name.replace("_", " ")}
-    body |= {"figures": {"map": map_of_scalars}, "name": name, "kinds": lambda self, data: ["map"] * bool(scalars(data))}
+    body |= {
+        "figures": {"map": map_of_scalars},
+        "name": name,
+        "kinds": lambda self, data: ["map"] * bool(scalars(data)),
+    }
     return dataclass(frozen=True)(type(title, (NewMeasure,), body))()
 
 

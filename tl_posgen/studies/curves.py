@@ -73,7 +73,7 @@ def numbers_in(results: Iterable[Result], null: int | None = None) -> dict[str, 
     """
     data: dict[str, Any] = {}
     for result in results:
-        name, dataset = result.name, result.dataset if null is None else result.nulls[null]
+        name, dataset = result.name, result.own if null is None else result.nulls[null]
         arrays = {str(key): array for key, array in dataset.data_vars.items() if set(array.dims) == set(PER_HEAD)}
         declared = result.measure.variables
         for key in sorted(arrays, key=lambda key: not (key in declared and declared[key].headline)):

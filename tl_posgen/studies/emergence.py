@@ -224,19 +224,19 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 def means(result: Any) -> go.Figure:
     """The loss and every curve by step; heads averaged, intervals over prompts where there are any."""
-    curves = [LOSS, *(curve for curve in followed(result.dataset) if not curve.control)]
+    curves = [LOSS, *(curve for curve in followed(result.own) if not curve.control)]
     return over_steps(result, curves, mean_of, "Emergence over training")
 
 
 def controls(result: Any) -> go.Figure:
     """The same of what a curve is held against."""
-    curves = [curve for curve in followed(result.dataset) if curve.control]
+    curves = [curve for curve in followed(result.own) if curve.control]
     return over_steps(result, curves, mean_of, "Controls over training")
 
 
 def heads(result: Any) -> go.Figure:
     """The loss, and one line a head, coloured by layer."""
-    curves = [curve for curve in followed(result.dataset) if "head" in result.dataset[curve.name].dims]
+    curves = [curve for curve in followed(result.own) if "head" in result.own[curve.name].dims]
     return over_steps(result, [LOSS, *curves], every_head, "Emergence over training, head by head")
 
 
@@ -244,7 +244,7 @@ def over_steps(
     result: Any, curves: Sequence[Curve], draw: Callable[[xr.Dataset, Curve, np.ndarray], list[go.Scatter]], title: str
 ) -> go.Figure:
     """A panel a curve over step + 1, on a logarithmic axis."""
-    data, null = result.dataset, result.null
+    data, null = result.own, result.null
     x = data["step"].values + 1
     panels = Panels([curve.label for curve in curves], row_height=240)
     for number, curve in enumerate(curves):

@@ -106,12 +106,12 @@ def against_size(result: Any) -> go.Figure:
 
 
 def drawn_over(result: Any, draw: Callable[..., list[Any]], title: str, subtitle: str) -> go.Figure:
-    curves = followed(result.dataset)
+    curves = followed(result.own)
     panels = Panels([curve.label for curve in curves], columns=3, row_height=280)
     for number, curve in enumerate(curves):
         for label, data, colour in sides(result):
             panels.add(number, *draw(data, curve, label, colour))
-    return panels.finish(f"{title} · {model_label(result.dataset)}", f"{subtitle}; grey: random init")
+    return panels.finish(f"{title} · {model_label(result.own)}", f"{subtitle}; grey: random init")
 
 
 def models_of(data: xr.Dataset, curve: Curve, label: str, colour: str) -> list[Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tl_posgen.analysis import analyze
 from tl_posgen.position.decomposition import across_prompts, residual
 from tl_posgen.position.decomposition.residual import residual_sums
-from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.first_token import VARIANTS
 
 QUIET = {"null_seeds": (), "progress": False}

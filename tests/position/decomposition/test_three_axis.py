@@ -15,7 +15,8 @@ from tl_posgen.position.decomposition import pair_weights_fit, three_axis
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis import ThreeAxis, fit_capture, shuffled, weighting
+from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
+from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
 
 QUICK = {"null_seeds": (), "progress": False}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import prompts_of_one_length
-from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,

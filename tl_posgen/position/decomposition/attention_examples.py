@@ -19,8 +19,8 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.options import Options
+from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.procedure import Job, as_result
 from tl_posgen.report.circuits import CROP, attention_maps, token_colours
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map

@@ -16,12 +16,12 @@ from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
+from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.option_checks import check_whole
 from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
 from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
-from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.token_pairs import KEEP, TokenPairTally
 from tl_posgen.position.first_token import VARIANTS, without_first_token

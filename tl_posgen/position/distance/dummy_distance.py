@@ -21,7 +21,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.options import Options
-from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.distance.curves import curve_comparison, curve_under_intervention
 from tl_posgen.position.distance.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.dummy_distance_figures import agreement, curves, loss, refits
