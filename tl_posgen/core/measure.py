@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 from typing_extensions import Self
 
+from tl_posgen.core.json_values import jsonable
 from tl_posgen.core.options import check_options, require_name
 from tl_posgen.errors import InputError
 
@@ -107,6 +108,7 @@ class Measure:
             the forward pass's own included; 0 if its memory is linear in the length.
         min_prompts: fewer are refused before anything runs.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
+        has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
@@ -127,6 +129,7 @@ class Measure:
     matrices: ClassVar[int] = 0
     min_prompts: ClassVar[int] = 1
     precise: ClassVar[bool] = False
+    has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
@@ -167,8 +170,6 @@ class Measure:
 
     def options(self) -> dict[str, Any]:
         """Options by name, JSON-ready."""
-        from tl_posgen.summary import jsonable
-
         return jsonable({one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod

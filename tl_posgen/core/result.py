@@ -67,7 +67,10 @@ class Result:
         if init not in known:
             raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
         label = str(self.dataset["model"].sel(init=init).values) if "model" in self.dataset.coords else init
-        data = one_side(self.dataset, init).drop_vars(("model", "init"), errors="ignore")
+        whole = self.dataset
+        if init != TRAINED:  # what was measured of the model alone is not of a random init
+            whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
+        data = one_side(whole, init).drop_vars(("model", "init"), errors="ignore")
         return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
 
     @cached_property
