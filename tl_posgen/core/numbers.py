@@ -228,10 +228,10 @@ def at_init(array: Any, init: str) -> Any:
     return array.sel(init=init, drop=True) if "init" in array.dims else array
 
 
-def one_side(dataset: Any, init: str = TRAINED) -> Any:
+def one_side(dataset: xr.Dataset, init: str = TRAINED) -> xr.Dataset:
     """Return the dataset of one init, all prompts."""
     data = at_init(dataset, init)
-    return data.sel(group=ALL, drop=True).drop_vars("prompt_share", errors="ignore") if "group" in data.dims else data
+    return (data.sel(group=ALL, drop=True) if "group" in data.dims else data).drop_vars("prompt_share", errors="ignore")
 
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
@@ -263,7 +263,8 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
             low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:
         without = array.drop_sel(group=ALL).transpose("group", ...)
-        shares = without["prompt_share"].values
+        known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
+        without, shares = without[known], without["prompt_share"].values[known]
         low.values, high.values = jackknife_interval(value.values, without.values, shares, **how)
     return value, low, high
 

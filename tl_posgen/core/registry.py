@@ -43,7 +43,7 @@ BUILT_IN = {  # name -> module:Class
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.emergence:Emergence",
-    "comparison": "tl_posgen.comparison:Comparison",
+    "comparison": "tl_posgen.core.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Study",
     "claims": "tl_posgen.claims:Claims",
 }
