@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k")}  # labels of dims that all measures share
+ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
 
 
 @dataclass(frozen=True)
