@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 import xarray as xr
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.json_values import jsonable
 from tl_posgen.core.options import check_options, require_name
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k")}  # labels of dims that all measures share
+ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Measure:
         return jsonable({one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod
-    def with_options(cls, options: Mapping[str, Any]) -> Self:
+    def with_options(cls, options: Mapping[str, Any]) -> "Measure":
         """Return the measure with these options.
 
         Raises:
@@ -211,7 +211,7 @@ class Measure:
     def requires(self, model: Any) -> None:
         """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
         """Return the measure with options that were left out filled in; refuse prompts that it cannot be had of."""
         return self
 
