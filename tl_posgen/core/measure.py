@@ -200,7 +200,7 @@ class Measure:
 
     # Its computation
 
-    def tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
         from tl_posgen.models.loss import prompts_of_one_length
         from tl_posgen.models.tokens import to_prompts

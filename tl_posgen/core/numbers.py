@@ -165,26 +165,18 @@ class Numbers:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
 
-    def number(
-        self,
-        array: xr.DataArray,
-        bounds: Bounds | None = None,
-        ends: Callable[[float], tuple[float, float]] | None = None,
-    ) -> Number:
+    def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
         """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item, group
         or end (of a single number), its random inits from the dim init.
 
         Args:
             bounds: the range of the quantity, where it has one.
-            ends: from the value to its interval, where a formula gives that (Fisher's, of a correlation over heads).
         """
         over = [dim for dim in array.dims if dim not in KEPT]
         if any(array.sizes[dim] > 1 for dim in over):
             array = without_ends(array)
         array = array.astype(float).mean(over)
         own, low, high = interval_of(at_init(array, TRAINED), bounds)
-        if ends is not None:
-            low, high = ends(float(own))
         inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
         found = Number(float(own), float(low), float(high), inits)
         return found.of_inits if self.is_null else found

@@ -149,7 +149,7 @@ class Result:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
-            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED)]
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
             wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
             if set(rows) <= set(array.dims) and few and wanted:
