@@ -31,7 +31,7 @@ BUILT_IN = {
     "split_examples": "tl_posgen.position.substitution.split_examples",
     "perturbation": "tl_posgen.position.order.perturbation",
     "length_extrapolation": "tl_posgen.position.length.length_extrapolation",
-    "loss": "tl_posgen.loss",
+    "loss": "tl_posgen.loss:Loss",
     "slash": "tl_posgen.slash.slash",
     "slash_planes": "tl_posgen.slash.slash_planes",
     "slash_ablation": "tl_posgen.slash.slash_ablation",

@@ -80,4 +80,7 @@ def run_measure(kind: type[Measure], model: Any, prompts: Any, request: Request,
         whole = data if fed is None else data.merge(fed, combine_attrs="drop_conflicts")
         return whole.assign_attrs(model=label)
 
-    return job.result(Request(request.measure, measure), model, rows, of_model)
+    found = job.result(Request(request.measure, measure), model, rows, of_model)
+    if not kind.has_null:
+        del job.later[kind.name]
+    return found
