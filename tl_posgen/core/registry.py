@@ -45,7 +45,7 @@ BUILT_IN = {  # name -> module:Class
     "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.core.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Study",
-    "claims": "tl_posgen.claims:Claims",
+    "claims": "tl_posgen.core.claim:Claims",
 }
 
 
