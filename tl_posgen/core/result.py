@@ -306,12 +306,9 @@ def columns_of(
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
         one = array.isel(dict(zip(over, place, strict=True)))
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
-<<<<<<< HEAD
         scalars = [name for name, coord in one.coords.items() if not coord.ndim]
-        found[joint.join([title, *(label for label in labels if label != TOKENS[0])])] = one.drop_vars(scalars)
-=======
-        found[joint.join(filter(None, [title, *labels]))] = one.reset_coords(drop=True)
->>>>>>> dec
+        words = [title, *(label for label in labels if label != TOKENS[0])]
+        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
     return found
 
 
