@@ -24,6 +24,7 @@ from tl_posgen.core.store import Parts, configuration_of, content, refuse_hooks
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.given import Hooks, check_hooks, under
 from tl_posgen.models import open_model
+from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.model import Model
@@ -31,7 +32,6 @@ from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.progress import Passes
 
@@ -129,7 +129,9 @@ def analyze(
             listed = layers if layers is None or isinstance(layers, int) else list(layers)
             which = {"layers": listed, "all_heads": heads is None, "heads": selected}
             configuration = configuration_of(model, prompts, **cut, seed=seed, **which, streaming=streaming)
-        analysis = Analysis(model, prompts, rows, where, seed, fwd_hooks, random_inits, ours, passes, parts, configuration)
+        analysis = Analysis(
+            model, prompts, rows, where, seed, fwd_hooks, random_inits, ours, passes, parts, configuration
+        )
         details = references(selected, layers, heads) | hooked
         for name, result in known.items():
             require_same(name, result, analysis.provenance(next(iter(rows.values()))) | details)
@@ -269,13 +271,17 @@ def rows_of_measures(
     measure cannot be had of."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] = []
-    if any(type(one).tokens is Measure.tokens for one in measures) or known:
+    if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
         one_length = any(measure.one_length for measure in measures)
         if one_length and cut["length"] is not None:
             require_context(model, cut["length"])
         shared = to_prompts(model, prompts, **cut)
     for measure in measures:
-        own = shared if type(measure).tokens is Measure.tokens else list(measure.tokens(model, prompts, **cut))
+        own = (
+            shared
+            if type(measure).prompt_tokens is Measure.prompt_tokens
+            else list(measure.prompt_tokens(model, prompts, **cut))
+        )
         require_prompts(measure, model, own)
         found[measure.name] = own
     return found or {"": shared}

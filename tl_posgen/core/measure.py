@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k")}  # labels of dims that all measures share
+ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Measure:
 
     # Its computation
 
-    def tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
         from tl_posgen.models.loss import prompts_of_one_length
         from tl_posgen.models.tokens import to_prompts

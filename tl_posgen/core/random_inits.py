@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
-from tl_posgen.core.options import fits
 
 
 class RandomInits(Sequence[int]):

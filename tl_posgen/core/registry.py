@@ -12,7 +12,41 @@ from tl_posgen.errors import InputError
 
 GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measure's
 DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
-BUILT_IN: dict[str, str] = {}  # filled in below, name -> "module:Class"
+BUILT_IN = {  # name -> module:Class
+    "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
+    "variance": "tl_posgen.position.decomposition.variance:Variance",
+    "mean_key": "tl_posgen.position.decomposition.mean_key:MeanKey",
+    "attention_examples": "tl_posgen.position.decomposition.attention_examples:AttentionExamples",
+    "residual": "tl_posgen.position.decomposition.residual:Residual",
+    "across_prompts": "tl_posgen.position.decomposition.across_prompts:AcrossPrompts",
+    "planes": "tl_posgen.position.planes.planes:Planes",
+    "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency:PlaneSufficiency",
+    "plane_interaction": "tl_posgen.position.planes.plane_interaction:PlaneInteraction",
+    "plane_perturbation": "tl_posgen.position.planes.plane_perturbation:PlanePerturbation",
+    "any_distance": "tl_posgen.position.planes.any_distance:AnyDistance",
+    "dummy_distance": "tl_posgen.position.distance.dummy_distance:DummyDistance",
+    "substitution": "tl_posgen.position.substitution.substitution:Substitution",
+    "split_examples": "tl_posgen.position.substitution.split_examples:SplitExamples",
+    "perturbation": "tl_posgen.position.order.perturbation:Perturbation",
+    "length_extrapolation": "tl_posgen.position.length.length_extrapolation:LengthExtrapolation",
+    "loss": "tl_posgen.loss:Loss",
+    "slash": "tl_posgen.slash.slash:Slash",
+    "slash_planes": "tl_posgen.slash.slash_planes:SlashPlanes",
+    "slash_ablation": "tl_posgen.slash.slash_ablation:SlashAblation",
+    "slash_transfer": "tl_posgen.slash.slash_transfer:SlashTransfer",
+    "cone": "tl_posgen.slash.cone:Cone",
+    "band_ablation": "tl_posgen.slash.band_ablation:BandAblation",
+    "slash_toy": "tl_posgen.slash.slash_toy:SlashToy",
+    "coupling": "tl_posgen.coupling.coupling:Coupling",
+    "token_coupling": "tl_posgen.coupling.token_coupling:TokenCoupling",
+    "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
+    "profiles": "tl_posgen.joining.profiles:Profiles",
+    "key_cut": "tl_posgen.joining.key_cut:KeyCut",
+    "emergence": "tl_posgen.studies.emergence:Emergence",
+    "comparison": "tl_posgen.core.comparison:Comparison",
+    "study": "tl_posgen.studies.overview:Study",
+    "claims": "tl_posgen.core.claim:Claims",
+}
 
 
 def names() -> list[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.report.sentences import caveat
@@ -137,7 +137,8 @@ class Result:
     # Tables
 
     def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
-        """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels.
+        """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
+        prompts.
 
         Args:
             init: "trained", or the seed of a random init.
@@ -148,10 +149,11 @@ class Result:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
-            over = [dim for dim in array.dims if dim not in (*rows, *chosen)]
-            few = all(dim not in SAMPLED and array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
-                columns |= columns_of(array, str(name), rows, chosen)
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
+            few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
+            if set(rows) <= set(array.dims) and few and wanted:
+                columns |= columns_of(mean_of(array), str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -304,7 +306,9 @@ def columns_of(
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
         one = array.isel(dict(zip(over, place, strict=True)))
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
-        found[joint.join(filter(None, [title, *labels]))] = one.reset_coords(drop=True)
+        scalars = [name for name, coord in one.coords.items() if not coord.ndim]
+        words = [title, *(label for label in labels if label != TOKENS[0])]
+        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The mean score by distance with every pair put at it, and that curve beside the one of a three-axis fit."""
+"""The mean score by distance with every pair put at it, and the slopes of curves."""
 
 import xarray as xr
 from jaxtyping import Float
@@ -22,11 +22,12 @@ def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head dista
     return curve
 
 
-def curve_comparison(one: xr.DataArray, other: xr.DataArray) -> xr.Dataset:
-    """Slopes of two curves, and the correlation of what is left of them without their slopes."""
-    t = one["distance"] - one["distance"].mean()
-    slopes = [(curve * t).mean("distance") / (t * t).mean("distance") for curve in (one, other)]
-    rests = [curve - slope * t for curve, slope in zip((one, other), slopes, strict=True)]
-    return xr.Dataset(
-        {"slope_intervention": slopes[0], "slope_fit": slopes[1], "curve_r": xr.corr(*rests, dim="distance")}
-    )
+def slope_of(curve: xr.DataArray) -> xr.DataArray:
+    """Return the least-squares slope of a curve over distances."""
+    t = curve["distance"] - curve["distance"].mean()
+    return (curve * t).mean("distance") / (t * t).mean("distance")
+
+
+def without_slope(curve: xr.DataArray) -> xr.DataArray:
+    """Return what is left of a curve without its slope."""
+    return curve - slope_of(curve) * (curve["distance"] - curve["distance"].mean())
