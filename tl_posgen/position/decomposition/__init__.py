@@ -4,7 +4,6 @@ from tl_posgen.position.decomposition.across_prompts import MEASURE as across_pr
 from tl_posgen.position.decomposition.across_prompts import AcrossPrompts
 from tl_posgen.position.decomposition.attention_examples import AttentionExamples
 from tl_posgen.position.decomposition.mean_key import MeanKey
-from tl_posgen.position.decomposition.residual import MEASURE as residual
 from tl_posgen.position.decomposition.residual import Residual
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
 from tl_posgen.position.decomposition.variance import Variance
@@ -17,5 +16,4 @@ __all__ = [
     "ThreeAxis",
     "Variance",
     "across_prompts",
-    "residual",
 ]
