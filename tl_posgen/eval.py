@@ -53,7 +53,7 @@ class LensLM(TemplateLM):
 
     Args:
         model: a HookedTransformer, a TransformerBridge, or a name or directory for `load_model`. Its
-            cfg.default_prepend_bos says whether a text begins with the BOS token.
+            cfg.default_prepend_bos decides whether a text begins with the BOS token.
         fwd_hooks: [(name, fn), ...], added for every forward pass and removed after it; or a function from the tokens
             [batch, pos] of a pass to such a list, for interventions made for one length. With batch_size=1 it may
             depend on the prompt.
@@ -169,7 +169,7 @@ class LensLM(TemplateLM):
         """Return `loglikelihood` from token ids. Requests with the same input share a forward pass."""
         asking: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (text, context, continuation) in enumerate(requests):
-            context = context or [self.prefix_token_id]  # nothing but spaces, and they went to the continuation
+            context = context or [self.prefix_token_id]  # a context of spaces, which belong to the continuation
             self.require_continuation(text, continuation)
             asking[tuple((context + continuation)[-self.max_length - 1 : -1])].append(number)
         self.warn_cut(sum(len(ids) + len(more) > self.max_length + 1 for _, ids, more in requests), len(requests))

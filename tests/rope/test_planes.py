@@ -1,4 +1,4 @@
-"""Sums over planes against the vectors they stand for."""
+"""Sums over planes against the vectors that they summarise."""
 
 import torch
 from hypothesis import given, settings

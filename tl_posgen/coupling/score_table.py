@@ -1,4 +1,4 @@
-"""A table of models and their scores, read and checked before any model is loaded."""
+"""Table of models and their scores, read and checked before any model is loaded."""
 
 import os
 from pathlib import Path

@@ -55,7 +55,7 @@ def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
 
 
 def bands_by_wavelength(rope: Rope, n: int, shortest: float = 32.0) -> Bool[Tensor, "band=3 plane"]:
-    r"""high: wavelength < `shortest`; medium: up to n; low: above n. Wavelength = 2 pi / theta in tokens [ours].
+    r"""Return bands by wavelength 2 pi / theta in tokens: high below `shortest`, medium up to n, low above n [ours].
 
     n is the length of the prompt.
 

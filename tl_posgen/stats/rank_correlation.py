@@ -11,7 +11,11 @@ from tl_posgen.stats.partial_correlation import Correlation, partial_correlation
 def rank_correlation(
     x: Float[Tensor, " n"], y: Float[Tensor, " n"], group: Int[Tensor, " n"] | None = None
 ) -> Correlation:
-    r"""Spearman's rho, with the interval tanh(artanh rho -+ 1.96 sqrt((1 + rho^2 / 2) / (n - c - 3))).
+    r"""Return Spearman's rho, with the interval tanh(artanh rho -+ 1.96 sqrt((1 + rho^2 / 2) / (n - c - 3))).
+
+    Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
+    each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
+    interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
 
     Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
     each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The

@@ -82,7 +82,7 @@ class CausalPairs:
 
     @property
     def size(self) -> int:
-        """n: the number of queries, of keys and, without a window, of distances."""
+        """Return n, the number of queries, of keys and, without a window, of distances."""
         return self.n_tokens - self.first_query
 
     @property

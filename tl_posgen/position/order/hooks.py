@@ -55,7 +55,7 @@ def permute_positions(
 def rotate_keys(
     model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
-    """F: the rotated key of token j is rotated further by R_{p_j - j}, as if its feature came from position p_j.
+    """F: R_j k_j <- R_{p_j - j} R_j k_j, the rotated key of token j as if its feature came from position p_j.
 
     On rotary models this equals `permute_positions(..., keys_only=True)`. ALiBi, which is not a feature of a key, keeps
     the true distances.

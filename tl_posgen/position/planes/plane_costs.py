@@ -86,7 +86,7 @@ def runs_of(planned: Planned) -> int:
 
 
 def full(edit: str) -> float:
-    """Return the strength that 1 stands for: phase noise of pi radians is nearly uniform."""
+    """Return the strength in its unit: 1 stands for phase noise of pi radians, which is nearly uniform."""
     return math.pi if edit == "phase_noise" else 1.0
 
 

@@ -111,7 +111,7 @@ def optimise_split(
     - distribution: a p(d) on 0 .. 23 per head, by gradient descent from the best triangle.
     - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from the best triangle.
     - imitating: as free, chosen by the KL of the predictions from the unchanged model's instead of by loss.
-    - position, content: the controls. As free, without the other part: what as many numbers achieve alone.
+    - position, content: the controls. As free, without the other part: the effect of as many parameters alone.
 
     Args:
         model, chosen_on, reported_on, where, steps, seed: see `Search`.
