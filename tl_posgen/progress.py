@@ -69,7 +69,6 @@ class Passes:
         Args:
             name: the measure. label: the model.
             then: names of later stages that have not planned passes yet.
-
         """
         self.words, self.then, self.before = f"{name}, {label}", then, self.done
         if self.bar is not None:

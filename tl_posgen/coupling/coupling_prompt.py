@@ -87,7 +87,6 @@ def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
     The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
-
     """
     paths = streams.transpose(0, 1)
     fit = growth_fit(paths)

@@ -110,7 +110,6 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
 
     Long prompts are read in pieces with a KV cache, so that no score matrix of the whole prompt is formed.
 
-
     Raises:
         InputError: the model's writing weights are centred, its dtype is below float32, or values are not finite.
     """

@@ -130,7 +130,6 @@ def _orthonormal_against(columns: Tensor, basis: Tensor) -> Tensor:
     """Return orthonormal columns outside span(basis) that together with the basis span `columns`.
 
     Columns that lie inside span(basis), because the Krylov space is exhausted, are replaced by random directions.
-
     """
     scale = columns.norm(dim=0).max()
     columns = columns - basis @ (basis.mT @ columns)

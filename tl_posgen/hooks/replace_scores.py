@@ -110,7 +110,6 @@ class _LayerEdit:
     Attributes:
         past: with `RowByRow`, the keys up to the last pass, and the index at which each prompt begins (-1 where it ends
             before the last key).
-
     """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):

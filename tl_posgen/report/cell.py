@@ -18,7 +18,6 @@ class Page:
     Attributes:
         source: the whole page, which loads nothing from the network.
         height: of the frame, in pixels.
-
     """
 
     def __init__(self, source: str, height: int):

@@ -45,7 +45,6 @@ def weighted_sums_over_band(
     v_d = weights[d]; the last weight holds for every larger distance. Scores are formed, in blocks of rows, only for
     the distances that have a weight of their own; the rest is one weight times the sums over the band.
 
-
     Example:
         >>> q = k = torch.ones(1, 3, 1)
         >>> [x.tolist() for x in weighted_sums_over_band(q, k, [4.0, 1.0], width=3)]
@@ -65,7 +64,6 @@ def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, 
 
     The block's last row and last key belong to the same token. Reading the padded block with a stride of one row and
     one entry shifts each row by one against the row before, so that equal distances fall into one column.
-
 
     Example:
         >>> sums_along_diagonals(torch.tensor([[[1.0, 0.0], [2.0, 4.0]]])).tolist()
@@ -216,7 +214,6 @@ def _products_between_chunks(
 
     Chunks are grouped into slabs. Inside a slab the moments are multiplied pair by pair; all earlier slabs enter as one
     running moment. That moves fewer bytes than a running moment per chunk.
-
     """
     pairs = [(forms[one], forms[other]) for one, other in which]
     q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))

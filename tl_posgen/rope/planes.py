@@ -16,7 +16,6 @@ def turning_factors(
 
     For any d, <R_d q, R_0 k> = Re sum_m u_m(d) z^q_m conj(z^k_m), with z from `rotation.complex_planes`.
 
-
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
         >>> turning_factors(torch.arange(3), rope, d_head=4).real.tolist()

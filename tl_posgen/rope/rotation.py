@@ -100,7 +100,6 @@ def rotate(
         x: one vector per position, or one vector that is rotated to every position.
         positions: may be fractional; angles are computed in float64.
 
-
     Example:
         >>> rope = Rope(torch.tensor([torch.pi / 2], dtype=torch.float64))
         >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([1.0]), rope).round(decimals=6).tolist()

@@ -59,7 +59,6 @@ def means_over_prompts(rows: HeadRows) -> xr.Dataset:
     """E_P of every statistic of `by_head`, each over the prompts that have it: a distance over those that reach it.
 
     NaN for heads that were not selected, and for `*_without_first_token` at the last distance.
-
     """
     over_distances = {name: ["distance"] if name.startswith(("score", "uniform")) else [] for name in rows.names}
     data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in over_distances.items()})

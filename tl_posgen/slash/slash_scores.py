@@ -28,7 +28,6 @@ class SlashStatistics:
     Every field `<name>_without_first_token` is the statistic after the first token's column is removed and each row
     renormalised [ours]; a query with no key left counts as attending nowhere, and the prompt is one token shorter.
 
-
     Attributes:
         score: SlashScore of each head at every distance, in [0, 1]. With the paper's 1-based positions the sum
             runs over i > D, i.e. i = D+1..N: the same entries.

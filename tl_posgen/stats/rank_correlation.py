@@ -25,7 +25,6 @@ def rank_correlation(
         x, y: two values per row.
         group: the group of each row, such as its layer; without it, one group.
 
-
     Returns:
         NaN where fewer than c + 4 rows are left, or a column is constant (within every group).
 

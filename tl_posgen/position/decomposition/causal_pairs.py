@@ -100,7 +100,6 @@ class CausalPairs:
 
         Two constants and one straight line are free. With a single distance every pair has its own query and key, so
         any scores are fitted.
-
         """
         return self.size if self.width == 1 else self.width + 2 * self.size - 3
 
@@ -170,7 +169,6 @@ class CausalPairs:
         """Project sums onto those of one matrix: equal totals on the three axes, and mean distance + s + key = n - 1.
 
         Rounding adds a part along the three free directions; it is removed in proportion to the counts.
-
         """
         t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
         one = torch.ones_like(t)

@@ -135,7 +135,6 @@ def preconditioner_band(pairs: CausalPairs) -> int:
     It is also 0 where the band would be too large. Away from the ends of the text, waves e^{i theta t} along b and c
     have the eigenvalue D - |sum_d w_d e^{i theta d}|, D = sum_d w_d; in the preconditioner the sum has only the
     distances below the band. The largest ratio of the two is kept below SPREAD.
-
     """
     n = pairs.size
     weights = pairs.counts()[0, 0] / n

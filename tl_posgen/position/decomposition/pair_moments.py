@@ -56,7 +56,6 @@ class PairMoments:
         A variation below the smallest normal float32 also counts as rounding.
 
         It also is where scores vary by less than the smallest float32, since such scores can only be rounded ones.
-
         """
         total = self.pairs.total
         rounded = ROUNDING * (self.tss + total * self.mean.square())

@@ -123,7 +123,6 @@ class ResidualSums:
 
         Args:
             rest: the scores that were fitted, if these are the scores less an additive part.
-
         """
         rows, keys = scores.shape[1:]
         start = keys - rows

@@ -174,7 +174,6 @@ def below_quantile(
     gamma 1 selects all, 0 none. The quantile is the floor(gamma n)-th smallest of n visible scores: of each head
     ("head"), or, with one threshold for the layer, of the last row of the first given head ("layer").
 
-
     Raises:
         InputError: gamma outside [0, 1].
 
