@@ -62,7 +62,7 @@ def to_prompts(
     require_enough(sources, rows, length, n_prompts)
     for row in rows:
         check_ids(model, row)
-    return [torch.tensor(row) for row in rows]
+    return [torch.tensor(row, device="cpu") for row in rows]
 
 
 def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:

@@ -135,7 +135,10 @@ def from_heads(
     if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
         local = bias[:, :, n_keys - n : n_keys, :n_keys]
         whole = seen
-        seen = Mask(lambda start, stop: whole.rows(start, stop) & local[:, :, start:stop], padding=whole.padding)
+        seen = Mask(
+            lambda start, stop: whole.rows(start, stop).to(local.device) & local[:, :, start:stop],
+            padding=whole.padding,
+        )
     return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
 
 
@@ -212,7 +215,11 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """An implementation of attention, as transformers calls one: [batch, pos, head, d_value]."""
     if module not in _at_work:  # a vision tower, say
-        mask = attention_mask.rows(0, query.shape[2]) if isinstance(attention_mask, Mask) else attention_mask
+        mask = (
+            attention_mask.rows(0, query.shape[2]).to(query.device)
+            if isinstance(attention_mask, Mask)
+            else attention_mask
+        )
         gqa = query.shape[1] != key.shape[1]
         z = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=gqa)
         return z.transpose(1, 2).contiguous(), None

@@ -206,7 +206,7 @@ class PassCapture:
         name = f"blocks.{capture.layer}.attn.hook_pattern"
         point = self.points.get(name)
         alone = point is not None and len(point._forward_hooks) <= (name in self.names)
-        return checked_rows(capture.length) if alone else torch.arange(capture.length)
+        return checked_rows(capture.length) if alone else torch.arange(capture.length, device="cpu")
 
     def others_hook(self, layer: int) -> bool:
         """Whether hooks other than these are at work in the attention of this layer."""

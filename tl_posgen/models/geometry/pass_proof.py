@@ -20,7 +20,7 @@ STREAMED_ROWS = 8
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
     """The queries whose scores are compared: so many of them, evenly spread, the last among them."""
-    return torch.linspace(0, n - 1, min(n, n_rows)).round().long()
+    return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
 def as_used(
@@ -41,7 +41,7 @@ def as_used(
         every_row: where hooks may have edited some.
     """
     n = capture.q.shape[1]
-    rows = (torch.arange(n) if every_row else checked_rows(n)).to(capture.q.device)
+    rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
     positions = capture.query_positions[rows]
     heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
     used = plain_scores(attn_scores[heads[:, None], rows], dtype)

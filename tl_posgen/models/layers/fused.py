@@ -177,7 +177,7 @@ def attend_rows(
 ) -> Float[Tensor, "batch head row d_value"]:
     """The same for the queries start .. stop - 1, which see no key behind them."""
     before = k.shape[2] - q.shape[2]  # keys of earlier passes
-    seen = mask.rows(start, stop)
+    seen = mask.rows(start, stop).to(q.device)
     keys = slice(first_seen(seen), before + stop)
     group = q.shape[1] // k.shape[1]
     scores = per_key_head(q[:, :, start:stop], group, k[:, :, keys].mT) * scale
@@ -198,7 +198,7 @@ def form(
     if finish is not None:
         position = torch.arange(k.shape[2], device=q.device)
         scores = finish(scores, position[before:, None] - position)
-    seen = mask.rows(0, n)
+    seen = mask.rows(0, n).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))

@@ -45,7 +45,7 @@ def shuffled_like(model: Model, seed: int) -> Model:
     with torch.no_grad():
         for name, weight in weights.items():
             if is_matrix(name, weight) and not is_joint(weight, weights.values()):
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
                 weight.copy_(weight.flatten()[order].view_as(weight))
     wrap(null).remember_origin(replace(wrap(model).origin, seed=seed, initialisation=RULE), proved=True)
     return null
