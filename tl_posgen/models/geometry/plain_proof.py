@@ -55,12 +55,11 @@ def own_difference(backend: Backend) -> str | None:
         same, error, _ = logit_error(actual, expected, weight.dtype)
         if same:
             return ""
-        parting = where_streams_part(backend, tokens)
+        parting, largest = where_streams_part(backend, tokens), float(expected.abs().max())
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"differ by {error:.2g}, the largest being {float(expected.abs().max()):.2g}. What it shows is not that model's attention; "
-        'load it with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to '
-        "TransformerLens"
+        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
+        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens'
     )
 
 
