@@ -191,7 +191,6 @@ class EditedCapture(LayerCapture):
     k: Any = Withheld()
     rotated_q: Any = Withheld()
     rotated_k: Any = Withheld()
-    bilinear = False
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
@@ -212,6 +211,10 @@ class EditedCapture(LayerCapture):
     @property
     def device(self) -> torch.device:
         return vars(self)["k"].device
+
+    @property
+    def bilinear(self) -> bool:
+        return False
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
         if self._used is None:

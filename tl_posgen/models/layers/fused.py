@@ -119,8 +119,8 @@ class LayerAttention:
     scores: Float[Tensor, "batch head pos key"] | None = None
     pattern: Float[Tensor, "batch head pos key"] | None = None
 
-    def met(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
+    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
         group = self.q.shape[1] // self.k.shape[1]
         q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
         sinks = None if self.sinks is None else self.sinks[list(heads)].detach()

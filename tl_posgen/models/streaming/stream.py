@@ -39,7 +39,7 @@ _matrices: ContextVar[int] = ContextVar("matrices", default=0)
 
 
 @contextmanager
-def streaming(model: Model) -> Iterator[None]:
+def streaming(model: Model | WrappedModel) -> Iterator[None]:
     """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
 
     Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
@@ -69,7 +69,7 @@ def streaming(model: Model) -> Iterator[None]:
     if known.by is not None:
         yield
         return
-    if reason := unusual(model.cfg):
+    if reason := unusual(wrapped.model.cfg):
         raise UnsupportedModelError(f"attention cannot be streamed: {reason}")
     stream = Stream(wrapped)
     if known.refusal is None:
@@ -96,9 +96,9 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(model: Model, n: int) -> Iterator[None]:
-    """`streaming` as `chosen` says for prompts of n tokens; long ones as they are where it cannot be had."""
-    choice, needed = _choice.get(), wrap(model).needs_streaming
+def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+    choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
             "this model's scores show only while its attention is streamed (TransformerBridge leaves it to Hugging "
@@ -107,23 +107,23 @@ def streaming_if_chosen(model: Model, n: int) -> Iterator[None]:
     with ExitStack() as stack:
         if choice or needed or (choice is None and n > LONG):
             try:
-                stack.enter_context(streaming(model))
+                stack.enter_context(streaming(wrapped))
             except PosgenError:
                 if choice or needed:
                     raise
         yield
 
 
-def is_streamed(model: Model, n: int) -> bool:
-    """Whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
-    with streaming_if_chosen(model, n):
-        return wrap(model).streamed.by is not None
+def is_streamed(wrapped: WrappedModel, n: int) -> bool:
+    """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
+    with streaming_if_chosen(wrapped, n):
+        return wrapped.streamed.by is not None
 
 
-def require_fits(model: Model, n: int) -> None:
+def require_fits(wrapped: WrappedModel, n: int) -> None:
     """Refuse prompts of n tokens that no memory holds: their forward pass, or what `chosen` says is measured of it."""
     if n > LONG:
-        require_pass_fits(model, n, is_streamed=is_streamed(model, n), matrices=_matrices.get())
+        require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
 
 
 class Stream:
