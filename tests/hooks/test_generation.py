@@ -7,7 +7,7 @@ from families import FAMILIES
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
-from tl_posgen.models.capture.capturing import capture_hooks, capturing
+from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.streaming.stream import streaming_if_chosen
@@ -154,8 +154,6 @@ def test_what_is_made_of_whole_prompts_refuses_a_cache(name, backend, family_mod
 def test_a_capture_refuses_a_cache_and_names_the_option(backend, family_model):
     model = family_model("llama", backend)
     message = r"layer 0: 1 queries see 25 keys.*generate with use_past_kv_cache=False"
-    with pytest.raises(InputError, match=message):
-        written(model, capture_hooks(model, lambda capture: None), True, TOKENS[:1])
     with pytest.raises(InputError, match=message), capturing(model, lambda capture: None):
         written(model, [], True, TOKENS[:1])
 
