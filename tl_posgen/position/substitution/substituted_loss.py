@@ -111,7 +111,8 @@ def recovered(
     uniform: Float[np.ndarray, " prompt"],
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     """(U - L) / (U - B) of the means, B unchanged, and its 95 % interval over prompts; NaN where U - B is less than
-    WORTHLESS, and no ends where it is without one of the prompts."""
+    WORTHLESS, and no ends where it is without one of the prompts. It is cut at 1, unless the
+    share itself is more: a stand-in can do better than the model."""
     if uniform.mean() - unchanged.mean() < WORTHLESS:
         nothing = np.full(len(losses), np.nan)
         return nothing, nothing, nothing
@@ -120,7 +121,7 @@ def recovered(
         rows, b, u = np.split(means, [-2, -1], axis=1)
         return (u - rows) / np.where(u - b < WORTHLESS, np.nan, u - b)
 
-    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), of_means)
+    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), of_means, (-np.inf, 1.0))
 
 
 def with_ranks(data: xr.Dataset) -> xr.Dataset:
