@@ -48,10 +48,9 @@ class PromptGroups:
 
     def dataset(self, prompts: Iterable[int]) -> xr.Dataset:
         """What was found of all prompts, with the intervals of the variables that have one."""
-        sizes = Counter(prompt % self.n_groups for prompt in prompts)
+        parts = [self._collectors[group] for group in sorted(self._collectors)]
         if self.request.measure.kind is not None:
-            return with_groups(self.request.options, [self.of(group).sums for group in sorted(sizes)])
-        parts, n = [self.of(group) for group in sorted(sizes)], sizes.total()
+            return with_groups(self.request.options, [part.sums for part in parts])
         whole = joined(parts).dataset()
         if not self.grouped:
             return whole

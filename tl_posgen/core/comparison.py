@@ -16,6 +16,7 @@ from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
+from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: those that change most
@@ -154,9 +155,9 @@ class Comparison(Measure):
         if own.attrs["paired"]:
             return interval_of(second - first)
         ends = [interval_of(one) for one in (first, second)]
-        half = sum(((high - low) / 2) ** 2 for _, low, high in ends) ** 0.5
+        low, high = difference_interval(*([end.values for end in one] for one in ends))
         value = ends[1][0] - ends[0][0]
-        return value, value - half, value + half
+        return value, value.copy(data=low), value.copy(data=high)
 
     def mean_change(self, own: Numbers, number: str) -> Number:
         """Return the mean difference over heads."""

@@ -7,7 +7,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.collector import Variable
-from tl_posgen.stats.intervals import Bounds, mean_interval
+from tl_posgen.stats.intervals import mean_interval
 
 ENDS = ("", "_low", "_high")
 OVER_PROMPTS = "of the 95% interval over prompts, Student's"

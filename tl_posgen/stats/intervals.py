@@ -18,7 +18,9 @@ from jaxtyping import Float, Int
 
 from tl_posgen.errors import InputError
 
-Bounds = tuple[float, float]  # lowest and highest value that a quantity can have; -inf or inf for none on a side
+Bounds = tuple[
+    int | float, int | float
+]  # lowest and highest value that a quantity can have; -inf or inf for none on a side
 
 FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
 MOST_GROUPS = 6

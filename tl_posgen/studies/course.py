@@ -51,7 +51,9 @@ class Emergence(Measure):
         steps, names, sentences = own.data["step"].values, own.data["checkpoint"].values, []
         if len(steps) > 1:
             first, last = (own("loss", checkpoint=names[place]).plain for place in (0, -1))
-            sentences.append(f"From step {steps[0]:g} to step {steps[-1]:g} the loss goes from {first:.3f} to {last:.3f} nats.")
+            sentences.append(
+                f"From step {steps[0]:g} to step {steps[-1]:g} the loss goes from {first:.3f} to {last:.3f} nats."
+            )
         for curve in followed(own.dataset):
             if curve.sentence:
                 sentences.append(f"{curve.sentence} {self.course(own, curve)}.")

@@ -73,7 +73,9 @@ CURVES = {
         Curve("coupling_growth_r2", "R² of growth", "R² of exponential growth"),
         Curve("coupling_expodistance", "expodistance", "Expodistance"),
         Curve("coupling_coupling", "swapped coupling", at={**ALIGNED, "bases": "swapped"}, control=True),
-        Curve("coupling_coupling", "trace normalisation", at={**ALIGNED, "version": "trace"}, control=True, column=False),
+        Curve(
+            "coupling_coupling", "trace normalisation", at={**ALIGNED, "version": "trace"}, control=True, column=False
+        ),
         Curve("coupling_growth_slope", "growth per layer", control=True, column=False),
         Curve("coupling_linearisation", "linearisation", control=True, column=False),
     ),
@@ -106,7 +108,9 @@ def bounds_of(variable: Any) -> list[float]:
 def kept_number(result: Result, array: xr.DataArray) -> xr.DataArray | None:
     """Return the part of a variable that a study keeps; None of one that it does not."""
     array = array.drop_vars("model", errors="ignore").astype(float)
-    usual = {dim: label for dim, label in result.measure.usual().items() if dim in array.dims and not is_worded(array, dim)}
+    usual = {
+        dim: label for dim, label in result.measure.usual().items() if dim in array.dims and not is_worded(array, dim)
+    }
     array = array.sel(usual, drop=True)
     if "end" in array.dims:
         array = array.sel(end="value", drop=True)
