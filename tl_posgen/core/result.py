@@ -66,11 +66,11 @@ class Result:
         known = [str(one) for one in self.dataset["init"].values]
         if init not in known:
             raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
-        label = str(self.dataset["model"].sel(init=init).values) if "model" in self.dataset.coords else init
+        label = str(self.dataset["init_label"].sel(init=init).values) if "init_label" in self.dataset.coords else init
         whole = self.dataset
         if init != TRAINED:  # what was measured of the model alone is not of a random init
             whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
-        data = one_side(whole, init).drop_vars(("model", "init"), errors="ignore")
+        data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
         return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
 
     @cached_property
@@ -331,7 +331,7 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     whole = both.merge(
         own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
     )
-    whole = whole.assign_coords(init=list(sides), model=("init", list(labels)))
+    whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
     attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
