@@ -16,10 +16,10 @@ GROUP = "tl_posgen.measures"  # entry point group; an entry's name is the measur
 DEFAULT = ("three_axis", "variance", "mean_key", "attention_examples")
 BUILT_IN = {
     "three_axis": "tl_posgen.position.decomposition.three_axis:ThreeAxis",
-    "variance": "tl_posgen.position.decomposition.variance",
+    "variance": "tl_posgen.position.decomposition.variance:Variance",
     "mean_key": "tl_posgen.position.decomposition.mean_key:MeanKey",
-    "attention_examples": "tl_posgen.position.decomposition.attention_examples",
-    "residual": "tl_posgen.position.decomposition.residual",
+    "attention_examples": "tl_posgen.position.decomposition.attention_examples:AttentionExamples",
+    "residual": "tl_posgen.position.decomposition.residual:Residual",
     "across_prompts": "tl_posgen.position.decomposition.across_prompts",
     "planes": "tl_posgen.position.planes.planes",
     "plane_sufficiency": "tl_posgen.position.planes.plane_sufficiency",

@@ -155,6 +155,11 @@ class Numbers:
         """The same numbers of the random inits: their means and standard deviations."""
         return Numbers(self.measure, self.dataset, is_null=True)
 
+    @property
+    def side(self) -> xr.Dataset:
+        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
+        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
+
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
         such arrays are given to `number`."""
@@ -213,9 +218,11 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            variable = self.measure.variables.get(str(name))
             if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
                 continue
-            variable = self.measure.variables.get(str(name))
+            if variable is not None and variable.holds:  # ids have no mean
+                continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
                 labels = {dim: one[dim].item() for dim in over if dim in one.coords}
