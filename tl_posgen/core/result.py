@@ -138,7 +138,7 @@ class Result:
 
     def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
-        prompts.
+        prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
@@ -149,6 +149,7 @@ class Result:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
+            array = array.mean("draw") if "draw" in array.dims else array
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED)]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
             wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
