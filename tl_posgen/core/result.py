@@ -138,7 +138,7 @@ class Result:
 
     def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
-        prompts.
+        prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
