@@ -46,9 +46,7 @@ def coupling_map(result: Any) -> go.Figure:
     """Draw a row of maps a K: the model's, and the null's beside it."""
     shown, ks, own = sides(result), result.own["k"].values, result.numbers
     means = [mean for k in ks for mean in on_both_sides(own("coupling", k=k), ".3f")]
-    titles = [
-        f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)
-    ]
+    titles = [f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=300)
     maps = [mean_over_prompts(result, data, k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
     add_squares(panels, maps, "bases of layer", "Jacobian of layer")
@@ -166,7 +164,9 @@ def trajectories(result: Any) -> go.Figure:
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    subtitle = (
+        f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    )
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 

@@ -68,10 +68,13 @@ class CouplingScores(Measure):
             "",
             "as in coupling, with its interval over prompts",
             ("end", "quantity", "model_name"),
+            headline="measured",
         ),
-        "score": Variable("score", "", "column of the table", ("model_name",)),
-        "d_model": Variable("width", "", "of the table, or counted in the model", ("model_name",)),
-        "parameters": Variable("parameters", "", "of the table, or counted in the model", ("model_name",)),
+        "score": Variable("score", "", "column of the table", ("model_name",), "score"),
+        "d_model": Variable("width", "", "of the table, or counted in the model", ("model_name",), "d_model"),
+        "parameters": Variable(
+            "parameters", "", "of the table, or counted in the model", ("model_name",), "parameters"
+        ),
         "r": Variable(
             "correlation with the score",
             "",
@@ -216,15 +219,15 @@ def dataset_of(
 ) -> xr.Dataset:
     """Return the quantities of all models against the score; sizes in the table count before those of the models."""
     known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in CONTROLS}
-    ends = ("value", "low", "high")
-    values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ends])
+    values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ENDS])
     y = table[score].to_numpy(float)
-    data = correlated(dict(zip(QUANTITIES, values[0], strict=True)), y, np.stack(list(known.values()), axis=1))
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
-    columns = {name: ("model_name", column) for name, column in {**known, "score": y}.items()}
-    data = data.assign(columns).assign_coords(model_name=names, end=list(ENDS))
-    return data.assign(measured=(("end", "quantity", "model_name"), values))
+    arrays: dict[str, Any] = {"measured": (("end", "quantity", "model_name"), values)}
+    arrays |= {name: ("model_name", column) for name, column in {"score": y, **known}.items()}
+    data = xr.Dataset(arrays, {"model_name": names, "quantity": list(QUANTITIES), "end": list(ENDS)})
+    found = correlated(dict(zip(QUANTITIES, values[0], strict=True)), y, np.stack(list(known.values()), axis=1))
+    return data.merge(found).assign_attrs(found.attrs)
 
 
 def width_dataset(widths: Sequence[int]) -> xr.Dataset:

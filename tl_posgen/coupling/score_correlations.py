@@ -26,8 +26,8 @@ def correlated(
     Args:
         sizes: d_model and parameters of every model, above 0.
     """
-    y, controls = torch.from_numpy(score), torch.from_numpy(np.log(sizes))
-    found = [against(torch.from_numpy(x), y, controls) for x in quantities.values()]
+    y, controls = torch.tensor(score), torch.tensor(np.log(sizes))
+    found = [against(torch.tensor(x), y, controls) for x in quantities.values()]
     enough = len(y) > 1 + len(CONTROLS) and vary(controls)
     rests = [rest_of(x, controls) if enough else np.full(len(y), np.nan) for x in (*quantities.values(), score)]
     data = {name: (("quantity", "end"), [one[name] for one in found]) for name in ("r", "partial_r")}
@@ -62,7 +62,7 @@ def rest_of(
     """Return what the controls leave of a column; NaN where one of its values is."""
     if not np.isfinite(x).all():
         return np.full(len(x), np.nan)
-    return unexplained(torch.from_numpy(x)[:, None], controls)[:, 0].numpy()
+    return unexplained(torch.tensor(x)[:, None], controls)[:, 0].numpy()
 
 
 def vary(controls: Float[torch.Tensor, "model control"]) -> bool:
