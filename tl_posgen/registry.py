@@ -26,7 +26,7 @@ BUILT_IN = {
     "plane_interaction": "tl_posgen.position.planes.plane_interaction",
     "plane_perturbation": "tl_posgen.position.planes.plane_perturbation",
     "any_distance": "tl_posgen.position.planes.any_distance",
-    "dummy_distance": "tl_posgen.position.distance.dummy_distance",
+    "dummy_distance": "tl_posgen.position.distance.dummy_distance:DummyDistance",
     "substitution": "tl_posgen.position.substitution.substitution",
     "split_examples": "tl_posgen.position.substitution.split_examples",
     "perturbation": "tl_posgen.position.order.perturbation",

@@ -62,12 +62,12 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
-    value = xr.concat(list(kept.values()), pd.Index(list(kept), name="number"), join="outer")
+    value = xr.concat(list(kept.values()), xr.Variable("number", np.array(list(kept))), join="outer")
     labels = [first_label(name, values[0][name]) for name in kept]
     data = xr.Dataset({"value": value, "label": ("number", labels)})
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
-        data["loss"] = xr.concat(losses, pd.Index(SIDES, name="report"))
+        data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
     inits = [f"{after} - {before}", *("random init" for _ in data["init"].values[1:])]
     data = data.assign_coords(model=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
@@ -110,7 +110,7 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
     shares = [array.coords.get("prompt_share") for array in (one, other)]
     both = xr.concat(
         [array.drop_vars("prompt_share", errors="ignore") for array in (one, other)],
-        pd.Index(SIDES, name="report"),
+        xr.Variable("report", np.array(SIDES)),
         join="outer",
         combine_attrs="drop",
     )

@@ -1,4 +1,4 @@
-"""Figures of coupling: which layers act along the same directions, and how tokens move; beside the null."""
+"""Figures of coupling: directions that layers share, and paths of tokens, each next to the random init."""
 
 from collections.abc import Sequence
 from itertools import product
