@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
@@ -133,7 +132,7 @@ class Coupling(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"k": ks_of(self.k)[0], "version": "absolute", "bases": "aligned"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Coupling":
         check_choices(model, self, self.positions, len(tokens[0]))
         return self
 
