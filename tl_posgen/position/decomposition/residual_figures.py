@@ -9,7 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.numbers import Numbers
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import (
     COLOURS,
