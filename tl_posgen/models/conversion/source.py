@@ -87,9 +87,13 @@ def download(name: str, revision: str | None) -> Path:
     """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
     from huggingface_hub import snapshot_download
 
-    official, wanted = official_name(name), {"allow_patterns": DOWNLOADED, "ignore_patterns": ["*/*", "consolidated*"]}
+    left_out = ["*/*", "consolidated*"]
     with hub_errors(name, revision):
-        return Path(snapshot_download(official, revision=revision, **wanted))
+        return Path(
+            snapshot_download(
+                official_name(name), revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=left_out
+            )
+        )
 
 
 @contextmanager
