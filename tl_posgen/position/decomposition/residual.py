@@ -18,7 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, query_ranges
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
 from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
@@ -94,7 +94,7 @@ class ResidualCollector(Collector):
         sums, tallies = zip(*groups, strict=True)
         self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
         for suffix in tallies[0]:
-            key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
+            key, tally = (layer.layer, suffix), TokenPairTally.join_heads([group[suffix] for group in tallies])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
     def _measure(self, part: LayerCapture, fit: ThreeAxisFit) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
@@ -232,10 +232,10 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
     moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
-    planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    planes = PlaneParts.from_qk(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
-    for start, stop in row_blocks(len(part.heads), n):
+    for start, stop in query_ranges(len(part.heads), n):
         scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
             sums.add(scores, rest)
@@ -324,10 +324,17 @@ OVER_DISTANCE, OVER_PLANE, OVER_RANK = ((*HEAD, dim) for dim in ("distance", "pl
 IN_LOGITS = "within rows, first prompt, first token left out"
 OF_FIT = {
     "share": Variable(
-        "share left", "", "sum e^2 over that of the scores within rows", headline="residual_share", interval=True
+        "share left",
+        "",
+        "sum e^2 over that of the scores within rows",
+        headline="residual_share",
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "std": Variable("residual", "logits", "root mean square of e", headline="residual_std", interval=True),
-    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True),
+    "top_share": Variable(
+        "in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True, bounds=(0.0, 1.0)
+    ),
     "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens", interval=True),
     "spectrum": Variable("spectrum", description="s_r^2 / sum s^2", dims=(*HEAD, "component")),
     "distance_share": Variable("share by distance", description="of sum e^2", dims=OVER_DISTANCE),

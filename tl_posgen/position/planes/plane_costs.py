@@ -1,4 +1,4 @@
-"""Which planes of which layers are perturbed one by one, and the loss of every prompt under a perturbation."""
+"""Cells of a map of perturbed planes, and the loss of every prompt under a perturbation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
 
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
-MOST_CELLS = 96  # layers x planes that are mapped one by one; larger models by frequency band
+MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 BATCH = 8  # prompts per forward pass
 
 MapBy = Literal["auto", "planes", "bands"]
@@ -71,12 +71,12 @@ def cells_of(model: Model, selected: Mapping[int, Sequence[int]], map_by: MapBy)
 
 
 def full(edit: str) -> float:
-    """Return the strength that 1 stands for: phases noisy by pi radians are as good as random."""
+    """Return the strength in its unit: 1 stands for phase noise of pi radians, which is nearly uniform."""
     return math.pi if edit == "phase_noise" else 1.0
 
 
 def third(band: str) -> Any:
-    """Return the function from a layer's RoPE to the planes of a band."""
+    """Return a function from a layer's Rope to the planes of a band by thirds."""
 
     def planes(rope: Rope) -> Tensor:
         return bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
@@ -85,7 +85,7 @@ def third(band: str) -> Any:
 
 
 def perturbed_losses(run: Run, **how: Any) -> Float[np.ndarray, " prompt"]:
-    """Return the mean loss of every prompt under `perturb_planes`; every prompt has draws of its own."""
+    """Return the mean loss of every prompt under `perturb_planes`; every prompt has different draws."""
     batches = run.tokens.split(BATCH)
     rows = []
     for number, batch in enumerate(batches):

@@ -17,7 +17,7 @@ from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
 from tl_posgen.position.planes.plane_costs import OF, MapBy, cells_of, full, perturbed_losses, third
 from tl_posgen.position.planes.plane_edits import EDITS, Edit
-from tl_posgen.position.planes.plane_shares import CARRIED, correlations, cost_of_half, plane_shares
+from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes, require_rope
 from tl_posgen.rope.frequency_bands import BANDS
 
@@ -149,7 +149,7 @@ class PlanePerturbation(Measure):
             return data
         data = data.merge(run.grid(one_cell, map_edit=self.map_edits, layer=cells.layers, planes=cells.planes))
         data = data.merge(plane_shares(run.found(Planes), cells.layers, cells.by_planes))
-        return data.merge(correlations(data))
+        return data.merge(cost_share_correlations(data))
 
     # Its words
 

@@ -1,4 +1,4 @@
-"""Loss against strength, by frequency band, and plane by plane beside what each plane carries."""
+"""Figures of perturbed planes: loss against strength, by frequency band, and by plane against the plane's shares."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ RISE = "rise of the loss, nats"
 
 
 def curves(result: Any) -> go.Figure:
-    """Draw the rise of the loss against strength, a panel an edit: q, k, both, the control of both, and random init."""
+    """Draw the rise of the loss against strength, one panel per edit: q, k, both, the control, and random init."""
     data = result.own
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
@@ -42,7 +42,7 @@ def curves(result: Any) -> go.Figure:
 
 
 def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
-    """Return one curve from strength 0, where nothing changes, with its interval."""
+    """Return one curve with its interval from strength 0, where nothing changes."""
     rise, bars = with_error_bars(data["rise"])
     bars |= {end: np.insert(bars[end], 0, 0.0) for end in ("array", "arrayminus")}
     x, y = (np.insert(values, 0, 0.0) for values in (data["strength"].values, rise))
@@ -57,7 +57,7 @@ def with_error_bars(array: xr.DataArray) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def bands(result: Any) -> go.Figure:
-    """Draw the rise of the loss with a third of the planes of all layers perturbed: a panel an edit."""
+    """Draw the rise of the loss with a third of the planes of all layers perturbed, one panel per edit."""
     data = result.own
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
@@ -76,9 +76,9 @@ def bands(result: Any) -> go.Figure:
 
 
 def cost_map(result: Any) -> go.Figure:
-    """Draw layer x plane: what each edit costs there, what its control costs, and what the plane carries.
+    """Draw maps of layer x plane: the cost of each edit, the cost of its control, and the shares of the plane.
 
-    A colour scale an edit, from minus to plus its largest cost, which its title says; one a share.
+    Each edit has one colour scale from minus to plus its largest cost, given in the title; each share has its own.
     """
     data, edits = result.own, [str(edit) for edit in result.own["map_edit"].values]
     sides = [("", data, "edit"), ("equal-energy rotation: ", data, "control")]
@@ -108,7 +108,7 @@ def cost_map(result: Any) -> go.Figure:
 
 
 def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
-    """Return [layer, planes], planes called by their wavelengths, see `plane_labels`; bands by their names."""
+    """Return [layer, planes] with planes named by their wavelengths (`plane_labels`), or bands by their names."""
     array = array.transpose("layer", "planes")
     if data["planes"].dtype.kind == "U":
         return array
@@ -116,7 +116,10 @@ def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
 
 
 def scatter(result: Any) -> go.Figure:
-    """Draw cost against share: a point a plane of a layer, a row an edit; the control's cost open, random init grey."""
+    """Draw cost against share, one point per plane of a layer and one row per edit.
+
+    The control's costs are open circles, the random init is grey.
+    """
     data = result.own
     edits = [str(edit) for edit in data["map_edit"].values]
 

@@ -1,4 +1,4 @@
-"""What each plane of each layer carries, and whether what it costs to perturb it goes with that."""
+"""Shares of each plane of each layer in position, content and energy, and their correlation with the plane's cost."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ CARRIED = ("position", "content", "energy")
 
 
 def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset:
-    """Return what the planes of the map carry, from `Planes`, first token left out; bands are sums of planes.
+    """Return the shares of the planes of the map, from `Planes`, first token left out; bands sum planes.
 
-    position_lm = mean over heads of the covariance of plane m's position part with the whole's (`plane_parts`),
-    logits^2, over its sum on the map; content_lm likewise; energy_lm the share of E|z|^2 of its layer, mean over heads,
-    queries and keys. The unrotated rest of partial rotary heads is not in the map.
+    position_lm is the mean over heads of the covariance of plane m's position part with the whole position part
+    (`plane_parts`), divided by its sum over the map; content_lm likewise; energy_lm is the share of E|z|^2 in its
+    layer, mean over heads, queries and keys. The unrotated rest of partial rotary heads is not in the map.
 
     Returns:
-        share [part, layer, planes], planes the numbers of planes or the names of bands; NaN where a layer has fewer
-        planes. Beside it the wavelength [layer, planes], of a band the mean.
+        share [part, layer, planes], with planes by number or bands by name, NaN where a layer has fewer planes; and
+        wavelength [layer, planes], of a band the mean wavelength.
     """
     known = planes.sel(layer=layers, tokens="without first", drop=True)
     known = known.isel(plane=np.isfinite(known["wavelength"]).any("layer").values)
@@ -51,7 +51,7 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
 
 
 def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
-    """Return how few cells of the map carry half of a share, and their part of the summed cost; NaN of no cost.
+    """Return the least number of cells with half of a share, and their part of the summed cost; NaN without cost.
 
     Example:
         >>> cost, share = (xr.DataArray([[0.25, 0.75], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
@@ -65,11 +65,11 @@ def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
     return n, float(costs[order[:n]].sum() / costs.sum()) if costs.sum() > 0 else float("nan")
 
 
-def correlations(data: xr.Dataset) -> xr.Dataset:
-    """Return Spearman's rho over the map of each cost with each share, and with what shuffled positions cost there.
+def cost_share_correlations(data: xr.Dataset) -> xr.Dataset:
+    """Return Spearman's rho over the map of each cost with each share, and with the cost of shuffled positions.
 
-    Intervals: costs of resampled prompts; the shares stay. `rho_gap`: rho with position less rho with content.
-    `rho_positions` is there where shuffled positions were mapped.
+    `rho_gap` is rho with position less rho with content. `rho_positions` is there where shuffled positions were mapped.
+    Intervals resample the prompts of the costs; shares are fixed.
 
     Args:
         data: map_rise [map_edit, layer, planes, cost, prompt] and share [part, layer, planes].
@@ -89,13 +89,13 @@ def correlations(data: xr.Dataset) -> xr.Dataset:
         found.append(found[0] - found[1])
         if at is not None:
             found.append(spearman(costs, costs[:, at, 0][:, None, None].expand_as(costs)))
-            found[-1][:, at, 0] = torch.nan  # with itself
+            found[-1][:, at, 0] = torch.nan  # the correlation of positions' cost with itself
         return torch.stack(found, -1).numpy()
 
-    every = np.stack(resampled_interval(each, rho_gap_and_positions), -1)  # [map_edit, cost, found, end]
+    every = np.stack(resampled_interval(each, rho_gap_and_positions, (-2.0, 2.0)), -1)  # [map_edit, cost, found, end]
     n, dims = len(CARRIED), ("map_edit", "cost")
     found: dict[str, Any] = {"rho": ((*dims, "part", "end"), every[:, :, :n].clip(-1, 1))}
-    found["rho_gap"] = ((*dims, "end"), every[:, :, n].clip(-2, 2))
+    found["rho_gap"] = ((*dims, "end"), every[:, :, n])
     if at is not None:
         found["rho_positions"] = ((*dims, "end"), every[:, :, n + 1].clip(-1, 1))
     coords = {"map_edit": edits, "cost": data["cost"].values, "part": list(CARRIED), "end": list(ENDS)}

@@ -159,7 +159,7 @@ class Planes(Measure):
             raise InputError(f"planes: no token is left of a prompt of {length}; give a longer one")
         if not geometry.rope.rotary_dim:
             return {}
-        both = [PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in (0, 1)]
+        both = [PlaneMoments.from_qk(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in (0, 1)]
         return dict(zip(TOKENS, both, strict=True))
 
     def finish(self, sums: Sums) -> xr.Dataset:
