@@ -66,7 +66,7 @@ def declaration_of(kind: type[Measure]) -> Declaration:
 def run_measure(kind: type[Measure], model: Any, prompts: Any, request: Request, job: Any) -> Any:
     """Run a measure's `of_model` on the model; on the random inits when their turn comes."""
     measure: Any = request.options
-    rows = measure.tokens(model, prompts, job.length, job.n_prompts)
+    rows = measure.prompt_tokens(model, prompts, job.length, job.n_prompts)
     if not kind.is_fed:
         measure = measure.prepare(model, rows)
     where = {"layers": job.layers, "heads": job.heads}

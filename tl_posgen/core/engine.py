@@ -271,13 +271,17 @@ def rows_of_measures(
     measure cannot be had of."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] = []
-    if any(type(one).tokens is Measure.tokens for one in measures) or known:
+    if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
         one_length = any(measure.one_length for measure in measures)
         if one_length and cut["length"] is not None:
             require_context(model, cut["length"])
         shared = to_prompts(model, prompts, **cut)
     for measure in measures:
-        own = shared if type(measure).tokens is Measure.tokens else list(measure.tokens(model, prompts, **cut))
+        own = (
+            shared
+            if type(measure).prompt_tokens is Measure.prompt_tokens
+            else list(measure.prompt_tokens(model, prompts, **cut))
+        )
         require_prompts(measure, model, own)
         found[measure.name] = own
     return found or {"": shared}

@@ -38,7 +38,8 @@ class Variable:
         dims: its dimensions, `init` and `group` left out; (layer, head) at the usual labels of the other dims makes it
             a column of `Result.frame()`.
         headline: its column in the per-head table of a report; "" for none.
-        short: its heading in the terminal's table, which has room for few letters; a legend spells it out.
+        short: its heading in the terminal's table, which has room for few letters; a legend spells it out. If left
+            out, its label, or the labels of a dim that it has a column each for.
         interval: whether it is also computed without each group of prompts, for a 95 % interval over prompts. For
             smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
@@ -200,7 +201,7 @@ class Measure:
 
     # Its computation
 
-    def tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
         from tl_posgen.models.loss import prompts_of_one_length
         from tl_posgen.models.tokens import to_prompts

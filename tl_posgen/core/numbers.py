@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, TOKENS
-from tl_posgen.stats.intervals import jackknife_interval, mean_interval
+from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
@@ -18,11 +18,8 @@ TRAINED = "trained"  # label of the model itself along the dim "init"; random in
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
-FEWEST = 4  # prompts or groups of prompts, for an interval
 MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
 NO_NULL = "no null measured"
-
-Bounds = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True)
@@ -158,6 +155,11 @@ class Numbers:
         """The same numbers of the random inits: their means and standard deviations."""
         return Numbers(self.measure, self.dataset, is_null=True)
 
+    @property
+    def side(self) -> xr.Dataset:
+        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
+        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
+
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
         such arrays are given to `number`."""
@@ -165,26 +167,18 @@ class Numbers:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
 
-    def number(
-        self,
-        array: xr.DataArray,
-        bounds: Bounds | None = None,
-        ends: Callable[[float], tuple[float, float]] | None = None,
-    ) -> Number:
+    def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
         """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item, group
         or end (of a single number), its random inits from the dim init.
 
         Args:
             bounds: the range of the quantity, where it has one.
-            ends: from the value to its interval, where a formula gives that (Fisher's, of a correlation over heads).
         """
         over = [dim for dim in array.dims if dim not in KEPT]
         if any(array.sizes[dim] > 1 for dim in over):
             array = without_ends(array)
         array = array.astype(float).mean(over)
         own, low, high = interval_of(at_init(array, TRAINED), bounds)
-        if ends is not None:
-            low, high = ends(float(own))
         inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
         found = Number(float(own), float(low), float(high), inits)
         return found.of_inits if self.is_null else found
@@ -224,9 +218,11 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            variable = self.measure.variables.get(str(name))
             if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
                 continue
-            variable = self.measure.variables.get(str(name))
+            if variable is not None and variable.holds:  # ids have no mean
+                continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
                 labels = {dim: one[dim].item() for dim in over if dim in one.coords}
@@ -277,15 +273,13 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
         return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
-    how: dict = {}  # bounds: as the intervals branch has them
     if sampled is not None:
-        if array.sizes[sampled] >= FEWEST:
-            low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)
+        low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:
         without = array.drop_sel(group=ALL).transpose("group", ...)
         known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
         without, shares = without[known], without["prompt_share"].values[known]
-        low.values, high.values = jackknife_interval(value.values, without.values, shares, **how)
+        low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
     return value, low, high
 
 

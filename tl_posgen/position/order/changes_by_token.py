@@ -1,4 +1,4 @@
-"""The change of the loss token by token, on the first prompt: what circuitsvis shows of a perturbation."""
+"""Change of the loss token by token on the first prompt of a perturbation, for circuitsvis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ import xarray as xr
 from tl_posgen.core.measure import TokenView
 from tl_posgen.report.circuits import token_colours
 
-SHOWN = 0.1  # the ratio that is shown is the nearest to this
+SHOWN = 0.1  # the ratio nearest to this is shown
 
 
 def shown_ratio(ratios: Sequence[float]) -> float:
-    """Return the ratio whose changes are shown; of those that move something, where there is one.
+    """Return the ratio whose changes are shown: of those above 0, if there are any, the nearest to SHOWN.
 
     Example:
         >>> shown_ratio([0.0, 0.02, 0.2, 0.5]), shown_ratio([0.0])
@@ -29,7 +29,7 @@ def token_labels(data: xr.Dataset) -> list[str]:
 
 
 def token_page(data: xr.Dataset, example: int) -> Any:
-    """Return the tokens of the first prompt as the model saw them, coloured by the change of their loss."""
+    """Return the tokens of the first prompt in the order the model saw them, coloured by the change of their loss."""
     one = data[["token_change", "token_text"]].isel(condition=example)
     return token_colours([str(token) for token in one["token_text"].values], one["token_change"].values)
 

@@ -102,7 +102,7 @@ class Perturbation(Measure):
         "token_change": Variable("change of the loss", "nats", "per token, first prompt", TOKEN),
         "token_text": Variable("tokens shown", dims=TOKEN),
         "cloze_accuracy": Variable("cloze accuracy", "", RIGHT, CLOZE, bounds=(0, 1)),
-        "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE),
+        "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
     token_view = TOKEN_VIEW
     legend = (

@@ -1,4 +1,4 @@
-"""How the loss rises as order is lost, in the text, in the index and in the features; and what it costs a cloze."""
+"""Figures of disturbed order: rise of the loss by text, index and features, and accuracy of the cloze."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ NAMES = {
 
 
 def draw_curves(result: Any) -> go.Figure:
-    """Draw the change of the loss against the ratio, a panel a reach; the accuracy of the cloze beside it."""
+    """Draw the change of the loss against the ratio, one panel per reach, and the accuracy of the cloze."""
     data = result.own
     reaches, conditions = ([str(one) for one in data[dim].values] for dim in ("reach", "condition"))
     items = data.sizes.get("item", 0)
@@ -33,7 +33,7 @@ def draw_curves(result: Any) -> go.Figure:
     panels.axes("% of tokens moved", "rise of the loss, nats")
     if items:
         x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
-        panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions))
+        panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
         chance = line(x, [1 / N_CHOICES] * 2, "chance of the cloze", "black", dash="dot", width=1.2)
         panels.add(len(reaches), chance)
         panels.figure.update_yaxes(matches=None, showticklabels=True, range=[0, 1], col=panels.n_columns)
@@ -44,7 +44,7 @@ def draw_curves(result: Any) -> go.Figure:
 
 
 def draw_matched(result: Any) -> go.Figure:
-    """Draw P and F side by side, and their differences."""
+    """Draw conditions P and F in the same panels, and their differences from P below."""
     data = result.own
     reaches = [str(reach) for reach in data["reach"].values]
     conditions = [str(one) for one in data["condition"].values if one not in OF_TEXT]
@@ -74,12 +74,15 @@ def gap_of(change: xr.DataArray) -> xr.DataArray:
 
 
 def by_ratio(
-    result: Any, of_side: Callable[[xr.Dataset], xr.DataArray], conditions: Sequence[str]
+    result: Any,
+    of_side: Callable[[xr.Dataset], xr.DataArray],
+    conditions: Sequence[str],
+    bounds: tuple[int, int] | None = None,
 ) -> Iterator[go.Scatter]:
-    """Yield an array [condition, ratio, and prompt or item] against the ratio with its interval, a curve a condition,
-    the null's behind."""
+    """Yield curves of an array [condition, ratio, and prompt or item] against the ratio with intervals, one per
+    condition, the random init's first."""
     for side, data, colour in reversed(sides(result)):
-        value, low, high = interval_of(of_side(data))
+        value, low, high = interval_of(of_side(data), bounds)
         for condition in conditions:
             own = data is result.own
             y, bottom, top = (one.sel(condition=condition).values for one in (value, low, high))
