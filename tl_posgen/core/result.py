@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.report.sentences import caveat
@@ -145,6 +145,8 @@ class Result:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
+            if set(array.dims) & set(SAMPLED) and self._is_headline(str(name)):
+                array = mean_of(array)
             over = [dim for dim in array.dims if dim not in (*rows, *chosen)]
             few = all(dim not in SAMPLED and array.sizes[dim] <= MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
@@ -327,7 +329,13 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
     attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
-    return measure.describe(whole.assign_attrs(attrs))
+    return measure.describe(contiguous(whole).assign_attrs(attrs))
+
+
+def contiguous(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
+    round alike."""
+    return data.assign({name: one.copy(data=np.ascontiguousarray(one.values)) for name, one in data.data_vars.items()})
 
 
 def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:

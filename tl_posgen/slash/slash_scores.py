@@ -95,7 +95,7 @@ def slash_statistics_from_qk(
     alibi_slopes: Float[Tensor, " head"] | None = None,
     entropy: bool = True,
 ) -> SlashStatistics:
-    r"""The same of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), row block by row block: no N x N matrix.
+    r"""SlashScore(D) of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), row block by row block: no N x N matrix.
 
     Args:
         rotated_q, rotated_k: after RoPE, float32 at least; keys repeated for grouped heads.
@@ -131,7 +131,7 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
 
 
 def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
-    """How many keys each of n queries sees: min(i+1, window)."""
+    """Return how many keys each of n queries sees: min(i+1, window)."""
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
 
 
@@ -168,7 +168,7 @@ def slash_statistics_of_rows(
     entropy: bool,
     device: torch.device,
 ) -> SlashStatistics:
-    """The same of S whose rows are made when they are read: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
+    """SlashScore(D) of S, its rows made when they are read: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
 
     For the other arguments see `slash_statistics`.
 
