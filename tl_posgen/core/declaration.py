@@ -66,7 +66,7 @@ def declaration_of(kind: type[Measure]) -> Declaration:
 def run_measure(kind: type[Measure], model: Any, prompts: Any, request: Request, job: Any) -> Any:
     """Run a measure's `of_model` on the model; on the random inits when their turn comes."""
     measure: Any = request.options
-    rows = measure.tokens(model, prompts, job.length, job.n_prompts)
+    rows = measure.prompt_tokens(model, prompts, job.length, job.n_prompts)
     if not kind.is_fed:
         measure = measure.prepare(model, rows)
     where = {"layers": job.layers, "heads": job.heads}
@@ -80,4 +80,7 @@ def run_measure(kind: type[Measure], model: Any, prompts: Any, request: Request,
         whole = data if fed is None else data.merge(fed, combine_attrs="drop_conflicts")
         return whole.assign_attrs(model=label)
 
-    return job.result(Request(request.measure, measure), model, rows, of_model)
+    found = job.result(Request(request.measure, measure), model, rows, of_model)
+    if not kind.has_null:
+        del job.later[kind.name]
+    return found

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 import xarray as xr
 from torch import Tensor
-from typing_extensions import Self
 
+from tl_posgen.core.json_values import jsonable
 from tl_posgen.core.options import check_options, require_name
 from tl_posgen.errors import InputError
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k")}  # labels of dims that all measures share
+ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Variable:
         dims: its dimensions, `init` and `group` left out; (layer, head) at the usual labels of the other dims makes it
             a column of `Result.frame()`.
         headline: its column in the per-head table of a report; "" for none.
-        short: its heading in the terminal's table, which has room for few letters; a legend spells it out.
+        short: its heading in the terminal's table, which has room for few letters; a legend spells it out. If left
+            out, its label, or the labels of a dim that it has a column each for.
         interval: whether it is also computed without each group of prompts, for a 95 % interval over prompts. For
             smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
         bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
@@ -107,6 +109,7 @@ class Measure:
             the forward pass's own included; 0 if its memory is linear in the length.
         min_prompts: fewer are refused before anything runs.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
+        has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
@@ -127,6 +130,7 @@ class Measure:
     matrices: ClassVar[int] = 0
     min_prompts: ClassVar[int] = 1
     precise: ClassVar[bool] = False
+    has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
@@ -167,12 +171,10 @@ class Measure:
 
     def options(self) -> dict[str, Any]:
         """Options by name, JSON-ready."""
-        from tl_posgen.summary import jsonable
-
         return jsonable({one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod
-    def with_options(cls, options: Mapping[str, Any]) -> Self:
+    def with_options(cls, options: Mapping[str, Any]) -> "Measure":
         """Return the measure with these options.
 
         Raises:
@@ -199,7 +201,7 @@ class Measure:
 
     # Its computation
 
-    def tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
         """Return the token ids of every prompt that `of_model` measures."""
         from tl_posgen.models.loss import prompts_of_one_length
         from tl_posgen.models.tokens import to_prompts
@@ -210,7 +212,7 @@ class Measure:
     def requires(self, model: Any) -> None:
         """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
         """Return the measure with options that were left out filled in; refuse prompts that it cannot be had of."""
         return self
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.measure import TOKENS
-from tl_posgen.stats.intervals import jackknife_interval, mean_interval
+from tl_posgen.core.measure import ENDS, TOKENS
+from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
-KEPT = ("init", "group", *SAMPLED)
-FEWEST = 4  # prompts or groups of prompts, for an interval
+KEPT = ("init", "group", "end", *SAMPLED)
 MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
 NO_NULL = "no null measured"
-
-Bounds = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True)
@@ -134,10 +131,11 @@ class Numbers:
     Attributes:
         data: the model's own dataset, all prompts: for options, counts and attributes.
         attrs: its attributes.
+        is_null: whether these are the numbers of the random inits.
     """
 
-    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, of_inits: bool = False):
-        self.measure, self.dataset, self._of_inits = measure, dataset, of_inits
+    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, is_null: bool = False):
+        self.measure, self.dataset, self.is_null = measure, dataset, is_null
         self.attrs = dataset.attrs
         self.data = one_side(dataset)
 
@@ -156,7 +154,12 @@ class Numbers:
     @property
     def of_inits(self) -> "Numbers":
         """The same numbers of the random inits: their means and standard deviations."""
-        return Numbers(self.measure, self.dataset, of_inits=True)
+        return Numbers(self.measure, self.dataset, is_null=True)
+
+    @property
+    def side(self) -> xr.Dataset:
+        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
+        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
 
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
@@ -166,17 +169,20 @@ class Numbers:
         return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
 
     def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
-        """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item or
-        group, its random inits from the dim init.
+        """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item, group
+        or end (of a single number), its random inits from the dim init.
 
         Args:
             bounds: the range of the quantity, where it has one.
         """
-        array = array.astype(float).mean([dim for dim in array.dims if dim not in KEPT])
+        over = [dim for dim in array.dims if dim not in KEPT]
+        if any(array.sizes[dim] > 1 for dim in over):
+            array = without_ends(array)
+        array = array.astype(float).mean(over)
         own, low, high = interval_of(at_init(array, TRAINED), bounds)
         inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
         found = Number(float(own), float(low), float(high), inits)
-        return found.of_inits if self._of_inits else found
+        return found.of_inits if self.is_null else found
 
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
@@ -204,7 +210,7 @@ class Numbers:
 
     def _side(self, array: xr.DataArray) -> xr.DataArray:
         """Return the model's part of an array, or the mean over random inits."""
-        if self._of_inits and "init" in array.dims:
+        if self.is_null and "init" in array.dims:
             return array.sel(init=self.inits).mean("init")
         return at_init(array, TRAINED)
 
@@ -213,9 +219,11 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            variable = self.measure.variables.get(str(name))
             if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
                 continue
-            variable = self.measure.variables.get(str(name))
+            if variable is not None and variable.holds:  # ids have no mean
+                continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
                 labels = {dim: one[dim].item() for dim in over if dim in one.coords}
@@ -229,17 +237,23 @@ def at_init(array: Any, init: str) -> Any:
     return array.sel(init=init, drop=True) if "init" in array.dims else array
 
 
-def one_side(dataset: Any, init: str = TRAINED) -> Any:
+def one_side(dataset: xr.Dataset, init: str = TRAINED) -> xr.Dataset:
     """Return the dataset of one init, all prompts."""
     data = at_init(dataset, init)
-    return data.sel(group=ALL, drop=True).drop_vars("prompt_share", errors="ignore") if "group" in data.dims else data
+    return (data.sel(group=ALL, drop=True) if "group" in data.dims else data).drop_vars("prompt_share", errors="ignore")
 
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
     """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
+    array = without_ends(array)
     if "group" in array.dims:
         array = array.sel(group=ALL, drop=True)
     return array.mean([dim for dim in SAMPLED if dim in array.dims])
+
+
+def without_ends(array: xr.DataArray) -> xr.DataArray:
+    """Return the values of an array that holds the ends of its intervals along the dim end; others as they are."""
+    return array.sel(end=ENDS[0], drop=True) if "end" in array.dims else array
 
 
 def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
@@ -249,23 +263,24 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
 
 
 def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Return the estimate and the ends of its 95 % interval: Student's over prompts or items, the delete-a-group
-    jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
+    """Return the estimate and the ends of its 95 % interval: those along the dim end, else Student's over prompts or
+    items, the delete-a-group jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
 
     Args:
-        array: [*place], with one of the dims prompt, item and group, or none.
+        array: [*place], with one of the dims end, prompt, item and group, or none.
     """
     value = mean_of(array)
+    if "end" in array.dims:
+        return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
-    how: dict = {}  # bounds: as the intervals branch has them
     if sampled is not None:
-        if array.sizes[sampled] >= FEWEST:
-            low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)
+        low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:
         without = array.drop_sel(group=ALL).transpose("group", ...)
-        shares = without["prompt_share"].values
-        low.values, high.values = jackknife_interval(value.values, without.values, shares, **how)
+        known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
+        without, shares = without[known], without["prompt_share"].values[known]
+        low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
     return value, low, high
 
 

@@ -66,8 +66,11 @@ class Result:
         known = [str(one) for one in self.dataset["init"].values]
         if init not in known:
             raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
-        label = str(self.dataset["model"].sel(init=init).values) if "model" in self.dataset.coords else init
-        data = one_side(self.dataset, init).drop_vars(("model", "init"), errors="ignore")
+        label = str(self.dataset["init_label"].sel(init=init).values) if "init_label" in self.dataset.coords else init
+        whole = self.dataset
+        if init != TRAINED:  # what was measured of the model alone is not of a random init
+            whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
+        data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
         return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
 
     @cached_property
@@ -134,7 +137,8 @@ class Result:
     # Tables
 
     def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
-        """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels.
+        """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
+        prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
@@ -145,18 +149,17 @@ class Result:
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
-            if set(array.dims) & set(SAMPLED) and self._is_headline(str(name)):
-                array = mean_of(array)
-            over = [dim for dim in array.dims if dim not in (*rows, *chosen)]
-            few = all(dim not in SAMPLED and array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
-                columns |= columns_of(array, str(name), rows, chosen)
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
+            few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
+            if set(rows) <= set(array.dims) and few and wanted:
+                columns |= columns_of(mean_of(array), str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
-        table = xr.Dataset(columns)
+        table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
             return pd.DataFrame(columns=rows)
         frame = table.to_dataframe(dim_order=rows).reset_index()
-        return frame[[*rows, *[one for one in named if one in frame], *columns]].dropna(how="all", subset=list(columns))
+        return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
 
     def _is_headline(self, name: str) -> bool:
         variables = self.measure.variables
@@ -188,9 +191,10 @@ class Result:
         for name, variable in self.measure.variables.items():
             if variable.headline and name in self.own and set(HEAD) <= set(self.own[name].dims):
                 array = self.own[name]
+                one = not set(array.dims) - {*HEAD, *chosen}
                 titles = zip(
                     columns_of(array, variable.headline, list(HEAD), chosen, "_"),
-                    columns_of(array, variable.short or variable.label, list(HEAD), chosen, " "),
+                    columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
                     columns_of(array, variable.label, list(HEAD), chosen),
                     strict=True,
                 )
@@ -302,7 +306,9 @@ def columns_of(
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
         one = array.isel(dict(zip(over, place, strict=True)))
         labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
-        found[joint.join([title, *labels])] = one.reset_coords(drop=True)
+        scalars = [name for name, coord in one.coords.items() if not coord.ndim]
+        words = [title, *(label for label in labels if label != TOKENS[0])]
+        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
     return found
 
 
@@ -325,7 +331,7 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     whole = both.merge(
         own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
     )
-    whole = whole.assign_coords(init=list(sides), model=("init", list(labels)))
+    whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
     attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}

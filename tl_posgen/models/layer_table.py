@@ -11,10 +11,10 @@ from tl_posgen.models.geometry.probe import Found
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
-def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...]:
+def geometry_of(model: Model | WrappedModel, layers: Layers = None) -> tuple[LayerGeometry, ...]:
     """What each layer does with positions, proved: score_ij recomputed from q and k equals the model's own score.
 
     The result is remembered for the model object, so the proof (one forward pass of 48 tokens) is run once.
@@ -35,7 +35,7 @@ def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...
     return wrap(model).geometry(layers)
 
 
-def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
+def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
     """Print, layer by layer, what a model does with positions, how well that was proved, and what is not supported.
 
     A model that cannot be analysed is reported, not refused. It is probed anew, so call this after changing a model.
@@ -54,7 +54,7 @@ def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
     wrapped = wrap(model)
     table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
     if printed:
-        print_table(table, f"{wrapped.origin.name} as a {type(model).__name__}")
+        print_table(table, f"{wrapped.origin.name} as a {type(wrapped.model).__name__}")
     return table
 
 

@@ -11,7 +11,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
 Hooks = Sequence[tuple[Any, Any]]
@@ -19,7 +19,7 @@ AT_ONCE = 128  # positions whose probabilities are in memory
 
 
 def token_losses(
-    model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
+    model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients.
 
@@ -34,20 +34,21 @@ def token_losses(
         >>> token_losses(load_model("mini"), torch.arange(12)[None]).shape
         torch.Size([1, 11])
     """
-    device, wrapped = next(model.parameters()).device, wrap(model)
+    wrapped = wrap(model)
     wrapped.require_evaluation()
     rows = []
-    with wrapped.exclusive(wrapped.owner), torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
-        for some in tokens.to(device).split(batch):
-            rows.append(losses_of(logits_of(model, some), some).cpu())
+    with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
+        for some in tokens.to(wrapped.device).split(batch):
+            rows.append(losses_of(logits_of(wrapped, some), some).cpu())
     return torch.cat(rows)
 
 
-def logits_of(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     """The logits of prompts of one length without padding, which are on the model's device."""
-    with streaming_if_chosen(model, tokens.shape[1]):
+    wrapped = wrap(model)
+    with streaming_if_chosen(wrapped, tokens.shape[1]):
         count(len(tokens))
-        return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
+        return wrapped.model(tokens, return_type="logits", **wrapped.backend.options(tokens))
 
 
 def losses_of(
@@ -60,7 +61,7 @@ def losses_of(
 
 
 def prompts_of_one_length(
-    model: Model, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
+    model: Model | WrappedModel, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
 ) -> Int[Tensor, "prompt pos"]:
     """`to_prompts`, stacked; texts of different lengths need `length`.
 
@@ -70,12 +71,13 @@ def prompts_of_one_length(
     Raises:
         InputError: as `to_prompts`, prompts of different lengths, or beyond the training context.
     """
+    wrapped = wrap(model)
     if length is not None and not beyond:
-        require_context(model, length)
-    rows = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+        require_context(wrapped, length)
+    rows = to_prompts(wrapped, prompts, length=length, n_prompts=n_prompts)
     require_one_length("", rows)
     if not beyond:
-        require_context(model, len(rows[0]))
+        require_context(wrapped, len(rows[0]))
     return torch.stack(rows)
 
 
@@ -89,11 +91,12 @@ def require_one_length(place: str, rows: Sequence[Int[Tensor, " _"]]) -> None:
         )
 
 
-def require_context(model: Model, length: int) -> None:
+def require_context(model: Model | WrappedModel, length: int) -> None:
     """Refuse what is longer than the training context, even where the model could run it: the loss there answers
     another question, that of length_extrapolation."""
-    if length > model.cfg.n_ctx:
+    n_ctx = wrap(model).model.cfg.n_ctx
+    if length > n_ctx:
         raise InputError(
-            f"prompts of {length} tokens: this model's training context has {model.cfg.n_ctx}; cut them with length=, "
+            f"prompts of {length} tokens: this model's training context has {n_ctx}; cut them with length=, "
             "or ask length_extrapolation what happens beyond"
         )

@@ -69,6 +69,15 @@ class WrappedModel:
     _known: _Known = field(repr=False)
 
     @property
+    def device(self) -> torch.device:
+        """The device of the first weights, which takes the token ids."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
     def origin(self) -> Origin:
         return self._known.origin
 
@@ -117,7 +126,7 @@ class WrappedModel:
 
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
         """Every layer as the probe found it, supported or not; probed once, and again if the dtype has changed."""
-        dtype = next(self.model.parameters()).dtype
+        dtype = self.dtype
         if again or self._known.dtype != dtype:
             self.require_evaluation()
             if self.owner == "probe":
@@ -183,8 +192,8 @@ class WrappedModel:
         return projections_of(self.attention(layer), probed.geometry, finish)
 
 
-def wrap(model: Model) -> WrappedModel:
-    """`model` with everything this package knows of it.
+def wrap(model: Model | WrappedModel) -> WrappedModel:
+    """Return `model` with everything that is known of it; one that is wrapped already as it is.
 
     Raises:
         InputError: it is not a model of TransformerLens.
@@ -195,6 +204,8 @@ def wrap(model: Model) -> WrappedModel:
         >>> wrapped.origin.name, wrapped.backend.name, wrapped.layer(0).geometry.encoding
         ('mini', 'bridge', 'rotary')
     """
+    if isinstance(model, WrappedModel):
+        return model
     kind = next((KINDS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in KINDS), None)
     if kind is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What stands in for a measure whose declaration is not installed: head maps of its scalars."""
+"""Stand-in for a measure whose declaration is not installed: head maps of its per-head numbers."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from tl_posgen.core.measure import Measure as NewMeasure
 from tl_posgen.measure import Measure
 from tl_posgen.report.figures import head_maps, model_label
 
-MOST = 12  # maps beside each other
+MOST = 12  # maps in one figure
 
 
 def unknown_measure(name: str) -> Measure:
-    """A measure that maps what it finds, for a saved result whose own is not installed here."""
+    """Return a measure that draws head maps, for a saved result whose own measure is not installed."""
     return Measure(
         name=name,
         question=name.replace("_", " "),

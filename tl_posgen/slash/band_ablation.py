@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 import xarray as xr
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import NO_NULL, Number, Numbers, format_bound
@@ -96,7 +95,7 @@ class BandAblation(Dominance):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "BandAblation":
         self.require_all_reached(tokens)
         return self
 

@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import NO_NULL, Number, Numbers
@@ -120,7 +119,7 @@ class Cone(Dominance):
         for layer in range(model.cfg.n_layers):
             wrap(model).projections(layer)  # every layer makes its queries and keys from one input
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Any]) -> "Cone":
         self.require_all_reached(tokens)
         return self
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from typing_extensions import Self
 
 from tl_posgen.analysis import Prompts
 from tl_posgen.core.measure import HEAD, TokenView, Variable
@@ -111,7 +110,7 @@ class Slash(Dominance):
         "none": "slash scores are of the attention itself and mean the same; rank-one Q and K cannot make one.",
     }
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Any]) -> "Slash":
         self.require_any_reached(tokens)
         return self
 

@@ -10,7 +10,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers, format_bound
@@ -109,7 +108,7 @@ class SlashPlanes(Dominance):
     def usual(self) -> Mapping[str, Any]:
         return {"at": "best", "scheme": "thirds"}
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Any]) -> "SlashPlanes":
         self.require_any_reached(tokens)
         return self
 

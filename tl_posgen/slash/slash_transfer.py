@@ -1,7 +1,7 @@
 """Do slash heads belong to the model or to the text? The same heads on text and on random tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,8 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from typing_extensions import Self
 
-from tl_posgen.core.measure import HEAD, TOKENS, TokenView, Variable
+from tl_posgen.core.measure import ENDS, HEAD, TOKENS, TokenView, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -81,7 +80,7 @@ class SlashTransfer(Dominance):
         "best_distance": Variable("best distance on text", "tokens", "over D < N/2"),
         "first_token": Variable("attention to the first token", dims=("source", *HEAD)),
         "uniform": Variable("slash score of uniform attention", dims=("layer", "distance")),
-        "pearson": Variable("correlation over heads", "", "Pearson, text with random tokens", AT, bounds=(-1, 1)),
+        "pearson": Variable("correlation over heads", "", "Pearson, text with random tokens", (*AT, "end")),
         "spearman": Variable("rank correlation over heads", "", "Spearman", AT, bounds=(-1, 1)),
         "jaccard": Variable("overlap of the dominant heads", "", "|A & B| / |A | B|", AT, bounds=(0, 1)),
         "n_dominant": Variable("dominant heads", dims=("tokens", "source", "short_distance")),
@@ -101,7 +100,7 @@ class SlashTransfer(Dominance):
     def usual(self) -> Mapping[str, Any]:
         return {"source": "natural"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "SlashTransfer":
         self.require_all_reached(tokens)
         return self
 
@@ -147,17 +146,14 @@ class SlashTransfer(Dominance):
         agreed = vars(agreement(natural, random, self.kappa))
         counts = [agreed.pop(f"n_{one}") for one in ("first", "second")]
         found: dict[str, Any] = {name: (AT, values.numpy()) for name, values in agreed.items()}
+        r = agreed["pearson"]
+        found["pearson"] = ((*AT, "end"), torch.stack([r, *fisher_interval(r, heads.sizes["place"])], -1).numpy())
         found["n_dominant"] = (("source", *AT), torch.stack(counts).numpy())
         coords = {"tokens": list(TOKENS), "source": list(SOURCES), "short_distance": sorted(self.distances)}
+        coords["end"] = list(ENDS)
         return xr.Dataset(found, coords)
 
     # Words
-
-    def correlation(self, own: Numbers, **labels: Any) -> Number:
-        """Return Pearson's correlation with Fisher's interval over heads."""
-        r, n = own("pearson", **labels), int(own.data["best_distance"].notnull().sum())
-        low, high = fisher_interval(torch.tensor(r.value, dtype=torch.float64), n)
-        return r if r.spread is not None else replace(r, low=float(low), high=float(high))
 
     def distance_of_most(self, own: Numbers) -> int:
         """Return the distance at which most heads are dominant on text."""
@@ -165,7 +161,7 @@ class SlashTransfer(Dominance):
 
     def findings(self, own: Numbers) -> list[str]:
         at = {"short_distance": self.distance_of_most(own)}
-        r, rest = (self.correlation(own, tokens=tokens, **at) for tokens in TOKENS)
+        r, rest = (own("pearson", tokens=tokens, **at) for tokens in TOKENS)
         text, random = (own("n_dominant", source=source, **at).plain for source in SOURCES)
         best = own.extreme("best_score")
         place = {"layer": best.layer, "head": best.head}

@@ -230,7 +230,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
 def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
     """All rotations that the model could have in mind for a layer, in both pairings."""
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
-        planes = torch.arange(0, hf_attn.pos_embd_dim, 2).double()
+        planes = torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu").double()
         yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
     for inv_freq, scaling in frequency_buffers(model.original_model):
         if 2 * len(inv_freq) <= d_head:
@@ -258,6 +258,6 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
         [0.25, 0.0625, 0.015625, 0.00390625]
     """
     power = 2 ** (n_heads.bit_length() - 1)
-    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1))
-    between = 2.0 ** (-4 / power * (2 * torch.arange(n_heads - power) + 1))
+    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, device="cpu"))
+    between = 2.0 ** (-4 / power * (2 * torch.arange(n_heads - power, device="cpu") + 1))
     return torch.cat([slopes, between])

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.fused import Attention, Mask, as_mask, finish_of
-from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 
 IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
 
@@ -134,8 +134,9 @@ def from_heads(
     bias = getattr(module, "bias", None)
     if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
         local = bias[:, :, n_keys - n : n_keys, :n_keys]
-        whole = seen
-        seen = Mask(lambda start, stop: whole.rows(start, stop) & local[:, :, start:stop], padding=whole.padding)
+        whole = seen.rows
+        in_window = lambda start, stop: whole(start, stop).to(local.device) & local[:, :, start:stop]  # noqa: E731
+        seen = Mask(in_window, padding=seen.padding)
     return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
 
 
@@ -212,9 +213,10 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """An implementation of attention, as transformers calls one: [batch, pos, head, d_value]."""
     if module not in _at_work:  # a vision tower, say
-        mask = attention_mask.rows(0, query.shape[2]) if isinstance(attention_mask, Mask) else attention_mask
+        if isinstance(attention_mask, Mask):
+            attention_mask = attention_mask.rows(0, query.shape[2]).to(query.device)
         gqa = query.shape[1] != key.shape[1]
-        z = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=gqa)
+        z = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=gqa)
         return z.transpose(1, 2).contiguous(), None
     if position_bias is not None:
         raise UnsupportedModelError(
@@ -223,10 +225,6 @@ def attention_function(
     component, attention = _at_work[module]
     if hasattr(component, "hook_rot_q"):
         query, key = component.hook_rot_q(query), component.hook_rot_k(key)
-    finish = None if softcap is None else partial(capped, softcap)
+    finish = None if softcap is None else lambda scores, _distance: soft_capped(scores, softcap)
     z = attention(query, key, value, attention_mask, scaling, finish, s_aux)
     return z.transpose(1, 2).contiguous(), None
-
-
-def capped(soft_cap: float, scores: Tensor, _distance: Tensor) -> Tensor:
-    return soft_cap * torch.tanh(scores / soft_cap)

@@ -13,6 +13,7 @@ from tl_posgen.models.conversion.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.conversion.weights import is_released, release, trim
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import logit_error, random_tokens
 
 
 def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:
@@ -87,7 +88,7 @@ def try_out(hf_model: Any, name: str) -> Tried:
     config = hf_model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1 of any number
     n = min(24, limit) if limit > 0 else 24
-    tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
+    tokens = random_tokens(config.vocab_size, n)
     broken = "config.json or the weights are broken"
     try:
         with torch.no_grad():
@@ -105,9 +106,8 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
     original = tried.logits[:, :n]
     with torch.no_grad():
         converted: Tensor = model(tried.tokens[:, :n].to(model.cfg.device)).cpu().float()
-    allowed = max(1e-3, 32 * torch.finfo(model.cfg.dtype).eps) * float(original.abs().max())
-    error = float((converted - original).abs().max())
-    if not error <= allowed:
+    same, error, allowed = logit_error(converted, original, model.cfg.dtype)
+    if not same:
         raise UnsupportedModelError(
             f"{name}: as a HookedTransformer its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
             "so TransformerLens computes something else; use backend='bridge'"

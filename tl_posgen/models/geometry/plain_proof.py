@@ -5,12 +5,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 
 N_TOKENS = 48
 
@@ -40,8 +41,8 @@ def own_difference(backend: Backend) -> str | None:
     """
     model = backend.model
     n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
-    tokens = tokens.to(next(model.parameters()).device)
+    weight = next(model.parameters())
+    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
     with torch.no_grad(), without_hooks(model):
         with backend.plain() as plain:
             if plain is None:
@@ -51,21 +52,15 @@ def own_difference(backend: Backend) -> str | None:
             except RuntimeError as error:
                 return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
         actual = centred(model(tokens))
-        error, largest = float((actual - expected).abs().max()), float(expected.abs().max())
-        if error <= max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps) * largest:
+        same, error, _ = logit_error(actual, expected, weight.dtype)
+        if same:
             return ""
-        parting = where_streams_part(backend, tokens)
+        parting, largest = where_streams_part(backend, tokens), float(expected.abs().max())
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; "
-        'load it with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to '
-        "TransformerLens"
+        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
+        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens'
     )
-
-
-def centred(logits: Tensor) -> Float[Tensor, "batch pos vocabulary"]:
-    logits = logits.float()
-    return logits - logits.mean(-1, keepdim=True)
 
 
 def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:

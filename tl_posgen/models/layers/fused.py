@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
-from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.layers.geometry import LayerGeometry, in_window
 from tl_posgen.rope.rotation import at_least_float32
 
 FAILURES = (PosgenError, RuntimeError, TypeError, AttributeError, ValueError, IndexError)  # of attention so replaced
@@ -68,8 +68,7 @@ class Mask:
         keys = torch.arange(before + n, device=device)
 
         def rows(start: int, stop: int) -> Bool[Tensor, "#batch 1 row key"]:
-            away = keys[before + start : before + stop, None] - keys
-            seen = (away >= 0) if window is None else (away >= 0) & (away < window)
+            seen = in_window(keys[before + start : before + stop, None] - keys, window)
             return seen[None, None] if padding is None else seen & padding[:, None, None]
 
         return cls(rows, window is None and padding is None and before == 0, padding)
@@ -120,8 +119,8 @@ class LayerAttention:
     scores: Float[Tensor, "batch head pos key"] | None = None
     pattern: Float[Tensor, "batch head pos key"] | None = None
 
-    def met(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
+    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
         group = self.q.shape[1] // self.k.shape[1]
         q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
         sinks = None if self.sinks is None else self.sinks[list(heads)].detach()
@@ -177,32 +176,36 @@ def attend_rows(
 ) -> Float[Tensor, "batch head row d_value"]:
     """The same for the queries start .. stop - 1, which see no key behind them."""
     before = k.shape[2] - q.shape[2]  # keys of earlier passes
-    seen = mask.rows(start, stop)
+    seen = mask.rows(start, stop).to(q.device)
     keys = slice(first_seen(seen), before + stop)
-    group = q.shape[1] // k.shape[1]
-    scores = per_key_head(q[:, :, start:stop], group, k[:, :, keys].mT) * scale
-    if finish is not None:
-        position = torch.arange(k.shape[2], device=q.device)
-        scores = finish(scores, position[before + start : before + stop, None] - position[keys])
+    scores = block_of_scores(q, k, scale, start, keys, finish)
     pattern = masked_softmax(scores, seen[..., keys], sinks)
-    return per_key_head(pattern.to(v.dtype), group, v[:, :, keys])
+    return per_key_head(pattern.to(v.dtype), q.shape[1] // k.shape[1], v[:, :, keys])
+
+
+def block_of_scores(
+    q: Tensor, k: Tensor, scale: float, start: int, keys: slice, finish: Finish | None
+) -> Float[Tensor, "batch head row key"]:
+    """finish(scale <q_i, k_j>) of the queries from `start` on that see the last of these keys, and of these keys."""
+    before = k.shape[2] - q.shape[2]
+    stop = keys.stop - before
+    scores = per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
+    if finish is None:
+        return scores
+    position = torch.arange(k.shape[2], device=q.device)
+    return finish(scores, position[before + start : before + stop, None] - position[keys])
 
 
 def form(
     attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
 ) -> dict[str, Tensor]:
     """z by way of scores and pattern, each as its hooks leave it."""
-    n, before = q.shape[2], k.shape[2] - q.shape[2]
-    group = q.shape[1] // k.shape[1]
-    scores = per_key_head(q, group, k.mT) * scale
-    if finish is not None:
-        position = torch.arange(k.shape[2], device=q.device)
-        scores = finish(scores, position[before:, None] - position)
-    seen = mask.rows(0, n)
+    scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
+    seen = mask.rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
-    return {"z": per_key_head(pattern, group, v), "scores": scores, "pattern": pattern}
+    return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 
 
 def forming(attn: Any) -> Attention:

@@ -17,9 +17,9 @@ from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokeniz
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI, Source, find_source, first_line, local_directory
 from tl_posgen.models.conversion.weights import require_layers, stored_weights
-from tl_posgen.models.geometry.plain_proof import centred
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 BackendChoice = Literal["auto", "hooked", "bridge"]
 Dtype: TypeAlias = torch.dtype | str
@@ -219,7 +219,7 @@ def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool =
     return model.load(precise=precise) if isinstance(model, Pretrained) else wrap(model).model
 
 
-def without_context_limit(model: Model) -> Model:
+def without_context_limit(model: Model | WrappedModel) -> Model:
     """The same model as an object that takes prompts longer than `model` does, where there is one; else `model`.
 
     It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
@@ -228,15 +228,16 @@ def without_context_limit(model: Model) -> Model:
         ModelError: what is there now predicts otherwise, so that `model` has other weights than it was loaded with.
     """
     wrapped = wrap(model)
-    backend, origin, weight = wrapped.limit.lifted_as, wrapped.origin, next(model.parameters())
+    model, backend, origin = wrapped.model, wrapped.limit.lifted_as, wrapped.origin
     if backend is None:
         return model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
-    other = load_model(name, backend, weight.dtype, str(weight.device), trust_remote_code=trust)
-    tokens = torch.randint(model.cfg.d_vocab, (1, 24), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    other = load_model(name, backend, wrapped.dtype, str(wrapped.device), trust_remote_code=trust)
+    tokens = random_tokens(model.cfg.d_vocab, 24, wrapped.device)
     with torch.no_grad():
         own, anew = centred(model(tokens)), centred(other(tokens))
-    if not (own - anew).abs().max() <= max(1e-3, 32 * torch.finfo(weight.dtype).eps) * own.abs().max():
+    same, *_ = logit_error(anew, own, wrapped.dtype)
+    if not same:
         raise ModelError(
             f"{origin.name}: this object takes no prompts beyond {wrapped.limit.tokens} tokens, and what it was loaded "
             f"from has other weights by now; hand over a {backend} of your own"

@@ -1,8 +1,8 @@
-"""What the three-axis fit leaves: how much, of what shape, at which distances, in which planes and token pairs."""
+"""The residual of the three-axis fit: its size, its shape, its distances, its planes and its token pairs."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -11,35 +11,34 @@ import xarray as xr
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.collector import Collector, Variable, added
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, TokenView, Variable, by_tokens
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Whole, Within
+from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.options import Options
+from tl_posgen.position.decomposition import residual_figures as figures_of
+from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, query_ranges
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
 from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.position.decomposition.token_pairs import KEEP, TokenPairTally
-from tl_posgen.position.first_token import VARIANTS, without_first_token
-from tl_posgen.report.circuits import CROP
-from tl_posgen.report.sentences import at_head, beside, extremes, means, said
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
-from tl_posgen.summary import Summary
 
-SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
-ENTRIES = 2**21  # token pairs held at once: heads are taken in groups
-TOKEN_IDS = {"holds": "token ids"}  # `analysis.with_token_texts` puts the tokens' texts beside such a variable
-EXAMPLE_MAP = ("example", "query", "key")
+OVER_DISTANCE, OVER_RANK = ((*DIMS, dim) for dim in ("distance", "rank"))
 
 
 @dataclass(frozen=True)
-class Residual(Options):
+class Residual(Measure):
     r"""e_ij = W_ij - a_{i-j} - b_i - c_j: what the least-squares three-axis fit of every head leaves.
+
+    The residual of the least-squares three-axis fit. Its rows sum to zero and no gauge enters, so softmax sees it all.
+    How much it is, how few directions hold it, and at which distances, RoPE planes and token pairs it sits.
 
     Every row of e sums to zero, because b is free; so all of e is within what softmax sees. It depends on no gauge.
     Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them; what is no more than float32
@@ -54,20 +53,19 @@ class Residual(Options):
         examples: heads to show token by token, those with the largest share on the first prompt; 0 for none.
 
     Raises:
-        InputError: a prompt of fewer than 5 tokens, or an option out of range.
+        InputError: a prompt of fewer than 5 tokens.
 
-    Source: "what is in the residual" is named as open by readers of Han & Ji 2025 (arXiv 2503.13305); measures ours.
+    Source: ours; named as open by readers of Han & Ji 2025 (arXiv 2503.13305).
 
     Example:
-        >>> from tl_posgen.position.decomposition import residual
-        >>> data = residual("mini", "Down, down, down.", examples=0, null_seeds=()).dataset
-        >>> bool((data["plane_share"].sum("plane") + data["rest_share"] - 1).max() < 1e-3)
+        >>> data = Residual(examples=0)("mini", "Down, down, down.", null_seeds=()).own
+        >>> bool(abs(data["plane_share"].sum("plane") + data["rest_share"] - 1).max() < 1e-3)
         True
     """
 
-    n_pairs: int = 10
-    components: int = 8
-    examples: int = 2
+    n_pairs: Annotated[int, Within(1, KEEP, f"a whole number, 1 to {KEEP}")] = 10
+    components: Annotated[int, Within(1, SPECTRUM_CROP, f"a whole number, 1 to {SPECTRUM_CROP}")] = 8
+    examples: Whole = 2
 
     def check(self) -> None:
         check_whole("residual", 1, KEEP, n_pairs=self.n_pairs)
@@ -94,7 +92,7 @@ class ResidualCollector(Collector):
         sums, tallies = zip(*groups, strict=True)
         self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
         for suffix in tallies[0]:
-            key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
+            key, tally = (layer.layer, suffix), TokenPairTally.join_heads([group[suffix] for group in tallies])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
     def _measure(self, part: LayerCapture, fit: ThreeAxisFit) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
@@ -232,10 +230,10 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
     moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
-    planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    planes = PlaneParts.from_qk(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
-    for start, stop in row_blocks(len(part.heads), n):
+    for start, stop in query_ranges(len(part.heads), n):
         scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
             sums.add(scores, rest)
@@ -324,10 +322,17 @@ OVER_DISTANCE, OVER_PLANE, OVER_RANK = ((*HEAD, dim) for dim in ("distance", "pl
 IN_LOGITS = "within rows, first prompt, first token left out"
 OF_FIT = {
     "share": Variable(
-        "share left", "", "sum e^2 over that of the scores within rows", headline="residual_share", interval=True
+        "share left",
+        "",
+        "sum e^2 over that of the scores within rows",
+        headline="residual_share",
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "std": Variable("residual", "logits", "root mean square of e", headline="residual_std", interval=True),
-    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True),
+    "top_share": Variable(
+        "in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True, bounds=(0.0, 1.0)
+    ),
     "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens", interval=True),
     "spectrum": Variable("spectrum", description="s_r^2 / sum s^2", dims=(*HEAD, "component")),
     "distance_share": Variable("share by distance", description="of sum e^2", dims=OVER_DISTANCE),
@@ -386,5 +391,145 @@ MEASURE = Measure(
         "layers wrote into the tokens. The variance that the share is of has the slope in it, at random init most of "
         "all: compare std, in logits. There are no planes.",
         "none": "the residual is content, or position that earlier layers wrote into the tokens. There are no planes.",
-    },
-)
+    }
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"of": OF}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"of": "residual"}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return figures_of.kinds(data)
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Residual":
+        require_length(min(map(len, tokens)))
+        return self
+
+    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+        require_length(layer.length)
+        fit = layer.once(fit_capture)[0]
+        groups = [self.of_heads(part, fit.of_heads(heads)) for heads, part in head_groups(layer)]
+        values, tallies, examples = zip(*groups, strict=True)
+        found: dict[str, Any] = {name: torch.cat([one[name] for one in values], 1) for name in values[0]}
+        if layer.tokens is not None:
+            found |= {key: TokenPairTally.of_heads([one[key] for one in tallies]) for key in tallies[0]}
+        if layer.prompt == 0 and self.examples:
+            found["examples"] = First(largest(examples, self.examples))
+        return found
+
+    def of_heads(
+        self, part: LayerCapture, fit: Any
+    ) -> tuple[dict[str, Tensor], dict[str, TokenPairTally], xr.Dataset | None]:
+        """Return sums [tokens, head, ...] of some heads, their token pairs, and examples where they are wanted."""
+        everything, rest = residual_sums(part, fit)
+        found = by_tokens(self.sums_of(everything), self.sums_of(rest))
+        tallies = {
+            f"pairs, {tokens}": sums.tokens.tally(sums.energy)
+            for tokens, sums in zip(TOKENS, (everything, rest), strict=True)
+            if sums.tokens is not None
+        }
+        return found, tallies, examples_of(part, rest) if part.prompt == 0 and self.examples else None
+
+    def sums_of(self, sums: ResidualSums) -> dict[str, Tensor]:
+        """Return [head, ...] of one prompt; no energy where any scores would be fitted, so nothing is known of e."""
+        n_at = sums.n_distance.double().expand_as(sums.energy_at)
+        values = singular_values(sums.corner)
+        share = (values.square() / values.square().sum(-1, keepdim=True))[:, : self.components]
+        found = {
+            "energy": torch.full_like(sums.energy, torch.nan) if sums.pairs.saturated else sums.energy,
+            **{"within": sums.within, "n": n_at.sum(-1)},
+            **{"energy_at": sums.energy_at, "abs_at": sums.abs_at, "n_at": n_at},
+            "spectrum": pad(share, (0, self.components - share.shape[1])),
+            "effective_rank": spectrum_of_values(values).participation_ratio,
+        }
+        if sums.planes is not None:
+            found["in_planes"] = torch.stack([sums.in_planes, sums.within_planes], 1)
+        return found
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        energy, within, n = (sums.sum(name, DIMS) for name in ("energy", "within", "n"))
+        within, known = within.where(within > 0), energy.where(energy > 0)
+        spectrum = sums.mean("spectrum").where(known.notnull())
+        spectrum = spectrum.assign_coords(component=spectrum["component"] + 1)
+        energy_at, abs_at, n_at = (sums.sum(name, OVER_DISTANCE) for name in ("energy_at", "abs_at", "n_at"))
+        n_at = n_at.where(n_at > 0)
+        found = {
+            **{"share": energy / within, "std": (energy / n) ** 0.5, "spectrum": spectrum},
+            "effective_rank": sums.mean("effective_rank").where(known.notnull()),
+            "top_share": spectrum.sel(component=1, drop=True),
+            "energy_share": energy_at / known,
+            "energy_ratio": energy_at / n_at / (known / n),
+            "abs_residual": (abs_at / n_at).where(energy.notnull()),
+        }
+        if "in_planes" in sums:
+            found |= plane_shares(sums, known, within)
+        data = xr.Dataset(found | token_pairs(sums, self.n_pairs))
+        data = data.assign_attrs(not_defined=why_not_defined(sums, data, n))
+        examples = [one.value for one in sums.by_layer("examples").values()]
+        examples = [one for one in examples if one.sizes["example"]]
+        return data.merge(largest(examples, self.examples).assign_coords(of=list(OF))) if examples else data
+
+    def findings(self, own: Numbers) -> list[str]:
+        most, least = (own.extreme("share", top, **OUT) for top in (True, False))
+        found = [
+            f"Position + query + key leave {own('share'):.0%} of the score variance within rows, without the first "
+            f"token {own('share', **OUT):.0%}. Most: {most:.3f}; least: {least:.3f}.",
+            f"One singular direction holds {own('top_share', **OUT):.0%} of what is left; its effective rank is "
+            f"{own('effective_rank', **OUT):.1f}.",
+        ]
+        if own.attrs["not_defined"]:
+            found.append(f"Not defined: {own.attrs['not_defined']}.")
+        return found + plane_findings(own) + pair_findings(own.data)
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        return figures_of.table(own)
+
+
+def require_length(n: int) -> None:
+    """Refuse prompts that any fit fits."""
+    if n < SHORTEST:
+        raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
+
+
+def why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
+    """Return why there are no numbers of some heads, or of what is left of them; "" where there are all."""
+    share, shape, asked = data["share"].sel(OUT), data["top_share"].sel(OUT), n.sel(OUT).notnull()
+    lengths = set(sums.lengths.values())
+    windows = {layer: geometry.window for layer, (geometry, _) in sums.layers.items()}
+    fitted = [at for at, window in windows.items() if any(CausalPairs(m, window, False).saturated for m in lengths)]
+    saturated, constant = share["layer"].isin(fitted), share.isnull() & asked
+    why = {
+        "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & constant,
+        "scores are constant within rows": constant & ~saturated,
+        "the fit leaves no more than float32 rounds": shape.isnull() & asked & ~constant,
+    }
+    return "; ".join(f"in {int(heads.sum())} heads {words}" for words, heads in why.items() if heads.any())
+
+
+def plane_findings(own: Numbers) -> list[str]:
+    """Return which plane holds most of the residual, and how much of the scores."""
+    if "plane_share" not in own:
+        return []
+    left = own.data["plane_share"].sel(OUT | {"of": "residual"}).mean(HEAD)
+    if left.isnull().all():
+        return []
+    plane = int(left.fillna(-np.inf).argmax("plane"))
+    lengths = np.unique(own.data["wavelength"].sel(plane=plane).dropna("layer").values.round(1))
+    scores = own("plane_share", of="scores", plane=plane, **OUT).plain
+    return [
+        f"Of the residual, {own('plane_share', plane=plane, **OUT):.0%} is in plane {plane} (wavelength "
+        f"{', '.join(f'{length:g}' for length in lengths)} tokens), which holds {scores:.0%} of the scores within rows."
+    ]
+
+
+def pair_findings(data: xr.Dataset) -> list[str]:
+    """Return which kind of token pair explains most of the head of which most is left."""
+    if not len(pairs := figures_of.strongest_pairs(data)):
+        return []
+    first = pairs.iloc[0]
+    return [
+        f"Kind of token pair that explains most in layer {first['layer']} head {first['head']}: query "
+        f"{first['query token']} on key {first['key token']}, {first['mean residual']:+.2f} logits over "
+        f"{first['pairs']} pairs, {first['share']:.1%} of the head's residual."
+    ]
