@@ -345,7 +345,13 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
     attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
-    return measure.describe(whole.assign_attrs(attrs))
+    return measure.describe(contiguous(whole).assign_attrs(attrs))
+
+
+def contiguous(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
+    round alike."""
+    return data.assign({name: one.copy(data=np.ascontiguousarray(one.values)) for name, one in data.data_vars.items()})
 
 
 def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:
