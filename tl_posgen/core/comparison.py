@@ -16,6 +16,7 @@ from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result, columns_of
 from tl_posgen.errors import InputError
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
+from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: those that change most
@@ -62,14 +63,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
-    value = xr.concat(list(kept.values()), pd.Index(list(kept), name="number"), join="outer")
+    value = xr.concat(list(kept.values()), xr.Variable("number", np.array(list(kept))), join="outer")
     labels = [first_label(name, values[0][name]) for name in kept]
     data = xr.Dataset({"value": value, "label": ("number", labels)})
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
-        data["loss"] = xr.concat(losses, pd.Index(SIDES, name="report"))
+        data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
     inits = [f"{after} - {before}", *("random init" for _ in data["init"].values[1:])]
-    data = data.assign_coords(model=("init", inits))
+    data = data.assign_coords(init_label=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
     return Report({measure.name: Result(measure, data, provenance)}, provenance)
@@ -92,7 +93,7 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
         for name, variable in result.measure.variables.items():
             shown = set(HEAD) <= set(variable.dims) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
-                array = result.dataset[name].drop_vars("model", errors="ignore")
+                array = result.dataset[name].drop_vars("init_label", errors="ignore")
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
                 found |= {one: column.assign_attrs(label=variable.label) for one, column in columns.items()}
     return found
@@ -110,7 +111,7 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
     shares = [array.coords.get("prompt_share") for array in (one, other)]
     both = xr.concat(
         [array.drop_vars("prompt_share", errors="ignore") for array in (one, other)],
-        pd.Index(SIDES, name="report"),
+        xr.Variable("report", np.array(SIDES)),
         join="outer",
         combine_attrs="drop",
     )
@@ -154,9 +155,9 @@ class Comparison(Measure):
         if own.attrs["paired"]:
             return interval_of(second - first)
         ends = [interval_of(one) for one in (first, second)]
-        half = sum(((high - low) / 2) ** 2 for _, low, high in ends) ** 0.5
+        low, high = difference_interval(*([end.values for end in one] for one in ends))
         value = ends[1][0] - ends[0][0]
-        return value, value - half, value + half
+        return value, value.copy(data=low), value.copy(data=high)
 
     def mean_change(self, own: Numbers, number: str) -> Number:
         """Return the mean difference over heads."""

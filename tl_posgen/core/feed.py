@@ -9,9 +9,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.groups import N_GROUPS, with_groups
+from tl_posgen.core.groups import PromptGroups
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
@@ -34,7 +33,7 @@ def one_pass(
     Args:
         intervals: whether numbers are also computed without each group of prompts, for intervals.
     """
-    feed = Feed(measures, N_GROUPS if intervals else 1)
+    feed = Feed(measures, intervals)
     for row in rows:
         feed.first_prompt = len(feed.prompts)
         logits = run_capture(model, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
@@ -52,12 +51,12 @@ class Feed:
         first_prompt: number of the first prompt of the pass that is captured.
     """
 
-    def __init__(self, measures: Sequence[Measure], n_groups: int = N_GROUPS):
-        self.measures, self.n_groups = measures, n_groups
+    def __init__(self, measures: Sequence[Measure], intervals: bool = True):
+        self.measures = measures
         self.needs = frozenset[str]().union(*(measure.needs for measure in measures))
         self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
         self.first_prompt = 0
-        self._sums: dict[tuple[str, int], Sums] = {}
+        self._groups = {measure.name: PromptGroups(measure, intervals) for measure in measures}
         self._lengths: dict[int, int] = {}
         self._n_layers: dict[int, int] = {}  # captured, of each prompt
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
@@ -75,7 +74,7 @@ class Feed:
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
         for measure in self.measures:
-            sums = self.sums_of(measure, capture.prompt)
+            sums = self._groups[measure.name].sums_of(capture.prompt)
             if type(measure).of_layer is not Measure.of_layer:
                 sums.add_layer(capture, measure.of_layer(capture))
 
@@ -84,15 +83,8 @@ class Feed:
         for measure in self.measures:
             if "logits" in measure.needs:
                 values = measure.of_logits(tokens, logits)
-                self.sums_of(measure, self.first_prompt).add(self.first_prompt, len(tokens), values)
-
-    def sums_of(self, measure: Measure, prompt: int) -> Sums:
-        """Return the sums of the group that a prompt belongs to."""
-        has_intervals = any(one.interval for one in measure.variables.values())
-        place = measure.name, prompt % self.n_groups if has_intervals else 0
-        if place not in self._sums:
-            self._sums[place] = Sums(measure.variables, measure.labels())
-        return self._sums[place]
+                sums = self._groups[measure.name].sums_of(self.first_prompt)
+                sums.add(self.first_prompt, len(tokens), values)
 
     # What was captured
 
@@ -133,8 +125,7 @@ class Feed:
             attrs |= {"edited_layers": layers, "edited": self._edits[layers[0]]}
         found = {}
         for measure in self.measures:
-            groups = [sums for (name, _), sums in sorted(self._sums.items()) if name == measure.name]
-            data = with_groups(measure, groups).assign_attrs(attrs)
+            data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
             found[measure.name] = with_token_texts(data, model)

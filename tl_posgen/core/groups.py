@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import groupby
 
 import numpy as np
 import xarray as xr
 
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.numbers import ALL, FEWEST
+from tl_posgen.core.numbers import ALL
 from tl_posgen.core.sums import Sums
-
-N_GROUPS = 5  # memory grows to as many times that of one group
+from tl_posgen.stats.intervals import FEWEST, prompts_per_group
 
 
 def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
@@ -46,3 +46,35 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
 def total(parts: Sequence[Sums]) -> Sums:
     """Return the sums over all groups."""
     return reduce(Sums.__add__, parts)
+
+
+class PromptGroups:
+    """Sums of neighbouring prompts: memory grows to `MOST_GROUPS` times that of one group, however many prompts come.
+
+    Prompts come in their order: whenever there would be more groups, each is joined with its neighbour.
+
+    Args:
+        measure: of the sums.
+        grouped: whether to keep groups at all, for intervals.
+    """
+
+    def __init__(self, measure: Measure, grouped: bool = True):
+        self.measure = measure
+        self.grouped = grouped and any(one.interval for one in measure.variables.values())
+        self.size = 1  # prompts in a group
+        self._sums: dict[int, Sums] = {}
+
+    def sums_of(self, prompt: int) -> Sums:
+        """Return the sums of the group that a prompt belongs to."""
+        while self.grouped and self.size < prompts_per_group(prompt + 1):
+            pairs = groupby(sorted(self._sums), lambda group: group // 2)
+            self._sums = {pair: total([self._sums[one] for one in both]) for pair, both in pairs}
+            self.size *= 2
+        group = prompt // self.size if self.grouped else 0
+        if group not in self._sums:
+            self._sums[group] = Sums(self.measure.variables, self.measure.labels())
+        return self._sums[group]
+
+    def dataset(self) -> xr.Dataset:
+        """Return the dataset of all prompts, and of all but each group."""
+        return with_groups(self.measure, [self._sums[group] for group in sorted(self._sums)])

@@ -1,6 +1,7 @@
 """Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, TOKENS
-from tl_posgen.stats.intervals import jackknife_interval, mean_interval
+from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
@@ -18,11 +19,8 @@ TRAINED = "trained"  # label of the model itself along the dim "init"; random in
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
-FEWEST = 4  # prompts or groups of prompts, for an interval
 MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
 NO_NULL = "no null measured"
-
-Bounds = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True)
@@ -276,15 +274,13 @@ def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.D
         return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
     sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
-    how: dict = {}  # bounds: as the intervals branch has them
     if sampled is not None:
-        if array.sizes[sampled] >= FEWEST:
-            low.values, high.values = mean_interval(array.transpose(sampled, ...).values, **how)
+        low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:
         without = array.drop_sel(group=ALL).transpose("group", ...)
         known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
         without, shares = without[known], without["prompt_share"].values[known]
-        low.values, high.values = jackknife_interval(value.values, without.values, shares, **how)
+        low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
     return value, low, high
 
 
@@ -310,3 +306,17 @@ def format_number(value: float | None, form: str) -> str:
         return "not defined"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def format_bound(values: Sequence[float], digits: int = 3) -> str:
+    """Return the largest of some values, rounded up so that it holds as a bound.
+
+    Example:
+        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
+        ('0.250', '0.001')
+    """
+    largest = max(values)
+    if not math.isfinite(largest):
+        return format_number(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"

@@ -42,7 +42,7 @@ BUILT_IN = {  # name -> module:Class
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
-    "emergence": "tl_posgen.studies.emergence:Emergence",
+    "emergence": "tl_posgen.studies.course:Emergence",
     "comparison": "tl_posgen.core.comparison:Comparison",
     "study": "tl_posgen.studies.overview:Study",
     "claims": "tl_posgen.core.claim:Claims",

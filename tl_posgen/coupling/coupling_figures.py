@@ -1,4 +1,4 @@
-"""Figures of coupling: which layers act along the same directions, and how tokens move; beside the null."""
+"""Figures of coupling: directions that layers share, and paths of tokens, each next to the random init."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -46,9 +46,7 @@ def coupling_map(result: Any) -> go.Figure:
     """Draw a row of maps a K: the model's, and the null's beside it."""
     shown, ks, own = sides(result), result.own["k"].values, result.numbers
     means = [mean for k in ks for mean in on_both_sides(own("coupling", k=k), ".3f")]
-    titles = [
-        f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)
-    ]
+    titles = [f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=300)
     maps = [mean_over_prompts(result, data, k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
     add_squares(panels, maps, "bases of layer", "Jacobian of layer")
@@ -86,7 +84,7 @@ def against_chance(result: Any) -> go.Figure:
 
 
 def alignment(result: Any) -> go.Figure:
-    """Draw |A| of every pair of layers as a block of one map: a row left in right and right in left, a column a side."""
+    """Draw |A| of every pair of layers as a block of one map: rows for U'JV and V'JU, a column a side."""
     columns = sides(result)
     panels = Panels(
         [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
@@ -119,7 +117,7 @@ def vector_name(layer: Any, number: Any) -> str:
 
 
 def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
-    """Return [layer, layer_2, row, column] as one matrix of blocks, a gap between them; its ends name layer and vector."""
+    """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its ends name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
     with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)
@@ -166,7 +164,9 @@ def trajectories(result: Any) -> go.Figure:
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    subtitle = (
+        f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    )
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 

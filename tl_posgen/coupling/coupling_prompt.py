@@ -98,9 +98,9 @@ def between_different(squares: Float[np.ndarray, "*place n n"]) -> Float[np.ndar
 
 
 def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
-    """Straightness and growth of every token's path x^0 .. x^L; the paths in their plane and the mean of their norms.
+    """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
-    The plane and the mean leave the first token out, as an attention sink's norm would fill the picture.
+    The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
     """
     paths = streams.transpose(0, 1)
     fit = growth_fit(paths)

@@ -1,4 +1,4 @@
-"""How each token moves through the model, on the first prompt: what circuitsvis shows of coupling."""
+"""Tokens of the first prompt coloured by a number of their path through the model, for circuitsvis."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import xarray as xr
 from tl_posgen.core.measure import TokenView
 from tl_posgen.report.circuits import CROP, token_colours
 
-SHOWN = {  # what is coloured, and what red means
+SHOWN = {  # variable -> meaning of red
     "line_shape_score": "red: less straight than the median token",
     "growth_slope": "red: its norm grows faster than the median token's",
 }
@@ -22,7 +22,7 @@ def labels(data: xr.Dataset) -> list[str]:
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """Return the tokens of the first prompt, coloured by how far a number of their path lies from the median token's."""
+    """Return the tokens of the first prompt, coloured by how far a number of their path is from the median's."""
     first = data[["path", "token_text"]].isel(prompt=0, position=slice(CROP))
     values = first["path"].sel(quantity=list(SHOWN)[example]).values
     values = np.where(np.isfinite(values), values, np.nan)

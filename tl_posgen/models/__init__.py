@@ -4,7 +4,7 @@ Nothing here imports TransformerLens or transformers before it is used.
 """
 
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
@@ -25,7 +25,6 @@ __all__ = [
     "Projections",
     "WrappedModel",
     "bundled_text",
-    "capture_hooks",
     "captures_from_cache",
     "capturing",
     "check",

@@ -1,4 +1,4 @@
-"""The probe: what each layer of a model does with positions, read from the model, then proved against its scores."""
+"""The table of layers: what each does with positions, read from the model, then proved against its scores."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from tl_posgen.models.geometry.probe import Found
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
-def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...]:
-    """What each layer does with positions, proved: score_ij recomputed from q and k equals the model's own score.
+def geometry_of(model: Model | WrappedModel, layers: Layers = None) -> tuple[LayerGeometry, ...]:
+    """Return the geometry of each layer, proved: score_ij recomputed from q and k equals the model's own score.
 
     The result is remembered for the model object, so the proof (one forward pass of 48 tokens) is run once.
 
@@ -35,7 +35,7 @@ def geometry_of(model: Model, layers: Layers = None) -> tuple[LayerGeometry, ...
     return wrap(model).geometry(layers)
 
 
-def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
+def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
     """Print, layer by layer, what a model does with positions, how well that was proved, and what is not supported.
 
     A model that cannot be analysed is reported, not refused. It is probed anew, so call this after changing a model.
@@ -54,11 +54,12 @@ def check(model: Model, *, printed: bool = True) -> pd.DataFrame:
     wrapped = wrap(model)
     table = pd.DataFrame([{"layer": layer, **row_of(found)} for layer, found in enumerate(wrapped.found(again=True))])
     if printed:
-        print_table(table, f"{wrapped.origin.name} as a {type(model).__name__}")
+        print_table(table, f"{wrapped.origin.name} as a {type(wrapped.model).__name__}")
     return table
 
 
 def row_of(found: Found) -> dict[str, Any]:
+    """Return one layer as a row of the table."""
     if isinstance(found, UnsupportedModelError):
         return {"supported": False, "refusal": str(found)}
     geometry = found.geometry
@@ -86,7 +87,7 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """What a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
+    """Print what a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -105,6 +106,8 @@ def print_table(table: pd.DataFrame, title: str) -> None:
 
 
 def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    """Format one row for the terminal."""
+
     def number(name: str, form: str = ".4g") -> str:
         return "" if pd.isna(row[name]) else format(row[name], form)
 

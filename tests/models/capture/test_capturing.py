@@ -6,7 +6,7 @@ import torch
 from families import GROUPED, VOCAB, save_config, with_sizes
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
@@ -46,10 +46,8 @@ SETTINGS = {
 def test_capture_works_in_the_other_modes_of_a_model(family_directory, backend, name, setting):
     model, captures = load_model(family_directory(name), backend), []
     SETTINGS[setting](model, backend)
-    with torch.no_grad():
-        model.run_with_hooks(
-            some_tokens(), fwd_hooks=capture_hooks(model, captures.append, EVERYTHING, tokens=some_tokens())
-        )
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model(some_tokens())
     assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for capture in captures:
         torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
@@ -113,15 +111,11 @@ def test_the_residual_stream_is_the_one_entering_the_layer(llama):
 
 def test_tokens_reach_the_consumer_on_every_route(llama):
     tokens = some_tokens()
-    by_route = {"run": captured(llama, tokens), "capturing": [], "hooks": [], "blind": []}
-    with torch.no_grad():
-        with capturing(llama, by_route["capturing"].append):
-            llama.run_with_hooks(tokens, fwd_hooks=[])
-        llama.run_with_hooks(tokens, fwd_hooks=capture_hooks(llama, by_route["hooks"].append, tokens=tokens))
-        llama.run_with_hooks(tokens[:1], fwd_hooks=capture_hooks(llama, by_route["blind"].append))
-    for route in ("run", "capturing", "hooks"):
+    by_route = {"run": captured(llama, tokens), "capturing": []}
+    with torch.no_grad(), capturing(llama, by_route["capturing"].append):
+        llama.run_with_hooks(tokens, fwd_hooks=[])
+    for route in ("run", "capturing"):
         assert [c.tokens.tolist() for c in by_route[route]] == tokens.tolist() * 2, route
-    assert [c.tokens for c in by_route["blind"]] == [None] * 2
 
 
 def test_logits_are_bit_equal_with_and_without_capture(llama):
@@ -143,8 +137,8 @@ def test_capture_sees_what_hooks_before_it_did_and_leaves_them_in_place(llama):
     mine, captures = [("blocks.0.attn.hook_q", double)], []
     with torch.no_grad():
         alone = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
-        mine += capture_hooks(llama, captures.append, tokens=some_tokens())
-        together = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
+        with capturing(llama, captures.append):
+            together = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
     assert len(calls) == 2
     assert torch.equal(alone, together)
     torch.testing.assert_close(captures[0].q, 2 * captured(llama)[0].q)
@@ -207,13 +201,12 @@ def test_float64_stays_float64(family_directory, backend):
         ({"layers": []}, "no layers chosen"),
         ({"needs": frozenset({"logits"})}, "cannot capture logits; choose from"),
         ({"needs": "pattern"}, r"needs='pattern': give a set of names, such as needs=\{'pattern'\}"),
-        ({"needs": {"inputs"}}, r"no list of hooks captures it; use `with tl_posgen\.models\.capturing"),
         ({"layers": [0], "heads": [(1, 1)]}, r"head \(1, 1\) is in layer 1, which layers=\[0\] leaves out"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_the_model_runs(llama, unchecked, options, message):
-    with pytest.raises(InputError, match=message):
-        capture_hooks(llama, print, **options)
+    with pytest.raises(InputError, match=message), capturing(llama, print, **options):
+        pass
 
 
 def test_generation_with_a_cache_is_refused(llama):
@@ -242,8 +235,9 @@ def test_a_window_longer_than_the_probe_is_checked_when_it_is_crossed(tmp_path):
     def unmask(scores, hook):
         return scores.clamp(min=-10.0).tril() + torch.full_like(scores, -torch.inf).triu(1)
 
-    hooks = [("blocks.0.attn.hook_attn_scores", unmask), *capture_hooks(model, lambda capture: None)]
-    with torch.no_grad(), pytest.raises(UnsupportedModelError, match=r"layer 0: .*window 60"):
+    hooks = [("blocks.0.attn.hook_attn_scores", unmask)]
+    refused = pytest.raises(UnsupportedModelError, match=r"layer 0: .*window 60")
+    with torch.no_grad(), refused, capturing(model, lambda capture: None):
         model.run_with_hooks(some_tokens(1, 100), fwd_hooks=hooks)
 
 
@@ -260,12 +254,9 @@ PAIRS = [(1, 3), (0, 2), (1, 0)]
 @pytest.mark.parametrize("heads", [PAIRS, pd.DataFrame(PAIRS, columns=["layer", "head"])], ids=["pairs", "frame"])
 def test_heads_may_differ_from_layer_to_layer(llama, heads):
     whole = captured(llama, needs=EVERYTHING)
-    by_route = {"run": captured(llama, needs=EVERYTHING, heads=heads), "capturing": [], "hooks": []}
-    with torch.no_grad():
-        with capturing(llama, by_route["capturing"].append, EVERYTHING, heads=heads):
-            llama(some_tokens())
-        hooks = capture_hooks(llama, by_route["hooks"].append, EVERYTHING, heads=heads, tokens=some_tokens())
-        llama.run_with_hooks(some_tokens(), fwd_hooks=hooks)
+    by_route = {"run": captured(llama, needs=EVERYTHING, heads=heads), "capturing": []}
+    with torch.no_grad(), capturing(llama, by_route["capturing"].append, EVERYTHING, heads=heads):
+        llama(some_tokens())
     for route, captures in by_route.items():
         chosen = [(c.layer, c.prompt, list(c.heads)) for c in captures]
         assert chosen == [(0, 0, [2]), (0, 1, [2]), (1, 0, [0, 3]), (1, 1, [0, 3])], route

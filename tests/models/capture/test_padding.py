@@ -7,7 +7,7 @@ import torch
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.capture.padding import PadToken, texts_of
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.streaming.stream import streaming
@@ -67,14 +67,12 @@ def assert_as_alone(model, *routes):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox"])
 def test_masked_padding_is_left_out_on_every_route(padding_model, name, side):
     model, (tokens, mask) = padding_model(name), padded(side)
-    by_route = {"capturing": [], "streamed": [], "hooks": []}
+    by_route = {"capturing": [], "streamed": []}
     with torch.no_grad():
         with streaming(model), capturing(model, by_route["streamed"].append, EVERYTHING):
             model(tokens, attention_mask=mask)
         with capturing(model, by_route["capturing"].append, EVERYTHING):
             model(tokens, attention_mask=mask)
-        hooks = capture_hooks(model, by_route["hooks"].append, EVERYTHING, tokens=tokens)
-        model.run_with_hooks(tokens, attention_mask=mask, fwd_hooks=hooks)
         _, cache = model.run_with_cache(tokens, attention_mask=mask, names_filter=needed_names(model, EVERYTHING))
     by_route["cache"] = list(captures_from_cache(cache, model, tokens=tokens))
     by_route["cache and mask"] = list(

@@ -5,9 +5,9 @@ import torch
 from families import VOCAB
 
 import tl_posgen
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture.capturing import capture_hooks, capturing, run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.geometry.pass_proof import checked_rows
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
@@ -68,16 +68,6 @@ def test_edited_queries_are_the_queries(llama):
     capture = captures[0]
     assert not isinstance(capture, EditedCapture)
     torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-4)
-
-
-def test_a_list_of_hooks_that_another_one_follows_is_refused(llama):
-    captures = []
-    hooks = capture_hooks(llama, captures.append)
-    with torch.no_grad(), pytest.raises(InputError, match=r"layer 1: its pattern is not the softmax.*last in the list"):
-        llama.run_with_hooks(TOKENS, fwd_hooks=hooks + edit(1, *EDITS["scores"]))
-    with torch.no_grad():
-        llama.run_with_hooks(TOKENS, fwd_hooks=edit(1, *EDITS["scores"]) + capture_hooks(llama, captures.append))
-    assert isinstance(captures[-1], EditedCapture)
 
 
 @pytest.mark.parametrize("name", ["three_axis", "residual", "across_prompts", "slash"])
@@ -248,22 +238,20 @@ def test_a_cache_that_proves_nothing_says_so(llama):
 
 
 @pytest.mark.parametrize(("part", "point"), [("v", "attn.hook_v"), ("resid", "hook_resid_pre")])
-def test_edits_behind_a_list_of_hooks_are_not_left_unsaid(llama, part, point):
+def test_edits_are_captured_whenever_their_hooks_were_added(llama, part, point):
     """Where no other captured value shows an edit: values, and the residual stream."""
     change = [(f"blocks.1.{point}", lambda value, hook: 2 * value)]
-    captures: list = []
-    with torch.no_grad(), pytest.raises(InputError, match=f"{point}: another hook stands behind"):
-        llama.run_with_hooks(TOKENS, fwd_hooks=capture_hooks(llama, captures.append, {part}) + change)
-    used: list = []
+    before: list = []
+    behind: list = []
     with torch.no_grad():
-        two = [*capture_hooks(llama, captures.append, {part}), *capture_hooks(llama, used.append, {part})]
-        llama.run_with_hooks(TOKENS, fwd_hooks=change + two)
-    assert torch.equal(getattr(captures[-1], part), getattr(used[-1], part))
-    with torch.no_grad(), capturing(llama, captures.append, {part}):
-        llama.run_with_hooks(TOKENS, fwd_hooks=change)
-    torch.testing.assert_close(getattr(captures[-1], part), getattr(used[-1], part))
-    with torch.no_grad():  # what is not captured may be edited
-        llama.run_with_hooks(TOKENS, fwd_hooks=capture_hooks(llama, captures.append) + change)
+        with llama.hooks(fwd_hooks=change), capturing(llama, before.append, {part}):
+            llama(TOKENS)
+        with capturing(llama, behind.append, {part}):
+            llama.run_with_hooks(TOKENS, fwd_hooks=change)
+            llama(TOKENS)
+    edited, plain = behind[1], behind[3]
+    assert torch.equal(getattr(before[1], part), getattr(edited, part))
+    torch.testing.assert_close(getattr(edited, part), 2 * getattr(plain, part))
 
 
 @pytest.mark.parametrize("row", [3, 50, 99])
@@ -299,19 +287,6 @@ def test_generated_tokens_count_alike_on_both_backends(family_model, backend):
     report = run.report()
     assert (report.provenance["prompts"], report.provenance["length"]) == (3, [9, 10, 11])
     assert report["three_axis"].dataset.sizes["prompt"] == 3
-
-
-def test_a_list_of_hooks_compares_every_row_of_a_pattern_that_others_edit(llama):
-    def edit(pattern, hook):
-        pattern = pattern.clone()
-        pattern[:, :, 51] = 0
-        pattern[:, :, 51, 0] = 1
-        return pattern
-
-    tokens = torch.randint(2, 60, (1, 100), generator=torch.Generator().manual_seed(0))
-    hooks = capture_hooks(llama, lambda _: None, {"pattern"}, layers=[1])
-    with pytest.raises(InputError, match="layer 1: its pattern is not the softmax"), torch.no_grad():
-        llama.run_with_hooks(tokens, fwd_hooks=[("blocks.1.attn.hook_pattern", edit), *hooks])
 
 
 def test_a_cache_of_edited_patterns_is_named(llama):

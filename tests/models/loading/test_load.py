@@ -367,3 +367,13 @@ def test_quantised_weights_in_a_file_are_refused(family_directory, tmp_path, dty
     save_file(weights | {name: weights[name].to(dtype)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"q_proj\.weight is quantised \("):
         load_model(tmp_path / "model")
+
+
+def test_another_default_device_of_torch_changes_nothing_of_what_is_loaded(backend):
+    expected = load_model("mini", backend, device="cpu").state_dict()
+    torch.set_default_device("meta")  # stands for an accelerator, which may not be here
+    try:
+        model = load_model("mini", backend, device="cpu")
+    finally:
+        torch.set_default_device(None)
+    assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())

@@ -103,7 +103,7 @@ def test_its_origin_says_what_was_done(llama):
 
 
 def test_it_starts_from_the_weights_in_memory(llama):
-    model = copy_of(llama)
+    model = copy_of(wrap(llama))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2)
@@ -111,7 +111,7 @@ def test_it_starts_from_the_weights_in_memory(llama):
 
 
 def test_a_processed_bridge_is_refused(family_model):
-    bridge = copy_of(family_model("llama", "bridge"))
+    bridge = copy_of(wrap(family_model("llama", "bridge")))
     bridge.original_model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(InputError, match="load the model anew"):
         shuffled_like(bridge, seed=0)

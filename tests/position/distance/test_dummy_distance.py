@@ -35,7 +35,7 @@ def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
     below = torch.ones(20, 20).tril().bool()
     curve = curve_under_intervention(captures[0])
     for d in (0, 7, 19):
-        brute = seen_at(captures[0], d, None)[:, below].mean(1)
+        brute = scores_at_distance(captures[0], d, None)[:, below].mean(1)
         torch.testing.assert_close(curve[:, d].float(), brute, atol=1e-4, rtol=1e-4)
 
 
@@ -56,7 +56,7 @@ def test_the_key_part_agrees_with_itself(result):
 
 
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
-    tokens = to_prompts(mini, alice, length=40, n_prompts=2)
+    tokens = to_prompts(mini, alice, length=40, n_prompts=4)
     rows = []
     for prompt in tokens:
 

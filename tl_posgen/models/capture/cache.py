@@ -11,19 +11,19 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.backends.sites import PARTS, checked_needs, plain_scores
 from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, spans_of_pass, spans_of_scores
 from tl_posgen.models.capture.reading import cut, layer_capture
-from tl_posgen.models.geometry.pass_proof import as_cached
+from tl_posgen.models.geometry.pass_proof import as_proved
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 PROOFS = ("attn_scores", "pattern")  # what the scores recomputed from q and k are compared with, where it is held
 
 
-def needed_names(model: Model, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
-    """What to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
+def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
+    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
 
     q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
 
@@ -35,23 +35,24 @@ def needed_names(model: Model, needs: Iterable[str] = frozenset(), layers: Layer
         >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
         ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
     """
-    indices = chosen(layers, model.cfg.n_layers, "layer")
-    return [name for names in _names(model, _checked(needs), indices).values() for name in names.values()]
+    wrapped, needs = wrap(model), _checked(needs)
+    indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    return [name for names in _names(wrapped, needs, indices).values() for name in names.values()]
 
 
 def captures_from_cache(
     cache: Any,
-    model: Model,
+    model: Model | WrappedModel,
     layers: Layers = None,
     heads: Heads = None,
     tokens: Any = None,
     needs: Iterable[str] | None = None,
 ) -> Iterator[LayerCapture]:
-    """One LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
+    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
 
     Args:
         cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
-        layers, heads: which, as in `capture_hooks`; all if left out.
+        layers, heads: which, as in `capturing`; all if left out.
         tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
             of a single prompt they may be left out.
         needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
@@ -61,11 +62,11 @@ def captures_from_cache(
         InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
             padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold.
     """
-    needs = None if needs is None else _checked(needs)
-    selected = select_heads(model, layers, heads)
+    wrapped, needs = wrap(model), None if needs is None else _checked(needs)
+    selected = select_heads(wrapped.model, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
-    required, held = _names(model, needs or frozenset(), selected), set(cache.keys())
+    required, held = _names(wrapped, needs or frozenset(), selected), set(cache.keys())
     missing = [(layer, part, name) for layer, of in required.items() for part, name in of.items() if name not in held]
     if missing:
         layer, part, name = missing[0]
@@ -74,7 +75,7 @@ def captures_from_cache(
             f"the cache has no {name} ({len(missing)} names are missing), the {part} of layer {layer}; make it with "
             f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
         )
-    probed = [wrap(model).layer(layer) for layer in selected]
+    probed = [wrapped.layer(layer) for layer in selected]
     for one in probed:
         if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
@@ -89,7 +90,7 @@ def captures_from_cache(
             f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
             "the ids that were run, [batch, pos]"
         )
-    spans = _spans(cache, probed[0], tokens, mask, PadToken.of(model.tokenizer))
+    spans = _spans(cache, probed[0], tokens, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
     return _captures(cache, probed, selected, tokens, spans, needs)
 
 
@@ -110,7 +111,7 @@ def _spans(
     mask: Bool[Tensor, "batch pos"] | None,
     pad: PadToken,
 ) -> list[slice]:
-    """Where the text of every prompt stands."""
+    """Find where the text of every prompt stands."""
     parts = _read(cache, layer, frozenset())
     length, known = parts["q"].shape[2], "attn_scores" in parts
     spans = [slice(0, length)] * len(parts["q"])
@@ -137,10 +138,10 @@ def _checked(needs: Iterable[str]) -> frozenset[str]:
     return needs
 
 
-def _names(model: Model, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
-    """layer -> part -> hook name."""
+def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Return layer -> part -> hook name."""
     wanted = [part for part in PARTS if part in needs | {"q", "k"}]
-    return {layer: {part: wrap(model).layer(layer).sites.names[part] for part in wanted} for layer in layers}
+    return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
 
 
 def _captures(
@@ -157,11 +158,11 @@ def _captures(
             ids, handed = None if tokens is None else tokens[prompt], parts if needs is None else needs
             capture = layer_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
             used, pattern = (None if part not in parts else cut(part, parts[part], span) for part in PROOFS)
-            yield as_cached(capture, used, pattern, parts["q"].dtype)
+            yield as_proved(capture, used, pattern, parts["q"].dtype)
 
 
 def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:
-    """What the cache holds of one layer and is wanted (what proves it always), with its batch dimension."""
+    """Read the wanted parts of one layer, and those that prove it, with their batch dimension."""
     stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)

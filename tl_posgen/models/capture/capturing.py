@@ -1,121 +1,69 @@
-"""Capture: hook functions that hand q, k and what else is needed to a consumer, layer by layer, in one forward pass.
+"""Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer.
 
-    hooks = capture_hooks(model, consumer)  # [(hook_name, fn), ...], like any other TransformerLens hooks
-    model.run_with_hooks(tokens, fwd_hooks=my_hooks + hooks)
-
-    with capturing(model, consumer):        # the same, and the consumer is told the tokens
+    with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
         model(tokens)
 
-    run_capture(model, tokens, consumer)    # the same, no further than the last layer asked for
+    run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
 
-The hooks change nothing in the model. One layer is held at a time, and dropped when the consumer has seen it.
+Nothing changes in the model. One layer is held at a time, and dropped when the consumer has seen it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import PARTS, checked_needs
 from tl_posgen.models.capture.padding import PadToken
-from tl_posgen.models.capture.pass_capture import Consumer, PassCapture, show
+from tl_posgen.models.capture.pass_capture import Consumer, PassCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.streaming.stream import require_fits, streaming, streaming_if_chosen
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
-HookList = list[tuple[str, Callable[..., None]]]
-
-
-def capture_hooks(
-    model: Model,
-    consumer: Consumer,
-    needs: Iterable[str] = frozenset(),
-    layers: Layers = None,
-    heads: Heads = None,
-    tokens: Int[Tensor, "batch pos"] | None = None,
-) -> HookList:
-    """TransformerLens hooks that call `consumer(LayerCapture)` once per layer and prompt, in the order of the layers.
-
-    In a batch, the consumer is shown every prompt's layer 0, then every prompt's layer 1, and so on;
-    `LayerCapture.prompt` tells them apart, and goes on counting over forward passes.
-
-    Args:
-        needs: what to capture beyond q and k, of {"v", "attn_scores", "pattern", "resid"}.
-        layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
-            or a frame with the columns layer and head.
-        tokens: the ids that the model will be run on, if `LayerCapture.tokens` is wanted (see also `capturing`).
-
-    Raises:
-        InputError: a layer, a head or a need that does not exist, or needs={"inputs"}, which no hook of TransformerLens
-            carries; later, in the forward pass: a KV cache, padding that cannot be told from text, hooks behind these
-            that edit scores or pattern.
-        UnsupportedModelError: a chosen layer whose scores cannot be recomputed from its q and k.
-    """
-    if "inputs" in (needs := checked_needs(needs, (*PARTS, "inputs"))):
-        raise InputError(
-            "inputs: what enters W_Q and W_K shows at no hook of TransformerLens, so no list of hooks captures it; use "
-            "`with tl_posgen.models.capturing(...)` or run_capture"
-        )
-
-    takes = PassCapture(model, consumer, needs, layers, heads, tokens, in_order=True).takes()
-    # edits of queries, keys, scores and pattern show in one another; those of what follows in nothing that is captured
-    unseen = tuple(name for part, name in (("resid", "hook_resid_pre"), ("v", "hook_v")) if part in needs)
-    return [(name, in_list(name, take, last=name.endswith(unseen))) for name, take in takes.items()]
-
-
-def in_list(name: str, take: Callable[[Tensor], None], *, last: bool) -> Callable[..., None]:
-    """A hook that shows a value to `take`; refused behind it are, where it must be the last, hooks of others."""
-
-    def see(value: Tensor, hook: Any) -> None:
-        if last:
-            hooks = [getattr(one, "__name__", "") or repr(one) for one in hook._forward_hooks.values()]
-            behind = hooks[hooks.index(repr(see)) + 1 :] if repr(see) in hooks else []
-            if any(in_list.__name__ not in one and show.__name__ not in one for one in behind):
-                raise InputError(
-                    f"{name}: another hook stands behind that of capture_hooks, and could change what was captured; "
-                    "let the capture hooks stand last in the list, or use `with tl_posgen.models.capturing(...)`"
-                )
-        take(value)
-
-    return see
-
 
 @contextmanager
 def capturing(
-    model: Model,
+    model: Model | WrappedModel,
     consumer: Consumer,
     needs: Iterable[str] = frozenset(),
     layers: Layers = None,
     heads: Heads = None,
 ) -> Iterator[None]:
-    """While the block runs, every forward pass of the model is captured.
+    """While the block runs, every forward pass calls `consumer(LayerCapture)` once per layer and prompt.
+
+    In a batch, the consumer is shown every prompt's layer 0, then every prompt's layer 1, and so on;
+    `LayerCapture.prompt` tells them apart, and goes on counting over forward passes. Captured is what a layer ends up
+    with after all hooks, whenever these were added.
 
     Args:
-        needs: as in `capture_hooks`, and "inputs": what enters W_Q and W_K, and the proved projections.
+        needs: what to capture beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"}; "inputs" are what
+            enters W_Q and W_K, with the proved projections.
+        layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
+            or a frame with the columns layer and head.
 
-    For the other arguments and errors see `capture_hooks`. Also UnsupportedModelError with needs={"inputs"}: a layer
-    whose queries or keys are something else than an affine map of one input, with a norm or clipping after it
-    (adapters, quantised weights); and InputError: a model that splits its attention's input by head.
+    Raises:
+        InputError: a layer, a head or a need that does not exist; with needs={"inputs"}, a model that splits its
+            attention's input by head; later, in the forward pass: a KV cache, padding that cannot be told from text.
+        UnsupportedModelError: a chosen layer whose scores cannot be recomputed from its q and k; with
+            needs={"inputs"}, one whose queries or keys are something else than an affine map of one input, with a norm
+            or clipping after it (adapters, quantised weights).
     """
-    with streaming(model) if wrap(model).needs_streaming else nullcontext():
-        capture = PassCapture(model, consumer, needs, layers, heads, None)
-        capture.tokens_of_pass = True
-        handle = capture.wrapped.embedding.register_forward_pre_hook(capture.see_tokens)
-        try:
-            with capture.attached():
-                yield
-        finally:
-            handle.remove()
+    wrapped = wrap(model)
+    with ExitStack() as stack:
+        if wrapped.needs_streaming:
+            stack.enter_context(streaming(wrapped))
+        stack.enter_context(PassCapture(wrapped, consumer, needs, layers, heads).attached())
+        yield
 
 
 def run_capture(
-    model: Model,
+    model: Model | WrappedModel,
     tokens: Int[Tensor, "batch pos"],
     consumer: Consumer,
     needs: Iterable[str] = frozenset(),
@@ -146,31 +94,19 @@ def run_capture(
     """
     wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
     wrapped.require_length(tokens.shape[1])
-    tokens = tokens.to(next(model.parameters()).device)
-    require_fits(model, tokens.shape[1])
-    with streaming_if_chosen(model, tokens.shape[1]):
-        return _run(wrapped, tokens, consumer, needs, layers, heads)
-
-
-def _run(
-    wrapped: WrappedModel,
-    tokens: Int[Tensor, "batch pos"],
-    consumer: Consumer,
-    needs: frozenset[str],
-    layers: Layers,
-    heads: Heads,
-) -> Float[Tensor, "batch pos d_vocab"] | None:
-    model = wrapped.model
-    capture = PassCapture(model, consumer, needs - {"logits"}, layers, heads, tokens)
-    if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
-        capture.pad = PadToken()
-    options: dict[str, Any] = {"return_type": "logits"}
-    if "logits" not in needs:
-        behind = max(capture.heads) + 1
-        options = {"return_type": None, "stop_at_layer": behind if behind < model.cfg.n_layers else None}
-    count(len(tokens))
-    with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
-        predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
+    tokens = tokens.to(wrapped.device)
+    require_fits(wrapped, tokens.shape[1])
+    with streaming_if_chosen(wrapped, tokens.shape[1]):
+        capture = PassCapture(wrapped, consumer, needs - {"logits"}, layers, heads, tokens)
+        if len(tokens) == 1:  # one prompt is padded to nothing, whatever its tokens
+            capture.pad = PadToken()
+        options: dict[str, Any] = {"return_type": "logits"}
+        if "logits" not in needs:
+            behind = max(capture.heads) + 1
+            options = {"return_type": None, "stop_at_layer": behind if behind < wrapped.model.cfg.n_layers else None}
+        count(len(tokens))
+        with torch.no_grad(), wrapped.exclusive(capture), capture.attached():
+            predicted = wrapped.backend.model(tokens, **options, **wrapped.backend.options(tokens))
     if silent := [layer for layer in capture.heads if layer not in capture.fired]:
         raise UnsupportedModelError(
             f"layer {silent[0]}: the hooks of its attention did not fire, so nothing of it was captured; was its "

@@ -1,4 +1,4 @@
-"""Silence while models are made: TransformerLens and transformers print, log, warn and draw random numbers then."""
+"""Making models without side effects: TransformerLens and transformers print, log, warn and draw random numbers."""
 
 import io
 import logging
@@ -11,8 +11,14 @@ import torch
 
 @contextmanager
 def quiet(seed: int | None = None) -> Iterator[None]:
-    """No prints, warnings, log lines or progress bars inside the block; after it everything is as before, the random
-    state of the CPU too, which inside is that after torch.manual_seed(seed), if given."""
+    """Suppress prints, warnings, log lines and progress bars; make new tensors on the CPU, whatever torch's default
+    device is.
+
+    After the block everything is as before, the random state of the CPU too.
+
+    Args:
+        seed: inside the block that state is the one after torch.manual_seed(seed), if given.
+    """
     from transformers.utils import logging as hf_logging
 
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
@@ -21,7 +27,8 @@ def quiet(seed: int | None = None) -> Iterator[None]:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
         logging.disable(logging.WARNING)
-        with torch.random.fork_rng(devices=[]), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        silent = redirect_stdout(io.StringIO()), warnings.catch_warnings()
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), silent[0], silent[1]:
             warnings.simplefilter("ignore")
             if seed is not None:
                 torch.default_generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Are the scores that this very pass used those of its queries and keys?
+"""Proof of every pass: the scores that it used are those of its queries and keys.
 
 The probe proves a layer's geometry on a few tokens; this proves it for every prompt that is measured, at its length and
 with whatever hooks are at work.
@@ -8,19 +8,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
-from tl_posgen.models.layers.geometry import LayerGeometry
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
 STREAMED_ROWS = 8
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
-    """The queries whose scores are compared: so many of them, evenly spread, the last among them."""
-    return torch.linspace(0, n - 1, min(n, n_rows)).round().long()
+    """Return the queries whose scores are compared: so many of them, evenly spread, the last among them."""
+    return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
 def as_used(
@@ -30,7 +29,7 @@ def as_used(
     *,
     every_row: bool = False,
 ) -> LayerCapture:
-    """The capture, or an `EditedCapture` where the pass used other scores than its q and k give.
+    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
 
     Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
     keys they see. ALiBi is compared up to a constant per row.
@@ -41,7 +40,7 @@ def as_used(
         every_row: where hooks may have edited some.
     """
     n = capture.q.shape[1]
-    rows = (torch.arange(n) if every_row else checked_rows(n)).to(capture.q.device)
+    rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
     positions = capture.query_positions[rows]
     heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
     used = plain_scores(attn_scores[heads[:, None], rows], dtype)
@@ -81,7 +80,7 @@ def as_streamed(
     sinks: Float[Tensor, " head"] | None,
     dtype: torch.dtype,
 ) -> StreamedCapture:
-    """The capture of a pass that formed no scores: its q and k, rotated by the geometry, meet as those of the pass did.
+    """Return the capture of a pass that formed no scores, whose rotated q and k give the scores of the pass.
 
     Compared are the scores of a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of
     values, is proved as it runs (`tl_posgen.models.streaming.stream`).
@@ -107,6 +106,7 @@ def as_streamed(
 
 
 def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
+    """Return the place of the largest entry."""
     return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
 
 
@@ -117,7 +117,7 @@ def is_softmax(
     *,
     sinks: bool = False,
 ) -> bool:
-    """Whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
+    """Tell whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
 
     |pattern - expected| <= allowed * max(expected, its row's largest / 1000), with allowed = 1/1000, or 8 units of
     rounding in the model's dtype. Rows that see nothing are left out.
@@ -132,39 +132,30 @@ def is_softmax(
     return bool((near & possible)[seen].all())
 
 
-def require_softmax(
-    geometry: LayerGeometry,
-    scores: Float[Tensor, "head row key"],
-    pattern: Float[Tensor, "head row key"],
-    dtype: torch.dtype,
-) -> None:
-    """Refuse a pattern that is not the softmax of the scores which were captured."""
-    if not is_softmax(scores, pattern, dtype, sinks=geometry.sinks):
-        raise InputError(
-            f"layer {geometry.layer}: its pattern is not the softmax of the scores that were captured, so another hook "
-            "edits one of them; edited scores are taken where the capture hooks stand last in the list, edited "
-            "patterns inside `with tl_posgen.models.capturing(...)`"
-        )
-
-
-def as_cached(
+def as_proved(
     capture: LayerCapture,
     attn_scores: Float[Tensor, "model_head query key"] | None,
     pattern: Float[Tensor, "model_head query key"] | None,
     dtype: torch.dtype,
+    *,
+    every_row: bool = True,
 ) -> LayerCapture:
-    """`as_used` by what a cache holds: its scores, else its pattern, else nothing to compare with."""
+    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with.
+
+    Args:
+        pattern: of a cache; in a running pass it comes later.
+    """
+    heads, sinks = list(capture.heads), capture.geometry.sinks
     if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=True)
+        used = as_used(capture, attn_scores, dtype, every_row=every_row)
         if pattern is not None:
-            heads = list(capture.heads)
             own = plain_scores(attn_scores[heads], dtype)
-            used.edited_pattern = not is_softmax(own, pattern[heads], dtype, sinks=capture.geometry.sinks)
+            used.edited_pattern = not is_softmax(own, pattern[heads], dtype, sinks=sinks)
         return used
     if pattern is None:
         capture.proved = False
         return capture
-    if is_softmax(capture.scores(), pattern[list(capture.heads)], dtype, sinks=capture.geometry.sinks):
+    if is_softmax(capture.scores(), pattern[heads], dtype, sinks=sinks):
         return capture
     why = (
         f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "

@@ -1,22 +1,24 @@
-"""Does a TransformerBridge compute what the Hugging Face model does that it is made of?"""
+"""Proof of a TransformerBridge: it computes what the Hugging Face model does that it is made of."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 
 N_TOKENS = 48
 
 
 def difference(backend: Backend, origin: Origin) -> str:
-    """How the model's logits differ from those of the plain Hugging Face model; "" if they do not.
+    """Say how the model's logits differ from those of the plain Hugging Face model; "" if they do not.
 
     Where they differ, or cannot be compared as `enable_compatibility_mode` has processed the weights, a bridge of the
     same config with other weights, all moved off their initial values, is compared: it tells a fault of the bridge from
@@ -32,16 +34,15 @@ def difference(backend: Backend, origin: Origin) -> str:
 
 
 def own_difference(backend: Backend) -> str | None:
-    """How the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
+    """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
 
-    max |bridge - plain| <= max(1e-3, 32 units of rounding) times the largest |logit|, the mean over the vocabulary
-    removed from both, as softmax cannot tell it. The user's hooks are left out meanwhile. None where there is a plain
-    model, and it no longer has the same weights.
+    They are compared by `logit_error`, the user's hooks left out. None where there is a plain model, and it no longer
+    has the same weights.
     """
     model = backend.model
     n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
-    tokens = tokens.to(next(model.parameters()).device)
+    weight = next(model.parameters())
+    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
     with torch.no_grad(), without_hooks(model):
         with backend.plain() as plain:
             if plain is None:
@@ -51,27 +52,19 @@ def own_difference(backend: Backend) -> str | None:
             except RuntimeError as error:
                 return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
         actual = centred(model(tokens))
-        error, largest = float((actual - expected).abs().max()), float(expected.abs().max())
-        if error <= max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps) * largest:
+        same, error, _ = logit_error(actual, expected, weight.dtype)
+        if same:
             return ""
-        parting = where_streams_part(backend, tokens)
+        parting, largest = where_streams_part(backend, tokens), float(expected.abs().max())
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
-        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; "
-        'load it with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to '
-        "TransformerLens"
+        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
+        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens'
     )
 
 
-def centred(logits: Tensor) -> Float[Tensor, "batch pos vocabulary"]:
-    logits = logits.float()
-    return logits - logits.mean(-1, keepdim=True)
-
-
 def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
-    """ "layer 3: " for the first layer whose output differs from the plain model's; "" where that cannot be said."""
-    from tl_posgen.models.backends.bridge import original
-
+    """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
     model, streams = backend.model, []
     for passing in (model, None):
         entering: list[Tensor] = []
@@ -80,7 +73,7 @@ def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
             for block in model.blocks:
                 module = block if passing else original(block)
                 handle = module.register_forward_hook(
-                    lambda _module, _args, out, seen=entering: seen.append(first(out))
+                    lambda _module, _args, out, seen=entering: seen.append(first_output(out))
                 )
                 stack.callback(handle.remove)
             run(tokens)
@@ -93,7 +86,8 @@ def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
     return ""
 
 
-def first(output: Any) -> Tensor:
+def first_output(output: Any) -> Tensor:
+    """Return a block's output, without what else it hands over."""
     return (output[0] if isinstance(output, tuple) else output).detach().float()
 
 

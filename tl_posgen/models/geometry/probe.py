@@ -17,6 +17,7 @@ from tl_posgen.models.geometry.proof import is_pattern, prove
 from tl_posgen.models.layers.fused import FAILURES, forming
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import random_tokens
 
 SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
 PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
@@ -40,7 +41,7 @@ Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why tha
 
 
 def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
-    """What was found in every layer, supported or not."""
+    """Return what was found in every layer, supported or not."""
     fired = probe_run(model, backend)
     handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
     if handed_on:
@@ -75,15 +76,14 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
 
 
 def has_sinks(pattern: Tensor | None) -> bool:
-    """Whether rows of the probe's pattern sum to less than one."""
+    """Tell whether rows of the probe's pattern sum to less than one."""
     return pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
 
 
 def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
-    """layer -> hook -> what it carried while the model read a few random tokens."""
+    """Return layer -> hook -> what it carried while the model read a few random tokens."""
     n = min(PROBE_TOKENS, backend.limit().tokens or PROBE_TOKENS)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=generator).to(next(model.parameters()).device)
+    tokens = random_tokens(model.cfg.d_vocab, n, next(model.parameters()).device)
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
     def remember(layer: int, name: str, value: Tensor) -> None:

@@ -1,8 +1,7 @@
-"""What a measure is handed: one layer of one prompt."""
+"""The capture of one layer on one prompt, which every measure is given."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -11,16 +10,16 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate
 
-PER_HEAD = ("q", "k", "v", "attn_scores", "pattern", "rotated_q", "rotated_k")
+PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
 
 
 @dataclass
 class LayerCapture:
-    """One layer's attention on one prompt, float32 at least, for the chosen heads only.
+    """Queries, keys and what else was asked for of one layer's chosen heads on one prompt, float32 at least.
 
     Attributes:
         geometry: what the layer does with positions.
@@ -56,10 +55,11 @@ class LayerCapture:
     edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
+    _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
     _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
 
     def once(self, function: Callable[..., Any]) -> Any:
-        """function(this), computed once for all measures that ask for it of this layer and prompt."""
+        """Return function(this capture), computed once for all measures that ask for it of this layer and prompt."""
         if function not in self._shared:
             self._shared[function] = function(self)
         return self._shared[function]
@@ -69,14 +69,11 @@ class LayerCapture:
         return self.geometry.layer
 
     def of_heads(self, part: slice) -> "LayerCapture":
-        """The same for some of its heads."""
-        some = copy(self)
-        vars(some).update(self._per_head(part), heads=list(self.heads)[part], _shared={})
-        return some
-
-    def _per_head(self, part: slice) -> dict[str, Tensor]:
-        held = {name: vars(self).get(name) for name in PER_HEAD}
-        return {name: x[part] for name, x in held.items() if x is not None}
+        """Return the capture of some of its heads."""
+        held = fields_of(self)
+        held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
+        rotated = {name: x[part] for name, x in self._rotated.items()}
+        return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
 
     @property
     def length(self) -> int:
@@ -84,31 +81,35 @@ class LayerCapture:
 
     @property
     def device(self) -> torch.device:
-        return self.positions.device
+        return self.k.device
 
     @property
     def bilinear(self) -> bool:
-        """Whether the scores are scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
+        """Tell whether the scores are scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
         return self.geometry.bilinear
 
     @cached_property
     def positions(self) -> Int[Tensor, " pos"]:
-        return torch.arange(self.length, device=self.k.device)
+        return torch.arange(self.length, device=self.device)
 
     @property
     def query_positions(self) -> Int[Tensor, " query"]:
         return self.positions[-self.q.shape[1] :]
 
-    @cached_property
+    @property
     def rotated_q(self) -> Float[Tensor, "head query d_head"]:
-        return rotate(self.q, self.query_positions, self.geometry.rope)
+        if "q" not in self._rotated:
+            self._rotated["q"] = rotate(self.q, self.query_positions, self.geometry.rope)
+        return self._rotated["q"]
 
-    @cached_property
+    @property
     def rotated_k(self) -> Float[Tensor, "head pos d_head"]:
-        return rotate(self.k, self.positions, self.geometry.rope)
+        if "k" not in self._rotated:
+            self._rotated["k"] = rotate(self.k, self.positions, self.geometry.rope)
+        return self._rotated["k"]
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
-        """The scores among the first n tokens (all if left out) that the pass used, -inf at what is invisible.
+        """Return the scores that the pass used among the first n tokens (all if left out), -inf where invisible.
 
         Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.geometry.pass_proof`).
         """
@@ -116,20 +117,25 @@ class LayerCapture:
         return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads, rows)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
-        """What queries start .. stop - 1 pay the keys before `stop`; where attention is streamed no more is formed."""
+        """Return the pattern of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
         assert self.pattern is not None, "the pattern was not asked for"
         return self.pattern[:, start:stop, :stop]
 
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
-        """`attn_scores` of queries start .. stop - 1 and keys before `stop`; where attention is streamed no more is
-        formed."""
+        """Return `attn_scores` of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
         assert self.attn_scores is not None, "the scores were not asked for"
         return self.attn_scores[:, start:stop, :stop]
 
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
-        """The scores of queries start .. stop - 1 and keys before `stop` that the pass used, -inf at the invisible."""
+        """Return the scores that the pass used of queries start .. stop - 1 over keys before `stop`, -inf where
+        invisible."""
         q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
+
+
+def fields_of(capture: LayerCapture) -> dict[str, Any]:
+    """Return what LayerCapture(...) was given, by name."""
+    return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
 
 
 class StreamedCapture(LayerCapture):
@@ -140,19 +146,15 @@ class StreamedCapture(LayerCapture):
         Args:
             sinks: logits of the chosen heads that join each row's softmax and carry no value.
         """
-        vars(self).update(vars(capture), sinks=sinks, _shared={})
-        for name in ("attn_scores", "pattern"):
-            vars(self).pop(name, None)
+        super().__init__(**fields_of(capture))
+        del self.attn_scores, self.pattern  # the properties below stand in for them
+        self.sinks = sinks
 
     attn_scores: Any = cached_property(lambda self: self.scores())
     pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
-    sinks: Float[Tensor, " head"] | None
 
     def of_heads(self, part: slice) -> "StreamedCapture":
-        some = copy(self)
-        sinks = None if self.sinks is None else self.sinks[part]
-        vars(some).update(self._per_head(part), heads=list(self.heads)[part], sinks=sinks, _shared={})
-        return some
+        return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
 
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return self.score_rows(start, stop)
@@ -165,6 +167,19 @@ class StreamedCapture(LayerCapture):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
+class Withheld:
+    """An attribute of an `EditedCapture` that it has, and does not give."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, capture: Any, value: Any) -> None:
+        vars(capture)[self.name] = value
+
+    def __get__(self, capture: Any, owner: type | None = None) -> Any:
+        raise UnsupportedModelError(f"{capture.why} What follows from queries and keys says nothing of these scores.")
+
+
 class EditedCapture(LayerCapture):
     """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
     what was proved before.
@@ -172,38 +187,34 @@ class EditedCapture(LayerCapture):
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
     """
 
+    q: Any = Withheld()
+    k: Any = Withheld()
+    rotated_q: Any = Withheld()
+    rotated_k: Any = Withheld()
+
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
         Args:
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
             why: what differs, and the likely cause.
         """
-        vars(self).update(vars(capture), _shared={}, why=why, _used=used)
-        self._length, self._device = capture.length, capture.q.device
-        for name in ("q", "k", "rotated_q", "rotated_k"):
-            vars(self).pop(name, None)
-
-    def __getattr__(self, name: str) -> Any:  # asked for what is not there
-        if name in ("q", "k"):
-            raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
-        raise AttributeError(name)
+        super().__init__(**fields_of(capture))
+        self.why, self._used = why, used
 
     def of_heads(self, part: slice) -> "EditedCapture":
-        some, used = copy(self), None if self._used is None else self._used[part]
-        vars(some).update(self._per_head(part), heads=list(self.heads)[part], _used=used, _shared={})
-        return some
+        return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
 
     @property
     def length(self) -> int:
-        return self._length
+        return vars(self)["k"].shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return vars(self)["k"].device
 
     @property
     def bilinear(self) -> bool:
         return False
-
-    @cached_property
-    def positions(self) -> Int[Tensor, " pos"]:
-        return torch.arange(self._length, device=self._device)
 
     def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
         if self._used is None:
@@ -246,6 +257,4 @@ def finished_scores(
         position = torch.arange(products.shape[-1], device=products.device)
         away = position[-products.shape[-2] :, None] - position if distance is None else distance
         products = products - geometry.alibi_slopes.to(products)[list(heads), None, None] * away
-    if geometry.soft_cap is not None:
-        products = geometry.soft_cap * torch.tanh(products / geometry.soft_cap)
-    return products
+    return soft_capped(products, geometry.soft_cap)

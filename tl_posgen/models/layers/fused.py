@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tl_posgen.errors import PosgenError
 from tl_posgen.models.layers.capture import finished_scores
-from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.layers.geometry import LayerGeometry, in_window
 from tl_posgen.rope.rotation import at_least_float32
 
 FAILURES = (PosgenError, RuntimeError, TypeError, AttributeError, ValueError, IndexError)  # of attention so replaced
@@ -24,7 +24,7 @@ Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys every query sees, told row by row.
+    """Keys that every query sees, given row by row.
 
     Attributes:
         rows: (start, stop) -> what the queries start .. stop - 1 see.
@@ -37,11 +37,11 @@ class Mask:
     padding: Bool[Tensor, "batch pos"] | None = None
 
     def to(self, *_: Any, **__: Any) -> "Mask":
-        """Itself: bridges move what they take for a tensor."""
+        """Return the mask itself: bridges move what they take for a tensor."""
         return self
 
     def __getitem__(self, index: Any) -> "Mask":
-        """Itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
+        """Return the mask itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
         if any(one not in (slice(None), slice(0, None)) for one in index):
             raise IndexError("a part of a mask is not streamed")
         return self
@@ -56,7 +56,7 @@ class Mask:
         before: int = 0,
         device: torch.device | str = "cpu",
     ) -> "Mask":
-        """The causal mask of n queries, or the `window` last keys of it, less the keys that are padding.
+        """Return the causal mask of n queries, or the `window` last keys of it, without keys that are padding.
 
         Args:
             before: how many keys stand before the first query.
@@ -68,8 +68,7 @@ class Mask:
         keys = torch.arange(before + n, device=device)
 
         def rows(start: int, stop: int) -> Bool[Tensor, "#batch 1 row key"]:
-            away = keys[before + start : before + stop, None] - keys
-            seen = (away >= 0) if window is None else (away >= 0) & (away < window)
+            seen = in_window(keys[before + start : before + stop, None] - keys, window)
             return seen[None, None] if padding is None else seen & padding[:, None, None]
 
         return cls(rows, window is None and padding is None and before == 0, padding)
@@ -77,7 +76,7 @@ class Mask:
 
 @runtime_checkable
 class Attention(Protocol):
-    """What stands in for one layer's attention: from rotated q, k and v to z."""
+    """Replacement of one layer's attention: from rotated q, k and v to z."""
 
     def __call__(
         self,
@@ -120,8 +119,8 @@ class LayerAttention:
     scores: Float[Tensor, "batch head pos key"] | None = None
     pattern: Float[Tensor, "batch head pos key"] | None = None
 
-    def met(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
+    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
         group = self.q.shape[1] // self.k.shape[1]
         q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
         sinks = None if self.sinks is None else self.sinks[list(heads)].detach()
@@ -175,38 +174,42 @@ def attend_rows(
     finish: Finish | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch head row d_value"]:
-    """The same for the queries start .. stop - 1, which see no key behind them."""
+    """z_i of `attend` for the queries start .. stop - 1, which see no key behind them."""
     before = k.shape[2] - q.shape[2]  # keys of earlier passes
-    seen = mask.rows(start, stop)
+    seen = mask.rows(start, stop).to(q.device)
     keys = slice(first_seen(seen), before + stop)
-    group = q.shape[1] // k.shape[1]
-    scores = per_key_head(q[:, :, start:stop], group, k[:, :, keys].mT) * scale
-    if finish is not None:
-        position = torch.arange(k.shape[2], device=q.device)
-        scores = finish(scores, position[before + start : before + stop, None] - position[keys])
+    scores = block_of_scores(q, k, scale, start, keys, finish)
     pattern = masked_softmax(scores, seen[..., keys], sinks)
-    return per_key_head(pattern.to(v.dtype), group, v[:, :, keys])
+    return per_key_head(pattern.to(v.dtype), q.shape[1] // k.shape[1], v[:, :, keys])
+
+
+def block_of_scores(
+    q: Tensor, k: Tensor, scale: float, start: int, keys: slice, finish: Finish | None
+) -> Float[Tensor, "batch head row key"]:
+    """finish(scale <q_i, k_j>) of the queries from `start` on that see the last of these keys, and of these keys."""
+    before = k.shape[2] - q.shape[2]
+    stop = keys.stop - before
+    scores = per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
+    if finish is None:
+        return scores
+    position = torch.arange(k.shape[2], device=q.device)
+    return finish(scores, position[before + start : before + stop, None] - position[keys])
 
 
 def form(
     attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
 ) -> dict[str, Tensor]:
-    """z by way of scores and pattern, each as its hooks leave it."""
-    n, before = q.shape[2], k.shape[2] - q.shape[2]
-    group = q.shape[1] // k.shape[1]
-    scores = per_key_head(q, group, k.mT) * scale
-    if finish is not None:
-        position = torch.arange(k.shape[2], device=q.device)
-        scores = finish(scores, position[before:, None] - position)
-    seen = mask.rows(0, n)
+    """Compute z by way of scores and pattern, each as its hooks leave it."""
+    scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
+    seen = mask.rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
-    return {"z": per_key_head(pattern, group, v), "scores": scores, "pattern": pattern}
+    return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 
 
 def forming(attn: Any) -> Attention:
-    """Attention that forms its scores and pattern, each as its hooks leave it."""
+    """Return attention that forms its scores and pattern, each as its hooks leave it."""
 
     def attention(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
@@ -218,7 +221,7 @@ def forming(attn: Any) -> Attention:
 
 
 def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
-    """What transformers hands over: none, what was made here, or a tensor of some architecture's own making."""
+    """Return the `Mask` of what transformers hands over: nothing, a `Mask`, or a tensor of the architecture's own."""
     if isinstance(mask, Mask):
         return mask
     n, before = q.shape[2], k.shape[2] - q.shape[2]
@@ -229,7 +232,7 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
-    """The soft cap and ALiBi of a layer; None without them."""
+    """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
     return None if geometry.bilinear else partial(finish_block, geometry)
 
 
@@ -253,11 +256,11 @@ def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
 
 
 def row_blocks(n_heads: int, n: int, n_keys: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
+    """Yield (start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
     step = max(1, SCORES_AT_ONCE // (n_heads * n_keys))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
 def first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
-    """The first key that any of these queries sees; 0 if they see none."""
+    """Return the first key that any of these queries sees; 0 if they see none."""
     return int(seen.flatten(0, 2).any(0).int().argmax())

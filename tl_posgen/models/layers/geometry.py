@@ -1,4 +1,4 @@
-"""What one attention layer does with positions, in the terms that every measure uses."""
+"""The geometry of an attention layer: how its scores depend on positions, and which keys a query sees."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -47,24 +47,34 @@ class LayerGeometry:
 
     @property
     def bilinear(self) -> bool:
-        """Whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is ever needed."""
+        """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
         return self.soft_cap is None and self.alibi_slopes is None
 
     def key_head(self, head: int) -> int:
         return head // (self.n_heads // self.n_key_value_heads)
 
     def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
-        """Which key each of n queries sees: causal, and inside the window where there is one."""
+        """Return which keys each of n queries sees: the causal mask, and the window where there is one."""
         position = torch.arange(n, device=device)
         return self.sees(position[:, None] - position)
 
     def sees(self, distance: Int[Tensor, "query key"]) -> Bool[Tensor, "query key"]:
-        """Whether a query sees the key that is so far back: 0 <= i - j, and < window where there is one."""
-        return distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+        """0 <= i - j, and i - j < window where there is one: whether a query sees the key that is so far back."""
+        return in_window(distance, self.window)
+
+
+def in_window(distance: Int[Tensor, "query key"], window: int | None) -> Bool[Tensor, "query key"]:
+    """0 <= d, and d < window where there is one."""
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def soft_capped(scores: Float[Tensor, "*batch query key"], cap: float | None) -> Float[Tensor, "*batch query key"]:
+    """c tanh(score / c); the scores themselves where there is no cap."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 class ContextLimit(NamedTuple):
-    """The longest prompt that a model takes, or that its geometry holds for.
+    """Longest prompt that a model takes, or that its geometry holds for.
 
     Attributes:
         tokens: how many; None for any number.

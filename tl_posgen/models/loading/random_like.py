@@ -1,4 +1,4 @@
-"""The null model: the same shape with random weights."""
+"""Random init: the null model, of the same shape with random weights."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tl_posgen.models.conversion.convert import build_random
 from tl_posgen.models.conversion.hugging_face import load_tokenizer
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def require_seed(seed: object) -> None:
@@ -17,8 +17,8 @@ def require_seed(seed: object) -> None:
         raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
 
 
-def random_like(model: Model, seed: int) -> Model:
-    """A model of the same architecture and shape with freshly initialised weights: the null of every measure.
+def random_like(model: Model | WrappedModel, seed: int) -> Model:
+    """Make a model of the same architecture and shape with freshly initialised weights: the null of every measure.
 
     The weights are those of `AutoModelForCausalLM.from_config(config)` right after `torch.manual_seed(seed)` on the
     CPU: the architecture's own initialisation in transformers, made into the same kind of object as `model`. So a
@@ -35,7 +35,8 @@ def random_like(model: Model, seed: int) -> Model:
         'transformers, LlamaForCausalLM'
     """
     require_seed(seed)
-    backend, origin = wrap(model).backend, wrap(model).origin
+    wrapped = wrap(model)
+    model, backend, origin = wrapped.model, wrapped.backend, wrapped.origin
     directory, trust = origin.directory, origin.trust_remote_code
     with quiet(seed):
         if directory is None:

@@ -1,4 +1,4 @@
-"""The second null model: the trained weights, their entries in random order."""
+"""Shuffled weights: the second null model, trained weights with their entries in random order."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,12 +9,12 @@ from torch import Tensor
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.loading.random_like import require_seed
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 RULE = "trained, entries of every weight matrix permuted"
 
 
-def shuffled_like(model: Model, seed: int) -> Model:
+def shuffled_like(model: Model | WrappedModel, seed: int) -> Model:
     """W -> the entries of W in random order, for every weight matrix W: trained values without trained structure.
 
     What a measure keeps here, it owes to the sizes of the weights; what it loses, to their arrangement. Embeddings are
@@ -39,15 +39,16 @@ def shuffled_like(model: Model, seed: int) -> Model:
         (False, True)
     """
     require_seed(seed)
-    null = copy_of(model)
+    wrapped = wrap(model)
+    null = copy_of(wrapped)
     generator = torch.Generator().manual_seed(seed)
     weights = dict(null.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
             if is_matrix(name, weight) and not is_joint(weight, weights.values()):
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                order = torch.randperm(weight.numel(), generator=generator, device="cpu").to(weight.device)
                 weight.copy_(weight.flatten()[order].view_as(weight))
-    wrap(null).remember_origin(replace(wrap(model).origin, seed=seed, initialisation=RULE), proved=True)
+    wrap(null).remember_origin(replace(wrapped.origin, seed=seed, initialisation=RULE), proved=True)
     return null
 
 
@@ -55,20 +56,19 @@ def shuffled_label(seed: int) -> str:
     return f"shuffled weights (seed {seed})"
 
 
-def copy_of(model: Model) -> Model:
-    """The same weights in a model that shares nothing with the first, and without its hooks."""
+def copy_of(wrapped: WrappedModel) -> Model:
+    """Return the same weights in a model that shares nothing with the first, and without its hooks."""
     with quiet(seed=0):
-        return wrap(model).backend.copy(wrap(model).origin)
+        return wrapped.backend.copy(wrapped.origin)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    """A HookedTransformer keeps one bias per head in a matrix, b_Q [head, d_head]; that is a bias all the same."""
+    """Tell matrices from biases, of which a HookedTransformer keeps one per head in b_Q [head, d_head]."""
     return weight.ndim > 1 and not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
 
 
 def is_joint(weight: Tensor, weights: Iterable[Tensor]) -> bool:
-    """Whether this is a whole piece of memory that other weights are parts of, as a bridge's joint q/k/v; its parts are
-    shuffled instead."""
+    """Tell whether other weights are parts of its memory (a bridge's joint q/k/v); those are shuffled instead."""
     memory = weight.untyped_storage()
     whole = weight.numel() * weight.element_size() == memory.nbytes()
     parts = [w for w in weights if w.untyped_storage().data_ptr() == memory.data_ptr() and w.numel() < weight.numel()]

@@ -19,7 +19,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked
 from tl_posgen.models.conversion.source import first_line
-from tl_posgen.models.geometry.plain_proof import centred, without_hooks
+from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import UNITS, allowed_error
 from tl_posgen.models.layers.capture import scores_from
@@ -27,6 +27,7 @@ from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, att
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
@@ -38,7 +39,7 @@ _matrices: ContextVar[int] = ContextVar("matrices", default=0)
 
 
 @contextmanager
-def streaming(model: Model) -> Iterator[None]:
+def streaming(model: Model | WrappedModel) -> Iterator[None]:
     """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
 
     Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
@@ -68,7 +69,7 @@ def streaming(model: Model) -> Iterator[None]:
     if known.by is not None:
         yield
         return
-    if reason := unusual(model.cfg):
+    if reason := unusual(wrapped.model.cfg):
         raise UnsupportedModelError(f"attention cannot be streamed: {reason}")
     stream = Stream(wrapped)
     if known.refusal is None:
@@ -95,9 +96,10 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(model: Model, n: int) -> Iterator[None]:
-    """`streaming` as `chosen` says for prompts of n tokens; long ones as they are where it cannot be had."""
-    choice, needed = _choice.get(), wrap(model).needs_streaming
+def streaming_if_chosen(model: Model | WrappedModel, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+    wrapped = wrap(model)
+    choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
             "this model's scores show only while its attention is streamed (TransformerBridge leaves it to Hugging "
@@ -106,27 +108,28 @@ def streaming_if_chosen(model: Model, n: int) -> Iterator[None]:
     with ExitStack() as stack:
         if choice or needed or (choice is None and n > LONG):
             try:
-                stack.enter_context(streaming(model))
+                stack.enter_context(streaming(wrapped))
             except PosgenError:
                 if choice or needed:
                     raise
         yield
 
 
-def is_streamed(model: Model, n: int) -> bool:
-    """Whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
-    with streaming_if_chosen(model, n):
-        return wrap(model).streamed.by is not None
+def is_streamed(model: Model | WrappedModel, n: int) -> bool:
+    """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
+    wrapped = wrap(model)
+    with streaming_if_chosen(wrapped, n):
+        return wrapped.streamed.by is not None
 
 
-def require_fits(model: Model, n: int) -> None:
+def require_fits(wrapped: WrappedModel, n: int) -> None:
     """Refuse prompts of n tokens that no memory holds: their forward pass, or what `chosen` says is measured of it."""
     if n > LONG:
-        require_pass_fits(model, n, is_streamed=is_streamed(model, n), matrices=_matrices.get())
+        require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
 
 
 class Stream:
-    """What stands in for a model's attention, layer by layer.
+    """Replacement of a model's attention, layer by layer.
 
     Attributes:
         listeners: called with the layer and its `LayerAttention` once it is computed.
@@ -188,7 +191,7 @@ class Stream:
         sinks: Tensor | None = None,
         **formed: Tensor,
     ) -> Float[Tensor, "batch head pos d_value"]:
-        """One layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
+        """Compute one layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
         by: float = q.shape[-1] ** -0.5 if scale is None else scale
         mask, geometry = as_mask(mask, q, k), self.geometries.get(layer)
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
@@ -224,7 +227,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
     group = done.q.shape[1] // done.k.shape[1]
     eps = max(torch.finfo(done.q.dtype).eps, torch.finfo(torch.float32).eps)
     for prompt in range(len(done.q)):
-        text = None if done.mask.padding is None else done.mask.padding[prompt]
+        text = None if done.mask.padding is None else done.mask.padding[prompt].to(rows.device)
         own = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]
         q = done.q[prompt][:, own].float()
         k, v = (x[prompt].float().repeat_interleave(group, 0) for x in (done.k, done.v))
@@ -248,16 +251,15 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
 
 
 def difference(wrapped: WrappedModel, stream: Stream) -> str:
-    """How streamed logits of a few random tokens differ from the model's own; "" if they do not.
+    """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
 
-    max |streamed - own| <= max(1e-3, 32 units of rounding) times the largest |logit|, the mean over the vocabulary
-    removed from both. Finds out, too, which hook points do not fire.
+    They are compared by `logit_error`. Finds out, too, which hook points do not fire.
     """
     model = wrapped.backend.model
     n = min(N_TOKENS, wrapped.limit.tokens or N_TOKENS)
     n -= n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))
-    tokens = torch.randint(model.cfg.d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
-    tokens = tokens.to(next(model.parameters()).device)
+    weight = next(model.parameters())
+    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
     seen: set[int] = set()
     with torch.no_grad(), without_hooks(model), wrapped.exclusive("streaming"):
         expected, fired = logits_and_fired(wrapped, tokens)
@@ -271,8 +273,9 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
             stream.listeners.clear()
     if left := sorted(set(stream.geometries) - seen):
         return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
-    error, largest = float((actual - expected).abs().max()), float(expected.abs().max())
-    if not error <= max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps) * largest:
+    same, error, _ = logit_error(actual, expected, weight.dtype)
+    if not same:
+        largest = float(expected.abs().max())
         return (
             f"attention of this model cannot be streamed: logits differ by {error:.2g}, the largest being {largest:.2g}"
         )
@@ -281,7 +284,7 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
 
 
 def unusual(cfg: Any) -> str:
-    """Settings under which TransformerLens computes attention in other steps."""
+    """Name a setting under which TransformerLens computes attention in other steps; "" if there is none."""
     for name in ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention"):
         if getattr(cfg, name, False):
             return f"cfg.{name} is set; unset it"
@@ -289,7 +292,7 @@ def unusual(cfg: Any) -> str:
 
 
 def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
-    """The logits, the mean over the vocabulary removed, and the names of the hook points that fired."""
+    """Return the centred logits, and the names of the hook points that fired."""
     model = wrapped.backend.model
     names = {id(point): name for name, point in model.hook_dict.items()}
     fired: set[str] = set()
@@ -304,6 +307,6 @@ def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tup
 
 
 def points_of(block: Any) -> list[Any]:
-    """The points whose hooks make a layer form its scores, so that they may well be silent."""
+    """Return the points whose hooks make a layer form its scores, so that they need not fire without."""
     attn = getattr(block, "attn", None)
     return [getattr(attn, name) for name in ("hook_attn_scores", "hook_pattern") if hasattr(attn, name)]

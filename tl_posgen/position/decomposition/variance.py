@@ -149,7 +149,7 @@ class Variance(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rest = layer.once(moments_of)
-        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
+        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
         return dict(zip(TOKENS, (first + rest, rest), strict=True))
 
     def finish(self, sums: Sums) -> xr.Dataset:
@@ -174,7 +174,7 @@ class Variance(Measure):
 
 def moments_of(layer: LayerCapture) -> TripleMoments:
     """Return the moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=False)
+    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
 
 
 def shares_of(

@@ -10,7 +10,7 @@ from tl_posgen.rope.rotation import complex_planes
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
-    """Mean over j <= i of scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1: one product of cumulative sums."""
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
     geometry = capture.geometry
     zq, zk = (complex_planes(x.double(), geometry.rope) for x in (capture.q, capture.k))
     n = zq.shape[1]

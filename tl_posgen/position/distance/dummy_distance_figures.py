@@ -1,4 +1,4 @@
-"""Figures of dummy distances: agreement of the key part, fits made again, curves of the intervention, and the loss."""
+"""Figures of dummy distances: agreement of the key part, refits, curves of the intervention, and the loss."""
 
 from functools import partial
 from typing import Any

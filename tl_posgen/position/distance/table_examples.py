@@ -1,4 +1,4 @@
-"""Tables of distance and key, whole, for the heads whose key part stays most and least: what the numbers are of."""
+"""Tables of distance and key for the heads whose key part agrees most and least."""
 
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ def add_tables(
     queries = (q[:, -1], q.mean(1))
     distances = distances.to(q.device)
     tables = [distance_table(one, layer.k.double(), geometry.rope, geometry.scale, distances) for one in queries]
-    if geometry.window is not None:  # the table's numbers are of distances inside it
+    if geometry.window is not None:  # the table's statistics are over distances in the window
         tables = [one.masked_fill((distances >= geometry.window)[:, None], torch.nan) for one in tables]
     for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):
         found[layer.layer, head] = two
