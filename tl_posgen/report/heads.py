@@ -9,10 +9,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int16
 
-from tl_posgen.measure import rows_of
+from tl_posgen.core.result import Result
 from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
-from tl_posgen.result import Result
 
 VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
@@ -37,7 +36,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     curves = [
         curve_of(result, name, labels, places)
         for result in results.values()
-        if {"layer", "head"} <= set(rows_of(result.own))
+        if {"layer", "head"} <= set(result.measure.rows)
         for name in result.measure.curves
         if name in result.own
         for labels in labels_of_curves(result, name)
