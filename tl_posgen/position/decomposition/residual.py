@@ -150,7 +150,7 @@ class Residual(Measure):
         values, tallies, examples = zip(*groups, strict=True)
         found: dict[str, Any] = {name: torch.cat([one[name] for one in values], 1) for name in values[0]}
         if layer.tokens is not None:
-            found |= {key: TokenPairTally.of_heads([one[key] for one in tallies]) for key in tallies[0]}
+            found |= {key: TokenPairTally.join_heads([one[key] for one in tallies]) for key in tallies[0]}
         if layer.prompt == 0 and self.examples:
             found["examples"] = First(largest(examples, self.examples))
         return found
