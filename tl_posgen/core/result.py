@@ -151,9 +151,10 @@ class Result:
         for name, array in data.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
+            wanted = self._is_headline(str(name)) or (every and not (set(SAMPLED) - set(rows)) & set(array.dims))
             if set(rows) <= set(array.dims) and few and wanted:
-                columns |= columns_of(mean_of(array), str(name), rows, chosen)
+                one = array if set(rows) & set(SAMPLED) else mean_of(array)
+                columns |= columns_of(one, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
