@@ -1,6 +1,7 @@
 """Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -305,3 +306,17 @@ def format_number(value: float | None, form: str) -> str:
         return "not defined"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def format_bound(values: Sequence[float], digits: int = 3) -> str:
+    """Return the largest of some values, rounded up so that it holds as a bound.
+
+    Example:
+        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
+        ('0.250', '0.001')
+    """
+    largest = max(values)
+    if not math.isfinite(largest):
+        return format_number(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
