@@ -32,7 +32,9 @@ FROM_SLASH |= {"first_token": "first_token"}
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r")
 REPEATED = ("previous_token", "duplicate_token", "induction")
 ON_REPEATED = "mean attention on repeated random tokens"
-EDITS = "without its interaction (f(q, d) + g(q, k) in the place of its scores), without its slash distance, mean-ablated"
+EDITS = (
+    "without its interaction (f(q, d) + g(q, k) in the place of its scores), without its slash distance, mean-ablated"
+)
 NO_TURN = "nothing rotates, so the interaction and its cost are zero by construction."
 
 
@@ -49,9 +51,9 @@ class Profiles(Measure):
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
     additive r (`variance`), the first token left out. On random tokens of which a block stands twice: mean attention to
     the previous token, to the earlier occurrence of the same token, and to the token after it (`previous_token`,
-    `duplicate_token`, `induction`). And what one head alone costs, in nats per token: its scores replaced by the nearest
-    f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash distance ("slash"), its
-    output replaced by the mean over prompts and positions ("head": mean ablation).
+    `duplicate_token`, `induction`). And what one head alone costs, in nats per token: its scores replaced by the
+    nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash distance
+    ("slash"), its output replaced by the mean over prompts and positions ("head": mean ablation).
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Of so many pairs one in twenty lies beyond its interval by chance.
@@ -106,7 +108,7 @@ class Profiles(Measure):
         "rho": Variable(
             "Spearman's rho",
             "",
-            "over heads, or of ranks with each layer's mean taken away; interval for independent heads (Bonett & Wright)",
+            "over heads, or of ranks with each layer's mean taken away; Bonett & Wright's interval, heads independent",
             ("scope", "end", "column", "column_2"),
             bounds=(-1, 1),
         ),

@@ -10,6 +10,7 @@ from tl_posgen.core.measure import ENDS
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, columns_of
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, colour_axis, finish, head_rows, heat, model_label, sides
 
+
 def correlation_maps(result: Any) -> go.Figure:
     """Draw the rank correlations of all pairs of columns: over heads and within layers, a row a side."""
     both = sides(result)
