@@ -112,7 +112,7 @@ def judged(
     columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
     columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
     data = {name: ("claim", columns[name]) for name in COLUMNS}
-    coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "model": ("init", [label])}
+    coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
     measure = Claims()
     known = {name: value for name, value in provenance.items() if name != "options"}
     return Result(measure, measure.describe(xr.Dataset(data, coords)), known)

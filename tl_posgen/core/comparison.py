@@ -70,7 +70,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
     inits = [f"{after} - {before}", *("random init" for _ in data["init"].values[1:])]
-    data = data.assign_coords(model=("init", inits))
+    data = data.assign_coords(init_label=("init", inits))
     data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
     provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
     return Report({measure.name: Result(measure, data, provenance)}, provenance)
@@ -93,7 +93,7 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
         for name, variable in result.measure.variables.items():
             shown = set(HEAD) <= set(variable.dims) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
-                array = result.dataset[name].drop_vars("model", errors="ignore")
+                array = result.dataset[name].drop_vars("init_label", errors="ignore")
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
                 found |= {one: column.assign_attrs(label=variable.label) for one, column in columns.items()}
     return found

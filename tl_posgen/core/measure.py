@@ -266,7 +266,7 @@ class Measure:
             >>> MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=()).frame().shape
             (16, 3)
         """
-        from tl_posgen.analysis import analyze
+        from tl_posgen.core.engine import analyze
 
         return analyze(model, prompts, measures=[self], **settings)[self.name]
 

@@ -1,6 +1,7 @@
 """Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,11 @@ class Numbers:
         """The same numbers of the random inits: their means and standard deviations."""
         return Numbers(self.measure, self.dataset, is_null=True)
 
+    @property
+    def side(self) -> xr.Dataset:
+        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
+        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
+
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
         such arrays are given to `number`."""
@@ -213,9 +219,11 @@ class Numbers:
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            variable = self.measure.variables.get(str(name))
             if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
                 continue
-            variable = self.measure.variables.get(str(name))
+            if variable is not None and variable.holds:  # ids have no mean
+                continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
                 labels = {dim: one[dim].item() for dim in over if dim in one.coords}
@@ -298,3 +306,17 @@ def format_number(value: float | None, form: str) -> str:
         return "not defined"
     text = format(value, form)
     return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def format_bound(values: Sequence[float], digits: int = 3) -> str:
+    """Return the largest of some values, rounded up so that it holds as a bound.
+
+    Example:
+        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
+        ('0.250', '0.001')
+    """
+    largest = max(values)
+    if not math.isfinite(largest):
+        return format_number(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Options of measures: dataclass fields whose annotations say which values are allowed (Share, Positive, Count, Each)."""
+"""Options of measures: dataclass fields whose annotations say which values are allowed, such as Share or Count."""
 
 import os
 import sys

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, TOKENS, Measure
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -66,11 +66,11 @@ class Result:
         known = [str(one) for one in self.dataset["init"].values]
         if init not in known:
             raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
-        label = str(self.dataset["model"].sel(init=init).values) if "model" in self.dataset.coords else init
+        label = str(self.dataset["init_label"].sel(init=init).values) if "init_label" in self.dataset.coords else init
         whole = self.dataset
         if init != TRAINED:  # what was measured of the model alone is not of a random init
             whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
-        data = one_side(whole, init).drop_vars(("model", "init"), errors="ignore")
+        data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
         return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
 
     @cached_property
@@ -138,7 +138,7 @@ class Result:
 
     def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
-        prompts.
+        prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
@@ -177,9 +177,9 @@ class Result:
             return None
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
         columns: dict[str, xr.DataArray] = {}
-        for name, variable in self.measure.variables.items():
-            if variable.headline and name in data and set(HEAD) <= set(data[name].dims):
-                columns |= columns_of(data[name], variable.headline, list(HEAD), chosen, "_")
+        for name, (headline, _) in self._headlines().items():
+            if name in data and not set(data[name].dims) & set(SAMPLED):
+                columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
         if not columns:
             return None
         return xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
@@ -188,18 +188,28 @@ class Result:
         """Return, for every column of `headline_frame`, its short heading and its label."""
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
         found: dict[str, tuple[str, str]] = {}
-        for name, variable in self.measure.variables.items():
-            if variable.headline and name in self.own and set(HEAD) <= set(self.own[name].dims):
-                array = self.own[name]
-                one = not set(array.dims) - {*HEAD, *chosen}
-                titles = zip(
-                    columns_of(array, variable.headline, list(HEAD), chosen, "_"),
-                    columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
-                    columns_of(array, variable.label, list(HEAD), chosen),
-                    strict=True,
-                )
-                found |= {column: (short, label) for column, short, label in titles}
+        for name, (headline, variable) in self._headlines().items():
+            array = mean_of(self.own[name])
+            one = not set(array.dims) - {*HEAD, *chosen}
+            titles = zip(
+                columns_of(array, headline, list(HEAD), chosen, "_"),
+                columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
+                columns_of(array, variable.label, list(HEAD), chosen),
+                strict=True,
+            )
+            found |= {column: (short, label) for column, short, label in titles}
         return found
+
+    def _headlines(self) -> dict[str, tuple[str, Variable]]:
+        """Return, by name, the column and the declaration of each headline that has a value a head; of a measure
+        without headlines, of each quantity of one number a head."""
+        declared = {name: one for name, one in self.measure.variables.items() if name in self.own}
+        found = {name: (one.headline, one) for name, one in declared.items() if one.headline}
+        if not any(one.headline for one in self.measure.variables.values()):
+            usual = {"tokens", *self.measure.usual()}
+            plain = {name: one for name, one in declared.items() if set(self.own[name].dims) - usual == set(HEAD)}
+            found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
+        return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
 
     def table(self, *, null: bool = False) -> pd.DataFrame | None:
         """Return the short table of the measure, or of its random inits; None where it has none."""
@@ -276,9 +286,9 @@ class Result:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
-        from tl_posgen.result import save_results
+        from tl_posgen.core.report import Report
 
-        return save_results({self.name: self}, path, self.provenance)
+        return Report({self.name: self}, self.provenance).save(path)
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""
@@ -331,11 +341,17 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     whole = both.merge(
         own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
     )
-    whole = whole.assign_coords(init=list(sides), model=("init", list(labels)))
+    whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
     attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
-    return measure.describe(whole.assign_attrs(attrs))
+    return measure.describe(contiguous(whole).assign_attrs(attrs))
+
+
+def contiguous(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
+    round alike."""
+    return data.assign({name: one.copy(data=np.ascontiguousarray(one.values)) for name, one in data.data_vars.items()})
 
 
 def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:

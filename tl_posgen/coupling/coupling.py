@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
@@ -133,7 +132,7 @@ class Coupling(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"k": ks_of(self.k)[0], "version": "absolute", "bases": "aligned"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Coupling":
         check_choices(model, self, self.positions, len(tokens[0]))
         return self
 
@@ -169,8 +168,8 @@ class Coupling(Measure):
             )
         sentences.append(
             f"Token trajectories have a line-shape score of {own('line_shape_score'):.3f}, where 1 is a straight line; "
-            f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an expodistance "
-            f"of {own('expodistance'):.3f}."
+            f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
+            f"expodistance of {own('expodistance'):.3f}."
         )
         if "linearisation" in own:
             sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")

@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
@@ -123,7 +122,7 @@ class TokenCoupling(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"k": ks_of(self.k)[0]}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "TokenCoupling":
         length = len(tokens[0])
         positions = spread(length) if self.tokens is None else [int(token) for token in self.tokens]
         check_choices(model, self, positions, length)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import xarray as xr
@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.errors import InputError
-from tl_posgen.null import MOST
-from tl_posgen.options import Options
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum
@@ -25,39 +25,32 @@ SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 
 
 @dataclass(frozen=True)
-class ToySettings(Options):
+class ToySettings(Measure):
     """Settings of one training run; see `slash_toy`."""
 
-    distance: int
-    planes: Planes
-    steps: int
-    batch: int
-    n_tokens: int
-    n_features: int
-    angle: float
-    d_head: int
-    rope_base: float
-    init_std: float
-    learning_rate: float
-    seeds: Sequence[int]
-    every: int
-    snapshots: Sequence[int] | None
+    distance: Whole = 3
+    planes: Planes = "all"
+    steps: Count = 1500
+    batch: Count = 256
+    n_tokens: Count = 48
+    n_features: Count = 8
+    angle: Annotated[Real, Within(words="a number of degrees")] = 30.0
+    d_head: Count = 32
+    rope_base: Positive = 10_000.0
+    init_std: Positive = 0.02
+    learning_rate: Positive = 0.02
+    seeds: Annotated[Sequence[Whole], Each()] = (0, 1, 2)
+    every: Count = 10
+    snapshots: Sequence[int] | None = None
 
-    def check(self) -> None:
-        if not 0 <= self.distance <= self.n_tokens - 3:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance > self.n_tokens - 3:
             raise InputError(
                 f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
             )
-        if self.d_head % 2 or min(self.d_head, self.steps, self.batch, self.n_features) < 1:
-            raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
-        if not all(0 < one < math.inf for one in (self.rope_base, self.init_std, self.learning_rate)):
-            raise InputError("rope_base, init_std and learning_rate must be positive and finite")
-        if not math.isfinite(self.angle):
-            raise InputError(f"angle = {self.angle}: give degrees, such as 30")
-        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds) or not all(0 <= n < MOST for n in self.seeds):
-            raise InputError(f"seeds {list(self.seeds)}: give different seeds, 0 or more, at least one, such as (0, 1)")
-        if self.every < 1:
-            raise InputError(f"every = {self.every}: give a whole number of steps, 1 or more")
+        if self.d_head % 2:
+            raise InputError(f"d_head = {self.d_head}: give an even number, as planes are of two")
         if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
             raise InputError(f"snapshots {self.kept_steps}: choose steps in 0..{self.steps}")
 
@@ -165,12 +158,12 @@ def measure(
     shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
     numbers = {
         "loss": (error * shown).sum(-1) / shown.sum(-1),
-        "r1_q": spectrum(model.projected(model.w_q, trained)).r1,
-        "r1_k": spectrum(model.projected(model.w_k, trained)).r1,
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
+    r1 = torch.stack([spectrum(model.projected(weight, trained)).r1 for weight in (model.w_q, model.w_k)])
     profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
-    by_seed = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    by_seed: dict[str, Any] = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    by_seed["r1"] = (("side", "seed"), r1.double().numpy())
     return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 

@@ -107,7 +107,7 @@ def bounds_of(variable: Any) -> list[float]:
 
 def kept_number(result: Result, array: xr.DataArray) -> xr.DataArray | None:
     """Return the part of a variable that a study keeps; None of one that it does not."""
-    array = array.drop_vars("model", errors="ignore").astype(float)
+    array = array.drop_vars("init_label", errors="ignore").astype(float)
     usual = {
         dim: label for dim, label in result.measure.usual().items() if dim in array.dims and not is_worded(array, dim)
     }

@@ -110,7 +110,7 @@ def emergence(
             release(loaded)
     data = side_by_side(rows, nulls, run.names, [str(one) for one in null_seeds])
     data["step"] = ("checkpoint", run.steps)
-    data = data.assign_coords(model=("init", [run.label, *map(null_label, null_seeds)]))
+    data = data.assign_coords(init_label=("init", [run.label, *map(null_label, null_seeds)]))
     data = data.assign_attrs(measures=[measure.name for measure in asked])
     measure = Emergence(per_head="head" in data.dims)
     return Result(measure, measure.describe(data), provenance | {"options": measure.options()})
@@ -124,7 +124,7 @@ def numbers_of_model(
     report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), keep=parts, progress=False))
     loss = report["loss"] if "loss" in [measure.name for measure in measures] else report.pop("loss")
     numbers = numbers_of(report.values()).sel(init=TRAINED, drop=True)
-    return numbers.assign(loss=loss.own["loss"].drop_vars("model", errors="ignore"))
+    return numbers.assign(loss=loss.own["loss"].drop_vars("init_label", errors="ignore"))
 
 
 def side_by_side(

@@ -56,7 +56,7 @@ def test_the_key_part_agrees_with_itself(result):
 
 
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
-    tokens = to_prompts(mini, alice, length=40, n_prompts=2)
+    tokens = to_prompts(mini, alice, length=40, n_prompts=4)
     rows = []
     for prompt in tokens:
 

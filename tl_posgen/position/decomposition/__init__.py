@@ -2,13 +2,10 @@
 
 from tl_posgen.position.decomposition.across_prompts import MEASURE as across_prompts
 from tl_posgen.position.decomposition.across_prompts import AcrossPrompts
-from tl_posgen.position.decomposition.attention_examples import MEASURE as attention_examples
 from tl_posgen.position.decomposition.attention_examples import AttentionExamples
 from tl_posgen.position.decomposition.mean_key import MeanKey
-from tl_posgen.position.decomposition.residual import MEASURE as residual
 from tl_posgen.position.decomposition.residual import Residual
 from tl_posgen.position.decomposition.three_axis import ThreeAxis
-from tl_posgen.position.decomposition.variance import MEASURE as variance
 from tl_posgen.position.decomposition.variance import Variance
 
 __all__ = [
@@ -19,7 +16,4 @@ __all__ = [
     "ThreeAxis",
     "Variance",
     "across_prompts",
-    "attention_examples",
-    "residual",
-    "variance",
 ]

@@ -11,7 +11,6 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Self
 
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers, at_init, mean_of
@@ -125,7 +124,7 @@ class DummyDistance(Measure):
     def requires(self, model: Any) -> None:
         require_distances(self.name, model)
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> Self:
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "DummyDistance":
         trained = training_length(model)
         usual = (0, *(2**power for power in range((trained - 1).bit_length())))
         found = replace(
@@ -178,7 +177,7 @@ class DummyDistance(Measure):
         beyond = run.grid(lambda limit: {"loss_beyond": losses(beyond=limit)}, limit=self.labels()["limit"])
         r = run.data["key_part_r"].sel(OUT, drop=True)
         tables = table_examples(run.model, run.tokens[0], r, self.longest or len(run.tokens[0]))
-        heads = "all heads" if set(run.where.values()) == {None} else "the chosen heads"
+        heads = "all heads" if all(one is None for one in run.where.values()) else "the chosen heads"
         return xr.merge([loss, at, beyond, tables]).assign_attrs(heads=heads)
 
     def findings(self, own: Numbers) -> list[str]:
