@@ -94,11 +94,16 @@ def place_of(result: str, entry: Mapping[str, Any]) -> str:
 
 def number_from(entry: Mapping[str, Any]) -> Number:
     """Return the number of an entry; NaN where it is not defined."""
-    ends = (float("nan") if entry.get(key) is None else entry[key] for key in ("value", "low", "high"))
-    inits = tuple(float("nan") if one is None else one for one in entry.get("inits", ()))
+    ends = (known(entry.get(key)) for key in ("value", "low", "high"))
+    inits = tuple(map(known, entry.get("inits", ())))
     if "spread" in entry:
         return NumberOfInits(*ends, inits, spread_of_inits=entry["spread"])
     return Number(*ends, inits)
+
+
+def known(value: float | None) -> float:
+    """Return a value of the file; NaN where it is not defined."""
+    return math.nan if value is None else float(value)
 
 
 def read_numbers() -> dict[str, Any]:

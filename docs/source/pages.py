@@ -157,7 +157,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": verdict,
         "claim_rows": claim_rows,
         "interval": interval,
-        "measured_with": ", ".join(dict.fromkeys(one["settings"]["version"] for one in numbers.values())),
+        "measured_with": ", ".join(dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)),
         "training_log": training_log(),
         "commands": commands(),
         "citations": citations(),
