@@ -71,16 +71,18 @@ def run_measure(kind: type[Measure], model: Any, prompts: Any, request: Request,
         measure = measure.prepare(model, rows)
     where = {"layers": job.layers, "heads": job.heads}
     seeds = list(job.random_inits)
+    trained: list[xr.Dataset] = []
 
     def of_model(one: Any, label: str, before: Any) -> xr.Dataset:
         init = next((seed for seed in seeds if label.startswith(null_label(seed))), None)
-        run = Run(measure, one, prompts, rows, where, job.seed, init, len(seeds), label, before, job.plan)
+        run = Run(measure, one, prompts, rows, where, job.seed, init, len(seeds), label, before, job.plan, *trained)
         data = measure.of_model(run)
         fed = before.get(kind.name)
         whole = data if fed is None else data.merge(fed, combine_attrs="drop_conflicts")
         return whole.assign_attrs(model=label)
 
     found = job.result(Request(request.measure, measure), model, rows, of_model)
+    trained.append(found.own)
     if not kind.has_null:
         del job.later[kind.name]
     return found

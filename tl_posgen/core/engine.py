@@ -156,6 +156,7 @@ class Analysis:
         hooks: under which all passes run.
         random_inits, in_place: the null models, and whether each may take the model's place.
         passes, parts, configuration: the bar; where finished parts are kept, and all that they depend on.
+        trained: datasets of the model itself, by measure; empty while they are made.
     """
 
     model: Model
@@ -169,6 +170,7 @@ class Analysis:
     passes: Passes
     parts: Parts
     configuration: Mapping[str, Any]
+    trained: dict[str, xr.Dataset] = field(default_factory=dict)
     _provenances: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def results(
@@ -176,7 +178,8 @@ class Analysis:
     ) -> dict[str, Result]:
         """Return the result of every measure by name, those known before too."""
         provenances = {one.name: self.provenance(self.rows[one.name]) for one in measures}
-        sides = {TRAINED: self.datasets(measures, None, {name: one.own for name, one in known.items()})}
+        self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
+        sides = {TRAINED: self.trained}
         for number, seed in enumerate(self.random_inits):
             before = {name: one.nulls[number] for name, one in known.items() if one.nulls}
             sides[str(seed)] = self.datasets([one for one in measures if one.has_null], seed, before)
@@ -256,6 +259,7 @@ class Analysis:
             label,
             read,
             self.passes.plan,
+            self.trained.get(measure.name),
         )
         with under(model, self.hooks):
             data = measure.of_model(run)

@@ -18,7 +18,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.options import require
+from tl_posgen.core.options import require
 from tl_posgen.progress import count
 
 DENSE_UP_TO = 2048
