@@ -221,6 +221,14 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
         yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
 
 
+def shown_in(numbers: Mapping[str, Any]) -> set[str]:
+    """Return the places of the numbers that pages show."""
+    shown: set[str] = set()
+    for _ in rendered(numbers, shown):
+        pass
+    return shown
+
+
 def project() -> dict[str, Any]:
     """What pyproject.toml says of the project."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
