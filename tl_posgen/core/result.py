@@ -15,7 +15,7 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.report.sentences import caveat
+from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
