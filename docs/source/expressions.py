@@ -24,7 +24,11 @@ def dummy_distance(result: Any) -> Iterator[Entry]:
     """Yield the agreement of the key part over pairs of different distances, and the loss at the best distance."""
     own = result.numbers
     matrix = own.array("key_agreement", tokens="without first")
-    yield "mean_key_agreement", {"tokens": "without first"}, own.number(matrix.where(matrix["d0"] != matrix["other_d0"]))
+    yield (
+        "mean_key_agreement",
+        {"tokens": "without first"},
+        own.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
+    )
     yield "least_loss_at", {}, min((own("loss_at", d0=d0) for d0 in own.data["d0"].values), key=float)
 
 

@@ -15,8 +15,8 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
-from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
 from tl_posgen.core.numbers import Number
+from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -157,7 +157,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": verdict,
         "claim_rows": claim_rows,
         "interval": interval,
-        "measured_with": ", ".join(dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)),
+        "measured_with": ", ".join(
+            dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
+        ),
         "training_log": training_log(),
         "commands": commands(),
         "citations": citations(),

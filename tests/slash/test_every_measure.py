@@ -9,12 +9,12 @@ import torch
 from declared import assert_declared
 
 import tl_posgen
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.core.feed import Feed
-from tl_posgen.models import geometry_of, run_capture
-from tl_posgen.core.registry import requested
-from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
 from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.registry import requested
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models import geometry_of, run_capture
+from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
 
 MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
 PER_HEAD = MEASURES[:-1]
