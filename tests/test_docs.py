@@ -13,7 +13,7 @@ import jinja2
 import pytest
 import typer.main
 
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.cli.commands import app
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.cli import main
 from tl_posgen.errors import InputError
 

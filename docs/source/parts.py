@@ -23,7 +23,7 @@ from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
-from tl_posgen.summary import jsonable
+from tl_posgen.core.json_values import jsonable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"

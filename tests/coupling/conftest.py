@@ -51,5 +51,5 @@ def scores(score_rows, tmp_path_factory):
     """Four models against their scores, beside two random inits of each."""
     path = tmp_path_factory.mktemp("scores") / "scores.csv"
     score_rows.to_csv(path, index=False)
-    options = {"k": 3, "length": 12, "n_prompts": 2, "widths": (16, 24, 32), "progress": False}
+    options = {"k": 3, "length": 12, "n_prompts": 4, "widths": (16, 24, 32), "progress": False}
     return coupling_scores(path, TEXT, null_seeds=(0, 1), **options)

@@ -16,7 +16,7 @@ from tl_posgen.models.conversion.weights import is_released
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.null import RandomInits
+from tl_posgen.core.random_inits import RandomInits
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 QUIET = {"progress": False, "null_seeds": ()}

@@ -7,9 +7,9 @@ import xarray as xr
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, TokenView
+from tl_posgen.core.measure import Measure, TokenView
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.options import Options
+from tl_posgen.core.options import Options
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.sentences import beside
 

@@ -176,12 +176,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
 
 
 def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
         tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)

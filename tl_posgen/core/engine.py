@@ -134,7 +134,7 @@ def analyze(
         )
         details = references(selected, layers, heads) | hooked
         for name, result in known.items():
-            require_same(name, result, analysis.provenance(next(iter(rows.values()))) | details)
+            require_same(name, result, analysis.provenance(rows[name]) | details)
         results = analysis.results([prepared(one, model, rows[one.name]) for one in to_measure], known, details)
         if random_inits is not null_seeds:
             random_inits.let_go()
@@ -156,6 +156,7 @@ class Analysis:
         hooks: under which all passes run.
         random_inits, in_place: the null models, and whether each may take the model's place.
         passes, parts, configuration: the bar; where finished parts are kept, and all that they depend on.
+        trained: datasets of the model itself, by measure; empty while they are made.
     """
 
     model: Model
@@ -169,6 +170,7 @@ class Analysis:
     passes: Passes
     parts: Parts
     configuration: Mapping[str, Any]
+    trained: dict[str, xr.Dataset] = field(default_factory=dict)
     _provenances: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def results(
@@ -176,7 +178,8 @@ class Analysis:
     ) -> dict[str, Result]:
         """Return the result of every measure by name, those known before too."""
         provenances = {one.name: self.provenance(self.rows[one.name]) for one in measures}
-        sides = {TRAINED: self.datasets(measures, None, {name: one.own for name, one in known.items()})}
+        self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
+        sides = {TRAINED: self.trained}
         for number, seed in enumerate(self.random_inits):
             before = {name: one.nulls[number] for name, one in known.items() if one.nulls}
             sides[str(seed)] = self.datasets([one for one in measures if one.has_null], seed, before)
@@ -256,6 +259,7 @@ class Analysis:
             label,
             read,
             self.passes.plan,
+            self.trained.get(measure.name),
         )
         with under(model, self.hooks):
             data = measure.of_model(run)
@@ -268,7 +272,7 @@ def rows_of_measures(
     measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
     """Return the token ids of every prompt by measure, the same list for all that take them alike; refuse prompts that a
-    measure cannot be had of."""
+    measure cannot be had of. Of measures known before, too: their provenance is compared."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] = []
     if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
@@ -276,15 +280,16 @@ def rows_of_measures(
         if one_length and cut["length"] is not None:
             require_context(model, cut["length"])
         shared = to_prompts(model, prompts, **cut)
-    for measure in measures:
+    for measure in [*measures, *(result.measure for result in known.values())]:
         own = (
             shared
             if type(measure).prompt_tokens is Measure.prompt_tokens
             else list(measure.prompt_tokens(model, prompts, **cut))
         )
-        require_prompts(measure, model, own)
+        if measure.name not in known:
+            require_prompts(measure, model, own)
         found[measure.name] = own
-    return found or {"": shared}
+    return found
 
 
 def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, TOKENS, Measure
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.report.sentences import caveat
+from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
@@ -136,24 +136,25 @@ class Result:
 
     # Tables
 
-    def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
+    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
         prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
-            every: all quantities that have one number a row, not the headlines alone.
+            every: all quantities that have one number a row, not the headlines alone; as the measure chooses if None.
             labels: such as tokens="without first"; the usual ones where left out.
         """
         rows, data = list(self.measure.rows), self.sel(init=init)
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        every = self.measure.whole_rows if every is None else every
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
-            if set(rows) <= set(array.dims) and few and wanted:
-                columns |= columns_of(mean_of(array), str(name), rows, chosen)
+            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
+                one = array if set(SAMPLED) & set(rows) else mean_of(array)
+                columns |= columns_of(one, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -177,9 +178,9 @@ class Result:
             return None
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
         columns: dict[str, xr.DataArray] = {}
-        for name, variable in self.measure.variables.items():
-            if variable.headline and name in data and set(HEAD) <= set(data[name].dims):
-                columns |= columns_of(data[name], variable.headline, list(HEAD), chosen, "_")
+        for name, (headline, _) in self._headlines().items():
+            if name in data and not set(data[name].dims) & set(SAMPLED):
+                columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
         if not columns:
             return None
         return xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
@@ -188,18 +189,28 @@ class Result:
         """Return, for every column of `headline_frame`, its short heading and its label."""
         chosen = {"tokens": TOKENS[0], **self.measure.usual()}
         found: dict[str, tuple[str, str]] = {}
-        for name, variable in self.measure.variables.items():
-            if variable.headline and name in self.own and set(HEAD) <= set(self.own[name].dims):
-                array = self.own[name]
-                one = not set(array.dims) - {*HEAD, *chosen}
-                titles = zip(
-                    columns_of(array, variable.headline, list(HEAD), chosen, "_"),
-                    columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
-                    columns_of(array, variable.label, list(HEAD), chosen),
-                    strict=True,
-                )
-                found |= {column: (short, label) for column, short, label in titles}
+        for name, (headline, variable) in self._headlines().items():
+            array = mean_of(self.own[name])
+            one = not set(array.dims) - {*HEAD, *chosen}
+            titles = zip(
+                columns_of(array, headline, list(HEAD), chosen, "_"),
+                columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
+                columns_of(array, variable.label, list(HEAD), chosen),
+                strict=True,
+            )
+            found |= {column: (short, label) for column, short, label in titles}
         return found
+
+    def _headlines(self) -> dict[str, tuple[str, Variable]]:
+        """Return, by name, the column and the declaration of each headline that has a value a head; of a measure
+        without headlines, of each quantity of one number a head."""
+        declared = {name: one for name, one in self.measure.variables.items() if name in self.own}
+        found = {name: (one.headline, one) for name, one in declared.items() if one.headline}
+        if not any(one.headline for one in self.measure.variables.values()):
+            usual = {"tokens", *self.measure.usual()}
+            plain = {name: one for name, one in declared.items() if set(self.own[name].dims) - usual == set(HEAD)}
+            found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
+        return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
 
     def table(self, *, null: bool = False) -> pd.DataFrame | None:
         """Return the short table of the measure, or of its random inits; None where it has none."""
@@ -276,9 +287,9 @@ class Result:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
-        from tl_posgen.result import save_results
+        from tl_posgen.core.report import Report
 
-        return save_results({self.name: self}, path, self.provenance)
+        return Report({self.name: self}, self.provenance).save(path)
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""

@@ -39,6 +39,7 @@ class Run:
         init: seed of the random init; None for the model itself.
         n_inits: how many random inits follow.
         before: datasets of this model by the name of the measure.
+        trained: of a random init, what this measure found of the model itself: heads that all of them show.
     """
 
     measure: "Measure"
@@ -52,6 +53,7 @@ class Run:
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     planner: Callable[..., None] = lambda each, once=0: None
+    trained: xr.Dataset | None = None
 
     @cached_property
     def tokens(self) -> Int[Tensor, "prompt pos"]:

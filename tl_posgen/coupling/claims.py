@@ -1,8 +1,8 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-from tl_posgen.claim import Claim, Judgement, both, highest, lowest, where_known
+from tl_posgen.core.claim import Claim, Judgement, both, highest, lowest, where_known
 from tl_posgen.report.sentences import entry, with_interval
-from tl_posgen.result import Result
+from tl_posgen.core.result import Result
 from tl_posgen.summary import Summary
 
 EXPONENTIAL = 0.9  # R² of ln |x| against depth

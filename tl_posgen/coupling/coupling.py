@@ -168,8 +168,8 @@ class Coupling(Measure):
             )
         sentences.append(
             f"Token trajectories have a line-shape score of {own('line_shape_score'):.3f}, where 1 is a straight line; "
-            f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an expodistance "
-            f"of {own('expodistance'):.3f}."
+            f"an exponential in the layer explains {own('growth_r2'):.3f} of the growth of ln |x|, with an "
+            f"expodistance of {own('expodistance'):.3f}."
         )
         if "linearisation" in own:
             sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")

@@ -84,7 +84,7 @@ def against_chance(result: Any) -> go.Figure:
 
 
 def alignment(result: Any) -> go.Figure:
-    """Draw |A| of every pair of layers as a block of one map: a row left in right and right in left, a column a side."""
+    """Draw |A| of every pair of layers as a block of one map: rows for U'JV and V'JU, a column a side."""
     columns = sides(result)
     panels = Panels(
         [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
@@ -117,7 +117,7 @@ def vector_name(layer: Any, number: Any) -> str:
 
 
 def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
-    """Return [layer, layer_2, row, column] as one matrix of blocks, a gap between them; its ends name layer and vector."""
+    """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its ends name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
     with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)

@@ -1,5 +1,6 @@
 """Coupling across models against a score, with what the models' width and size explain taken out."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from tqdm.auto import tqdm
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Each, require
+from tl_posgen.core.random_inits import check_seeds
 from tl_posgen.core.result import Result, joined
+from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.coupling_scores_figures import LABELS, given_size, scatter, width
 from tl_posgen.coupling.overlap import NORMS, width_alone
@@ -22,9 +25,6 @@ from tl_posgen.coupling.score_correlations import correlated
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
-from tl_posgen.null import check_seeds
-from tl_posgen.parts import Parts
-from tl_posgen.report.sentences import at_most
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels
@@ -113,12 +113,13 @@ class CouplingScores(Measure):
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         by_norm = {norm: own.data["width_coupling"].sel(norm=norm) for norm in NORMS}
-        trace, most = by_norm["trace"].values, {"frobenius": float(abs(by_norm["frobenius"]).max())}
+        trace, most = by_norm["trace"].values, float(abs(by_norm["frobenius"]).max())
+        bound = math.ceil(round(1000 * most, 6)) / 1000  # rounded up, so that it holds
         widths = own.data["width"].values
         sentences.append(
             f"Warning: independent random Jacobians of width {widths[0]} to {widths[-1]} have a trace-normalised "
             f"coupling of {trace[0]:.2f} to {trace[-1]:.2f}, which 1/sqrt(width) explains with R² "
-            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {at_most(most, 'frobenius')} of 0."
+            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {bound:.3f} of 0."
         )
         return sentences
 
@@ -191,7 +192,7 @@ def coupling_scores(
     sizes: list[dict[str, int]] = []
     provenance: dict[str, Any] = {}
     cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
-    with Parts.of(keep) as parts:
+    with Parts.kept_in(keep) as parts:
         for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
             model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
             found = Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut)

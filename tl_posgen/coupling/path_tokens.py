@@ -22,7 +22,7 @@ def labels(data: xr.Dataset) -> list[str]:
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """Return the tokens of the first prompt, coloured by how far a number of their path lies from the median token's."""
+    """Return the tokens of the first prompt, coloured by how far a number of their path is from the median's."""
     first = data[["path", "token_text"]].isel(prompt=0, position=slice(CROP))
     values = first["path"].sel(quantity=list(SHOWN)[example]).values
     values = np.where(np.isfinite(values), values, np.nan)

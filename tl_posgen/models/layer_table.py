@@ -1,4 +1,4 @@
-"""The probe: what each layer of a model does with positions, read from the model, then proved against its scores."""
+"""The table of layers: what each does with positions, read from the model, then proved against its scores."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def geometry_of(model: Model | WrappedModel, layers: Layers = None) -> tuple[LayerGeometry, ...]:
-    """What each layer does with positions, proved: score_ij recomputed from q and k equals the model's own score.
+    """Return the geometry of each layer, proved: score_ij recomputed from q and k equals the model's own score.
 
     The result is remembered for the model object, so the proof (one forward pass of 48 tokens) is run once.
 
@@ -59,6 +59,7 @@ def check(model: Model | WrappedModel, *, printed: bool = True) -> pd.DataFrame:
 
 
 def row_of(found: Found) -> dict[str, Any]:
+    """Return one layer as a row of the table."""
     if isinstance(found, UnsupportedModelError):
         return {"supported": False, "refusal": str(found)}
     geometry = found.geometry
@@ -86,7 +87,7 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def print_table(table: pd.DataFrame, title: str) -> None:
-    """What a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
+    """Print what a terminal has room for, empty columns left out; then, once each, why layers are not supported."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -105,6 +106,8 @@ def print_table(table: pd.DataFrame, title: str) -> None:
 
 
 def cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    """Format one row for the terminal."""
+
     def number(name: str, form: str = ".4g") -> str:
         return "" if pd.isna(row[name]) else format(row[name], form)
 

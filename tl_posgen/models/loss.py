@@ -1,4 +1,4 @@
-"""The loss of a running model, token by token: the ruler of every experiment."""
+"""Loss of a running model, token by token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +44,7 @@ def token_losses(
 
 
 def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
-    """The logits of prompts of one length without padding, which are on the model's device."""
+    """Return the logits of prompts of one length without padding, which are on the model's device."""
     wrapped = wrap(model)
     with streaming_if_chosen(wrapped, tokens.shape[1]):
         count(len(tokens))
@@ -54,7 +54,7 @@ def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) ->
 def losses_of(
     logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
 ) -> Float[Tensor, "prompt target"]:
-    """Cross-entropy of each next token, float64."""
+    """-ln softmax(logits_t)[token_{t+1}]: cross-entropy of each next token, float64."""
     # log_softmax in the logits' own precision would round away small differences, in float64 it takes 8 times theirs
     blocks = zip(logits[:, :-1].split(AT_ONCE, 1), tokens[:, 1:, None].split(AT_ONCE, 1), strict=True)
     return torch.cat([-some.double().log_softmax(-1).gather(-1, next_)[..., 0] for some, next_ in blocks], 1)
@@ -63,7 +63,7 @@ def losses_of(
 def prompts_of_one_length(
     model: Model | WrappedModel, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
 ) -> Int[Tensor, "prompt pos"]:
-    """`to_prompts`, stacked; texts of different lengths need `length`.
+    """Return `to_prompts`, stacked; texts of different lengths need `length`.
 
     Args:
         beyond: whether prompts may be longer than the training context.

@@ -1,4 +1,4 @@
-"""What a result says of where it came from: names for pictures, and what is needed to run it again."""
+"""Provenance of a result: names for pictures, and what is needed to run it again."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def model_label(model: Model | WrappedModel) -> str:
-    """The model's name as pictures and tables show it: of a directory, the last part."""
+    """Return the model's name as pictures and tables show it: of a directory, the last part."""
     origin = wrap(model).origin
     return Path(origin.directory).name if origin.directory else origin.name
 
@@ -31,7 +31,7 @@ def null_label(seed: int) -> str:
 
 
 def encoding_of(model: Model | WrappedModel) -> str:
-    """How the layers know positions: "rotary", "alibi", "absolute", "none"; several joined by ", ", "" if unknown."""
+    """Return the encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
     found = [layer.geometry.encoding for layer in wrap(model).found() if isinstance(layer, Probed)]
     return ", ".join(dict.fromkeys(found))
 
@@ -41,7 +41,7 @@ PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
 
 @cache
 def versions() -> dict[str, str]:
-    """What a result may depend on beside its configuration."""
+    """Return the versions of packages that a result may depend on."""
     return {name: version(name) for name in PACKAGES}
 
 
@@ -49,7 +49,7 @@ PART = 2**22  # entries of a tensor that are taken to float64 at once
 
 
 def fingerprint(model: Model | WrappedModel) -> str:
-    """Sixteen letters that other weights hardly share: each parameter's sum, norm, and some 4,096 of its entries."""
+    """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
     weights = sorted(wrap(model).model.named_parameters())
     read = from_devices([numbers for _, weight in weights for numbers in numbers_of(weight)])
     digest = hashlib.sha256()
@@ -86,7 +86,7 @@ def provenance_of(
     null_seeds: Sequence[int] = (),
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """What is needed to run the same analysis again, JSON-ready."""
+    """Return what is needed to run the same analysis again, JSON-ready."""
     wrapped = wrap(model)
     origin = wrapped.origin
     lengths = sorted({len(prompt) for prompt in tokens})

@@ -1,4 +1,4 @@
-"""From texts to prompts: token ids, checked against the model before anything runs."""
+"""Making prompts of texts: token ids, checked against the model before anything runs."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MARGIN = 8  # tokens kept away from where a text was cut, because the cut may ch
 def to_prompts(
     model: Model | WrappedModel, prompts: Any, length: int | None = None, n_prompts: int | None = None
 ) -> list[Int[Tensor, " _"]]:
-    """Token ids of every prompt, ready for the model.
+    """Return the token ids of every prompt, ready for the model.
 
     Args:
         prompts: a text, a list of texts, token ids of one prompt (list or tensor), a tensor of ids [batch, pos], a list
@@ -81,7 +81,7 @@ def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: in
 
 
 def bos_of(model: Model | WrappedModel) -> list[int]:
-    """The BOS token that the model's convention puts in front of a text, or nothing."""
+    """Return the BOS token that the model's convention puts in front of a text, or nothing."""
     model = wrap(model).model
     if model.tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
@@ -90,7 +90,7 @@ def bos_of(model: Model | WrappedModel) -> list[int]:
 
 
 def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
-    """The text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
+    """Return the text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
 
     Of a long text only a beginning is tokenised, cut at a white space.
     """
@@ -115,14 +115,14 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
 
 
 def given_prompts(model: Model | WrappedModel, prompts: Any) -> list[list[int]]:
-    """The token ids of every prompt that the user gave, without padding."""
+    """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad = PadToken.of(wrap(model).model.tokenizer)
+    pad = PadToken.of_tokenizer(wrap(model).model.tokenizer)
     return [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
 
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
-    """Ids that the user gave: batches of prompts of one length, those of another length one by one."""
+    """Return the ids that the user gave: batches of prompts of one length, those of another length one by one."""
     wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(f"{wrong}; these are {type(prompts).__name__}")
@@ -143,7 +143,7 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
 
 
 def unpadded(rows: list[list[int]], mask: Bool[Tensor, "batch pos"] | None, pad: PadToken) -> list[list[int]]:
-    """The ids of every prompt of one batch without its padding."""
+    """Return the ids of every prompt of one batch without its padding."""
     spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
     return [ids[span] for ids, span in zip(rows, spans, strict=True)]
 
@@ -175,7 +175,7 @@ def check_ids(model: Model | WrappedModel, ids: Sequence[int]) -> None:
 
 
 def token_strings(model: Model | WrappedModel, tokens: Int[Tensor, " pos"]) -> list[str]:
-    """Every token as readable text, its leading space kept; the ids themselves for a model without a tokenizer."""
+    """Return every token as readable text, its leading space kept; ids where the model has no tokenizer."""
     ids, tokenizer = tokens.tolist(), wrap(model).model.tokenizer
     if tokenizer is None:
         return [str(index) for index in ids]
@@ -189,7 +189,7 @@ def token_strings(model: Model | WrappedModel, tokens: Int[Tensor, " pos"]) -> l
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """A text file, UTF-8.
+    """Read a text file, UTF-8.
 
     Raises:
         InputError: it is not there, not a file, not UTF-8 text, or empty.
@@ -211,5 +211,5 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def bundled_text() -> str:
-    """The text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
+    """Read the text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
     return read_text(MINI / "alice_in_wonderland.txt")

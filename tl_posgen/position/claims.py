@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tl_posgen.claim import Claim, Judgement, both, highest, threshold, where_known
+from tl_posgen.core.claim import Claim, Judgement, both, highest, threshold, where_known
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
 from tl_posgen.position.substitution.substitution_figures import in_words
 from tl_posgen.report.sentences import entry, said, with_interval
-from tl_posgen.result import Result
+from tl_posgen.core.result import Result
 from tl_posgen.summary import Summary
 
 SLIGHT = 0.02  # of accuracy

@@ -5,8 +5,9 @@ from typing import Any
 
 import plotly.io
 
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
 from tl_posgen.report.tables import compact, head_table
-from tl_posgen.result import Report, Result
 
 MOST_ROWS = 16
 FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'

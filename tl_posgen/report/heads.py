@@ -2,16 +2,16 @@
 
 import base64
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int16
 
-from tl_posgen.measure import rows_of
+from tl_posgen.core.result import Result
 from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
-from tl_posgen.result import Result
 
 VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
@@ -34,11 +34,12 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         for name in table.columns[2:]
     ]
     curves = [
-        curve_of(result, name, places)
+        curve_of(result, name, labels, places)
         for result in results.values()
-        if {"layer", "head"} <= set(rows_of(result.own))
+        if {"layer", "head"} <= set(result.measure.rows)
         for name in result.measure.curves
         if name in result.own
+        for labels in labels_of_curves(result, name)
     ]
     return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
 
@@ -54,16 +55,26 @@ def rounded(value: int | float) -> float | None:
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 
-def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[str, Any]:
-    """A curve of every head [layer, head, along], thinned, and the span of the first random init's heads."""
+def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
+    """Return the labels of every curve of a variable: one for each label of a dim, besides the last, that has no usual
+    label."""
+    along = str(result.own[name].dims[-1])
+    array = at_labels(result, result.own[name], {along: slice(None)})
+    over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
+    return [dict(zip(over, place, strict=True)) for place in product(*(array[dim].values.tolist() for dim in over))]
+
+
+def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
+    """A curve of every head [layer, head, along] at these labels, thinned, and the span of the first random init's
+    heads."""
+    at = {str(result.own[name].dims[-1]): slice(None), **labels}
     sides = [
-        data if data is None else at_labels(result, data[name], {str(data[name].dims[-1]): slice(None)}).to_dataset()
-        for data in (result.own, result.null)
+        data if data is None else at_labels(result, data[name], at).to_dataset() for data in (result.own, result.null)
     ]
-    (along,) = set(sides[0][name].dims) - {"layer", "head"}
+    along = next(iter(at))
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
-    own, null = (None if data is None else rows(data, name, str(along), most, log) for data in sides)
+    own, null = (None if data is None else rows(data, name, along, most, log) for data in sides)
     assert own is not None
     by_place = dict(
         zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
@@ -71,8 +82,9 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
+    title = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     curve = {
-        "title": f"{variable.label if variable else name} · {model_label(result.own)}",
+        "title": f"{title} · {model_label(result.own)}",
         "along": f"{along} + 1" if log else str(along),
         "log": log,
         "x": [float(x) + log for x in own[along].values],

@@ -16,11 +16,10 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.measure import rows_of
+from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS
-from tl_posgen.result import Result
 
 MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_FINDINGS = 12  # in the box at the top of a page
@@ -97,7 +96,7 @@ def _label(result: Result, name: str) -> str:
 
 def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The rows of the long table that are shown, and the column whose highest they have; "" for the first ones."""
-    numbers = [name for name in frame.columns if name not in rows_of(result.own)]
+    numbers = [name for name in frame.columns if name not in result.measure.rows]
     numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
     if len(frame) <= MOST_ROWS or not numbers:
         return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""

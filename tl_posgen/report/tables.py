@@ -5,59 +5,48 @@ from typing import Any
 
 import pandas as pd
 
+from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.core.result import Result as NewResult
-from tl_posgen.report.sentences import means
-from tl_posgen.result import Result
-from tl_posgen.summary import jsonable
+from tl_posgen.core.result import Result
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
 
 
 def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataFrame:
-    """Return one row per head: the headlines of each measure, or every scalar of a measure without headlines."""
-    table = pd.DataFrame(columns=["layer", "head"])
-    for name, result in results.items():
+    """Return one row per head: the headlines of each measure, or all per-head numbers of a measure without any."""
+    table = pd.DataFrame(columns=list(HEAD))
+    for result in results.values():
         frame = result.headline_frame(null=null)
-        if frame is None:
-            continue
-        table = frame if table.empty else table.merge(frame, on=["layer", "head"], how="outer")
+        if frame is not None:
+            table = frame if table.empty else table.merge(frame, on=list(HEAD), how="outer")
     return table
 
 
 def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFrame:
-    """Return a table for a terminal: the result's own short table, or its headlines, or the first `most` columns.
+    """Return a table for a terminal: the result's own short table, or its headlines under their labels.
 
     Large models get means over the heads of a layer.
     """
     table = result.table(null=null)
     if table is not None:
         return table
-    if isinstance(result, NewResult):
-        frame = result.frame(init=result.numbers.inits[0] if null else TRAINED)
-        declared = result.measure.variables
-        frame = frame.rename(columns={name: one.label for name, one in declared.items()})
-        if list(frame.columns[:2]) == ["layer", "head"] and len(frame) > MOST_HEADS:
-            frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
-        return frame.iloc[:, :most]
-    frame = result.frame(null=null, intervals=False)
-    declared = result.measure.variables.items()
-    if headlines := {name: one.label for name, one in declared if one.headline and name in frame}:
-        frame = pd.DataFrame(frame[["layer", "head", *headlines]])
-        frame.columns = ["layer", "head", *headlines.values()]
-        most = len(frame.columns)
-    if {"layer", "head"} <= set(frame.columns) and frame.duplicated(["layer", "head"]).any():
-        rows = list(frame.columns[: frame.columns.get_loc("layer")])
-        measures = [name for name in frame.columns if name not in (*rows, "layer", "head")]
-        frame = pd.DataFrame(frame.groupby(rows, sort=False)[measures].mean()).reset_index()
-    elif list(frame.columns[:2]) == ["layer", "head"] and len(frame) > MOST_HEADS:
+    frame = result.frame(init=result.numbers.inits[0] if null else TRAINED)
+    labels = {name: one.label for name, one in result.measure.variables.items()}
+    renamed = {
+        str(column): ", ".join([labels.get(name, name), *more])
+        for column in frame.columns
+        for name, *more in [str(column).split(", ")]
+    }
+    frame = frame.rename(columns=renamed)
+    if tuple(frame.columns[:2]) == HEAD and len(frame) > MOST_HEADS:
         frame = pd.DataFrame(frame.groupby("layer", as_index=False).mean()).assign(head="all")
-    return frame.iloc[:, :most]
+    return frame.iloc[:, : most + len(result.measure.rows)]
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:
     """Return the mean of every measure over heads, without heads that have no value (constant scores)."""
-    return means(table, *(name for name in table.columns if name not in ("layer", "head")))
+    return {str(name): float(table[name].mean()) for name in table.columns if name not in HEAD}
 
 
 def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 from rich.console import Console
 
-from tl_posgen.claim import WIDTHS
+from tl_posgen.core.claim import WIDTHS
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.measure import rows_of
 from tl_posgen.report.columns import cell, empty_table, print_columns, print_frame, short, table_width, widest
 from tl_posgen.report.figures import model_label
 from tl_posgen.report.tables import compact, head_means
-from tl_posgen.result import Report, Result
 
 MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
 MOST_LINES = 38  # of the default output; the path of the page takes two more
@@ -136,8 +136,9 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
 
 
 def headlines(result: Result) -> bool:
-    """Whether the per-head table shows it."""
-    return rows_of(result.own) == ("layer", "head") and any(one.headline for one in result.measure.variables.values())
+    """Return whether the per-head table shows a result."""
+    declares = any(one.headline for one in result.measure.variables.values())
+    return declares and result.headline_frame() is not None
 
 
 def headings(report: Report) -> tuple[dict[str, str], str]:
@@ -150,7 +151,7 @@ def headings(report: Report) -> tuple[dict[str, str], str]:
 
 def has_table(result: Result, *, null: bool = False) -> bool:
     """Whether it has numbers a row."""
-    return bool(set(compact(result, null=null).columns) - set(rows_of(result.own)))
+    return bool(set(compact(result, null=null).columns) - set(result.measure.rows))
 
 
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
@@ -193,19 +194,19 @@ def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
 
 def print_known_measures() -> None:
     """Print one row per measure that `analyze` accepts: its name, its question and its source."""
-    from tl_posgen import registry
+    from tl_posgen.core import registry
 
     table = empty_table("measures")
     for name in ("name", "question", "source"):
         table.add_column(name, overflow="fold")
     for name in registry.names():
         try:
-            measure = registry.find(name)
+            kind = registry.find(name)
         except InputError as error:
             table.add_row(name, str(error), "", end_section=True)
             continue
-        if measure is not None and (measure.collector or measure.procedure):
-            table.add_row(name, measure.question, measure.source, end_section=True)
+        if kind is not None and (kind.is_fed or kind.runs_model):
+            table.add_row(name, kind.question, kind.source, end_section=True)
     Console(markup=False).print(table)
 
 

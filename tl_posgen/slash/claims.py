@@ -1,8 +1,8 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
-from tl_posgen.claim import Claim, Judgement, Verdict, both, threshold
+from tl_posgen.core.claim import Claim, Judgement, Verdict, both, threshold
 from tl_posgen.report.sentences import entry, with_interval
-from tl_posgen.result import Result
+from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES, of_condition
 from tl_posgen.slash.cone_figures import BEST

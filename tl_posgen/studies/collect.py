@@ -94,12 +94,16 @@ def laid_out(reports: Mapping[Place, Report]) -> xr.Dataset:
     sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
     coords = in_order(reports, sizes)
     jobs = [numbers_of(report.values()) for report in reports.values()]
-    every = xr.concat(jobs, "job", data_vars="all", coords="minimal", compat="override", join="outer", combine_attrs="override")
+    every = xr.concat(
+        jobs, "job", data_vars="all", coords="minimal", compat="override", join="outer", combine_attrs="override"
+    )
     places = pd.MultiIndex.from_tuples(list(reports), names=PER_JOB)
     whole = every.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
     whole = whole.reindex({dim: np.array(labels) for dim, labels in coords.items()})
     inits = [TRAINED, *map(str, settings["null_seeds"])]
-    groups = {"group": sorted(map(str, whole["group"].values), key=lambda one: one != "all")} if "group" in whole else {}
+    groups = (
+        {"group": sorted(map(str, whole["group"].values), key=lambda one: one != "all")} if "group" in whole else {}
+    )
     whole = whole.reindex(init=np.array(inits), **groups)
     rest = [dim for dim in whole.dims if dim not in (*PER_JOB, *HEAD)]
     whole = whole.transpose(*rest, *PER_JOB, ..., *(dim for dim in HEAD if dim in whole.dims))

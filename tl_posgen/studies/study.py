@@ -8,10 +8,10 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from tl_posgen.errors import InputError
-from tl_posgen.core.random_inits import check_seed, check_seeds
 from tl_posgen.core.options import require
+from tl_posgen.core.random_inits import check_seed, check_seeds
 from tl_posgen.core.store import in_file_name
+from tl_posgen.errors import InputError
 from tl_posgen.studies.job import Job, measures_with
 from tl_posgen.studies.texts import BUNDLED, Text
 from tl_posgen.studies.weights import Weights

@@ -1,4 +1,4 @@
-"""What differs between the two kinds of model: one class, and its two children (`hooked`, `bridge`)."""
+"""Interface to the two kinds of model, and the origin of a model; `hooked` and `bridge` implement it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ BackendName = Literal["hooked", "bridge"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model came from: for provenance, and to make its random inits.
+    """Origin of a model: for provenance, and to make its random inits.
 
     Attributes:
         name: as the user gave it (a Hub name, a directory, "mini"), or cfg.model_name.
@@ -54,15 +54,15 @@ class Backend(ABC):
 
     @abstractmethod
     def limit(self) -> ContextLimit:
-        """The longest prompt that the model takes, or for which its geometry holds."""
+        """Return the longest prompt that the model takes, or for which its geometry holds."""
 
     def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
-        """Keyword arguments of a forward pass on prompts without padding."""
+        """Return keyword arguments of a forward pass on prompts without padding."""
         return {}
 
     @abstractmethod
     def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
-        """Where the layer's queries, keys, scores, ... are read.
+        """Return the hooks by which the layer's queries, keys, scores, ... are read.
 
         Args:
             fired: what its hooks carried in the probe's pass, by hook.
@@ -73,7 +73,7 @@ class Backend(ABC):
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
     ) -> list[LayerGeometry]:
-        """What the layer may do with positions, not yet proved.
+        """Return the geometries that the layer may have, not yet proved.
 
         Args:
             plain: its shapes, without positions.
@@ -86,7 +86,7 @@ class Backend(ABC):
         """
 
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
-        """Queries or keys just projected, as the hooks of `sites` carry them: after qk-norm if those fire after it."""
+        """Return queries or keys just projected, after qk-norm where the hooks of `sites` fire after it."""
         return x
 
     @contextmanager
@@ -102,15 +102,15 @@ class Backend(ABC):
 
     @abstractmethod
     def context(self) -> KeyValueContext:
-        """An empty cache of keys and values, and the pass that reads and extends it."""
+        """Return an empty cache of keys and values, with the pass that reads and extends it."""
 
     def attention_kernel(self) -> str | None:
-        """Which implementation of attention transformers was told to use; None for TransformerLens' own."""
+        """Return the name of the implementation of attention that transformers uses; None for TransformerLens' own."""
         return None
 
     @abstractmethod
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        """A model of the same cfg with new weights from the CPU's random state, and the rule that made them.
+        """Make a model of the same cfg with new weights from the CPU's random state, and the rule that made them.
 
         Args:
             moved: move every weight off its initial value, so that a forgotten norm or bias shows.
@@ -118,4 +118,4 @@ class Backend(ABC):
 
     @abstractmethod
     def copy(self, origin: Origin) -> Model:
-        """The same weights in a model that shares nothing with this one, and without its hooks."""
+        """Make a model with the same weights that shares nothing with this one, and without its hooks."""

@@ -1,4 +1,4 @@
-"""TransformerBridge (TransformerLens 3.9 and 4): its side of everything that differs.
+"""Backend of TransformerBridge (TransformerLens 3.9 and 4).
 
 The bridge's cfg does not know what a layer does with positions (its rotary_base is 10000 whatever the model's), so
 nothing is read from it but sizes. Where the Hugging Face modules leave a choice open (which frequencies, which pairing,
@@ -31,7 +31,7 @@ PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 
 
 class Bridge(Backend):
-    """The methods of `Backend` for a TransformerBridge."""
+    """Backend of a TransformerBridge."""
 
     name = "bridge"
     wraps_another = True
@@ -176,14 +176,14 @@ class Bridge(Backend):
 
 
 def original(module: Any) -> Any:
-    """The Hugging Face module that components of a bridge stand for."""
+    """Return the Hugging Face module that components of a bridge stand for."""
     while (inner := getattr(module, "original_component", None)) is not None:
         module = inner
     return module
 
 
 def own_norm(hf_attn: Any, part: str) -> Any:
-    """The norm of queries or keys, without the hooks that the bridge's component for it fires; None without one."""
+    """Return the norm of queries or keys without the hooks of the bridge's component for it; None without one."""
     norm = next(
         (one for name in (f"{part}_norm", "qk_norm") if (one := getattr(hf_attn, name, None)) is not None), None
     )
@@ -191,7 +191,7 @@ def own_norm(hf_attn: Any, part: str) -> Any:
 
 
 def window_of(hf_attn: Any, layer: int) -> int | None:
-    """The sliding window: the module's own where it has one, else the config's, in the layers of that type."""
+    """Return the sliding window: the module's own where it has one, else the config's, in the layers of that type."""
     if hasattr(hf_attn, "sliding_window"):
         return hf_attn.sliding_window
     config = getattr(hf_attn, "config", None)
@@ -204,7 +204,7 @@ def window_of(hf_attn: Any, layer: int) -> int | None:
 
 
 def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator[Rope]:
-    """The model's frequency buffers that turn one token as this layer's hook_sin and hook_cos say, in both pairings.
+    """Yield the frequency buffers that turn one token as this layer's hook_sin and hook_cos say, in both pairings.
 
     A model may hold several buffers (Gemma 3 one for window layers and one for the others); the hooks tell which.
     """
@@ -228,7 +228,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
 
 
 def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
-    """All rotations that the model could have in mind for a layer, in both pairings."""
+    """Yield all rotations that a layer may have, in both pairings."""
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
         planes = torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu").double()
         yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
@@ -238,7 +238,7 @@ def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
 
 
 def frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
-    """Every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
+    """Yield every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
     for module in modules:
         for child in module.modules() if module is not None else ():
             for name, buffer in child.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""Is a model in a state in which a forward pass gives its own numbers, and the same ones every time?"""
+"""Refusing models whose forward passes do not give their own numbers, the same ones every time."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +38,7 @@ def require_evaluation(model: Model) -> None:
 
 
 def active_dropout(model: Any) -> Iterator[str]:
-    """Modules in training mode that drop: those of torch, and those with a share such as `attention_dropout`."""
+    """Yield modules in training mode that drop: those of torch, and those with a share such as `attention_dropout`."""
     for name, module in model.named_modules():
         if not module.training:
             continue

@@ -71,7 +71,7 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
 
 
 def run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hugging Face's attention module with the hooks that the component itself fires."""
+    """Run Hugging Face's attention module with the hooks that the component itself fires."""
     name = next((one for one in ("hidden_states", "query_input") if one in kwargs), None)
     if name is None:
         args = (component.hook_in(args[0]), *args[1:])
@@ -99,7 +99,7 @@ def removed_after(handle: Any) -> Iterator[None]:
 
 
 def fire_normed(point: Any, n: int, _norm: Any, _args: tuple, out: Tensor) -> Tensor:
-    """hook_q_normed carries [batch, head, pos, d] where the norm is per head, else what the norm made."""
+    """Fire hook_q_normed or hook_k_normed: with [batch, head, pos, d] where the norm is per head, else its output."""
     if out.ndim < 4 or out.shape[2] == n != out.shape[1]:
         return point(out)
     if out.shape[1] == out.shape[2]:
@@ -112,7 +112,7 @@ def fire_normed(point: Any, n: int, _norm: Any, _args: tuple, out: Tensor) -> Te
 def from_joint(
     component: Any, geometry: LayerGeometry, attention: Attention, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What `_reconstruct_attention` of a component with a joint projection does, without forming scores."""
+    """Do what `_reconstruct_attention` of a component with a joint projection does, without forming scores."""
     if clip := getattr(component, "_clip_qkv", None):
         q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
     n_heads = geometry.n_heads
@@ -129,7 +129,7 @@ def from_joint(
 def from_heads(
     module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
 ) -> tuple[Tensor, None]:
-    """What `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
+    """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
     seen, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
     bias = getattr(module, "bias", None)
     if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
@@ -141,7 +141,7 @@ def from_heads(
 
 
 def attention_scale(hf_attn: Any, d_head: int) -> float:
-    """What an attention module multiplies its scores by."""
+    """Return what an attention module multiplies its scores by."""
     if hasattr(hf_attn, "_attn"):  # GPT-J divides, GPT-Neo does neither
         return 1 / float(getattr(hf_attn, "scale_attn", 1.0))
     for name in ("scaling", "softmax_scale", "inv_norm_factor"):
@@ -175,7 +175,7 @@ def implementation(hf_model: Any) -> Iterator[None]:
 def mask_function(
     *, batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, mask_function: Any, **options: Any
 ) -> Mask:
-    """transformers' mask, whose rows are made when they are needed."""
+    """Return transformers' mask, whose rows are made when they are needed."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     padding = options.get("attention_mask")
@@ -211,7 +211,7 @@ def attention_function(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An implementation of attention, as transformers calls one: [batch, pos, head, d_value]."""
+    """Compute attention as transformers calls an implementation: [batch, pos, head, d_value]."""
     if module not in _at_work:  # a vision tower, say
         if isinstance(attention_mask, Mask):
             attention_mask = attention_mask.rows(0, query.shape[2]).to(query.device)

@@ -28,40 +28,40 @@ def fused_hooked(
 
 
 class Steps:
-    """The steps of one attention module, in the order in which it calls them."""
+    """Steps of one attention module, in the order in which it calls them."""
 
     def __init__(self, attn: Any, attention: Attention, geometry: LayerGeometry):
         self.attn, self.attention, self.geometry = attn, attention, geometry
-        self.met: dict[str, Any] = {}  # q, k and the mask, until the values come
+        self.given: dict[str, Any] = {}  # q, k and the mask, until the values come
         self.formed: dict[str, Any] | None = None  # the layer's scores, where hooks see or edit them
 
-    def own(self, name: str, *args: Any) -> Tensor:
+    def run_own(self, name: str, *args: Any) -> Tensor:
         return getattr(type(self.attn), name)(self.attn, *args)
 
     def forget(self) -> None:
-        """What a pass that a hook ended left behind."""
+        """Drop what a pass that a hook ended left behind."""
         if self.formed is not None and "handle" in self.formed:
             self.formed["handle"].remove()
-        self.met, self.formed = {}, None
+        self.given, self.formed = {}, None
 
     def calculate_attention_scores(self, q: Tensor, k: Tensor) -> Tensor:
         self.forget()
-        self.met = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+        self.given = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
         self.formed = {} if is_hooked(self.attn) else None
         if self.formed is not None:
-            return self.own("calculate_attention_scores", q, k)
+            return self.run_own("calculate_attention_scores", q, k)
         return q.new_zeros(1, self.geometry.n_heads, 1, 1)  # stands for the scores until the values come
 
     def apply_causal_mask(self, scores: Tensor, offset: int = 0, attention_mask: Tensor | None = None) -> Tensor:
         window = self.attn.cfg.window_size if self.attn.attn_type == "local" else None
-        n, padding = self.met["q"].shape[2], attention_mask
+        n, padding = self.given["q"].shape[2], attention_mask
         padding = None if padding is None or bool(padding.all()) else padding.bool()
-        self.met["mask"] = Mask.of_window(n, window, padding, before=offset, device=self.met["q"].device)
+        self.given["mask"] = Mask.of_window(n, window, padding, before=offset, device=self.given["q"].device)
         if self.formed is None:
             return scores
         handle = self.attn.hook_attn_scores.register_forward_hook(self.see_scores)
         self.formed["handle"] = handle
-        return self.own("apply_causal_mask", scores, offset, attention_mask)
+        return self.run_own("apply_causal_mask", scores, offset, attention_mask)
 
     def see_scores(self, _point: Any, _args: tuple, scores: Tensor) -> None:
         assert self.formed is not None
@@ -69,16 +69,16 @@ class Steps:
         self.formed.pop("handle").remove()
 
     def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
-        met, self.met = self.met, {}
+        given, self.given = self.given, {}
         sinks = self.attn.sinks if self.attn.cfg.use_attention_sinks else None
-        met |= {
+        given |= {
             "v": v.transpose(1, 2),
             "scale": self.geometry.scale,
             "finish": finish_of(self.geometry),
             "sinks": sinks,
         }
         if self.formed is None:
-            return self.attn.hook_z(self.attention(**met).transpose(1, 2))
-        z = self.own("calculate_z_scores", v, pattern)
-        self.attention(**met, z=z.transpose(1, 2), scores=self.formed["scores"], pattern=pattern)
+            return self.attn.hook_z(self.attention(**given).transpose(1, 2))
+        z = self.run_own("calculate_z_scores", v, pattern)
+        self.attention(**given, z=z.transpose(1, 2), scores=self.formed["scores"], pattern=pattern)
         return z

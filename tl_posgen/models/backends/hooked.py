@@ -1,4 +1,4 @@
-"""HookedTransformer (TransformerLens 3.9): its side of everything that differs."""
+"""Backend of HookedTransformer (TransformerLens 3.9)."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ ENCODINGS: dict[str, Encoding] = {
 
 
 class Hooked(Backend):
-    """The methods of `Backend` for a HookedTransformer."""
+    """Backend of a HookedTransformer."""
 
     name = "hooked"
     attention_input = "query_input"
@@ -68,7 +68,7 @@ class Hooked(Backend):
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
     ) -> list[LayerGeometry]:
-        """One, from the cfg and the attention module."""
+        """Return one draft, from the cfg and the attention module."""
         cfg, attn = self.model.cfg, self.model.blocks[plain.layer].attn
         encoding = ENCODINGS.get(cfg.positional_embedding_type)
         if encoding is None or cfg.attention_dir != "causal":
@@ -119,7 +119,7 @@ class Hooked(Backend):
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """The RMSNorm of TransformerLens, computed here so that its own hooks do not fire a second time.
+    """x / sqrt(mean(x^2) + eps) w: TransformerLens' RMSNorm, without firing its hooks a second time.
 
     The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
     """
@@ -130,7 +130,7 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
 
 
 def hooked_rope(attn: Any) -> Rope:
-    """Frequencies and scaling from the layer's own table of sines and cosines, asked for in float64.
+    """Read frequencies and scaling from the layer's own table of sines and cosines, asked for in float64.
 
     Row 1 of the table is (scaling sin theta_m, scaling cos theta_m), whatever scaling rule filled it, and every
     theta_m is below pi. The table in use would do in float32, but in a bfloat16 model it has three digits.

@@ -12,7 +12,7 @@ from tl_posgen.progress import count
 
 @dataclass(frozen=True)
 class KeyValueContext:
-    """A model and the keys and values of one prompt's tokens so far.
+    """Model and the keys and values of one prompt's tokens so far.
 
     Attributes:
         read: one forward pass of tokens [1, pos] that uses and extends the cache.
@@ -25,7 +25,7 @@ class KeyValueContext:
     held: tuple[str, ...]
 
     def extend(self, tokens: Int[Tensor, " pos"]) -> None:
-        """One forward pass of the next tokens, which see those before them."""
+        """Run one forward pass of the next tokens, which see those before them."""
         count(1)
         self.read(tokens[None])
 

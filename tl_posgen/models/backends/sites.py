@@ -1,4 +1,4 @@
-"""Where a layer's attention shows itself: TransformerLens hook names, and how to read what they carry.
+"""TransformerLens hook names of a layer, and how to read what these hooks carry.
 
 Whatever the backend and the layout of its hooks, what is read is [batch, head, pos, d]: queries and keys before RoPE
 and after qk-norm, in the dtype of the model.
@@ -19,7 +19,7 @@ PARTS = ("resid", "q", "k", "v", "attn_scores", "pattern")
 
 
 def checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
-    """The parts of a capture that are asked for; InputError for one that is not among `known`."""
+    """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
     if unknown := sorted(map(str, set(needs) - set(known))):
@@ -28,14 +28,14 @@ def checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
 
 
 def hook_names(layer: int) -> dict[str, str]:
-    """Part of a capture -> where it shows itself."""
+    """Return part of a capture -> hook name."""
     block = f"blocks.{layer}"
     return {"resid": f"{block}.hook_resid_pre", **{part: f"{block}.attn.hook_{part}" for part in PARTS[1:]}}
 
 
 @dataclass(frozen=True)
 class Sites:
-    """The hooks of one layer.
+    """Hooks of one layer.
 
     Attributes:
         names: part of a capture ("q", "attn_scores", ...) -> hook name.
@@ -49,8 +49,10 @@ class Sites:
         return self.reads[part](value) if part in self.reads else value
 
 
-def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> list[tuple[Callable[[str], bool], Any]]:
-    """One TransformerLens hook for many names, each with its own function of the hook's tensor.
+def dispatch(
+    model: Model, receivers: Mapping[str, Callable[[Tensor], None]]
+) -> list[tuple[Callable[[str], bool], Any]]:
+    """Return one TransformerLens hook for many names, each with its own function of the hook's tensor.
 
     A TransformerBridge works out its thousands of names anew for every entry of a list of hooks, so one entry is much
     faster than many. The points are told apart as objects, because a bridge's hook.name can be an alias.
@@ -58,17 +60,17 @@ def dispatch(model: Model, takes: Mapping[str, Callable[[Tensor], None]]) -> lis
     Raises:
         UnsupportedModelError: the model lacks one of the hooks.
     """
-    points = hook_points(model, takes)
-    by_point = {id(points[name]): take for name, take in takes.items()}
+    points = hook_points(model, receivers)
+    by_point = {id(points[name]): receive for name, receive in receivers.items()}
 
     def hook(value: Tensor, hook: Any) -> None:
         by_point[id(hook)](value)
 
-    return [(takes.__contains__, hook)]
+    return [(receivers.__contains__, hook)]
 
 
 def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
-    """Hook points by name; UnsupportedModelError where the model lacks one."""
+    """Return hook points by name; UnsupportedModelError where the model lacks one."""
     points = model.hook_dict  # once: a bridge works out its thousands of names anew
     if missing := [name for name in names if name not in points]:
         raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
@@ -76,7 +78,7 @@ def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
 
 
 def is_hooked(attn: Any) -> bool:
-    """Whether any hook sees or edits the scores or the pattern of this attention module."""
+    """Tell whether any hook sees or edits the scores or the pattern of this attention module."""
     points = (attn.hook_attn_scores, attn.hook_pattern)
     return any(point._forward_hooks or point._forward_pre_hooks or point._backward_hooks for point in points)
 
@@ -87,7 +89,7 @@ def split_heads(x: Tensor, d_head: int) -> Tensor:
 
 
 def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scores in float32 at least, -inf where masked, whatever number the backend masks with.
+    """Return scores in float32 at least, -inf where masked, whatever number the backend masks with.
 
     Args:
         attn_scores: as hook_attn_scores carries them: masked with -inf, or with the most negative number of a dtype.

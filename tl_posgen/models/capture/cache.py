@@ -23,7 +23,7 @@ PROOFS = ("attn_scores", "pattern")  # what the scores recomputed from q and k a
 
 
 def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
-    """What to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
+    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
 
     q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
 
@@ -48,7 +48,7 @@ def captures_from_cache(
     tokens: Any = None,
     needs: Iterable[str] | None = None,
 ) -> Iterator[LayerCapture]:
-    """One LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
+    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
 
     Args:
         cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
@@ -90,7 +90,7 @@ def captures_from_cache(
             f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
             "the ids that were run, [batch, pos]"
         )
-    spans = _spans(cache, probed[0], tokens, mask, PadToken.of(wrapped.model.tokenizer))
+    spans = _spans(cache, probed[0], tokens, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
     return _captures(cache, probed, selected, tokens, spans, needs)
 
 
@@ -111,7 +111,7 @@ def _spans(
     mask: Bool[Tensor, "batch pos"] | None,
     pad: PadToken,
 ) -> list[slice]:
-    """Where the text of every prompt stands."""
+    """Find where the text of every prompt stands."""
     parts = _read(cache, layer, frozenset())
     length, known = parts["q"].shape[2], "attn_scores" in parts
     spans = [slice(0, length)] * len(parts["q"])
@@ -139,7 +139,7 @@ def _checked(needs: Iterable[str]) -> frozenset[str]:
 
 
 def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
-    """layer -> part -> hook name."""
+    """Return layer -> part -> hook name."""
     wanted = [part for part in PARTS if part in needs | {"q", "k"}]
     return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
 
@@ -162,7 +162,7 @@ def _captures(
 
 
 def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:
-    """What the cache holds of one layer and is wanted (what proves it always), with its batch dimension."""
+    """Read the wanted parts of one layer, and those that prove it, with their batch dimension."""
     stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)

@@ -1,5 +1,4 @@
-"""Which tokens of a batch are text? Told by the attention mask that a pass used, by one that is given, or by the token
-that only pads."""
+"""Telling text from padding: by the attention mask that a pass used, by one that is given, or by the padding token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class PadToken:
-    """The token that a tokenizer pads with.
+    """Token that a tokenizer pads with.
 
     Attributes:
         index: its id, None where there is none.
@@ -36,7 +35,7 @@ class PadToken:
     side: str = "right"
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "PadToken":
+    def of_tokenizer(cls, tokenizer: Any) -> "PadToken":
         index = getattr(tokenizer, "pad_token_id", None)
         if index is None:
             return cls()
@@ -46,7 +45,7 @@ class PadToken:
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
-    """Where the text stands in the ids of every prompt of one batch, by the padding token alone.
+    """Find the text in the ids of every prompt of one batch, by the padding token alone.
 
     Raises:
         InputError: padding that cannot be told from text, or nothing but padding.
@@ -56,7 +55,7 @@ def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
 
 
 def text_of(ids: Sequence[int], pad: PadToken, begun: bool, prompt: int, n_prompts: int) -> slice:
-    """The same of one prompt.
+    """Find the text of one prompt; see `texts_of`.
 
     Args:
         begun: whether the first token begins the text, although it is the padding token.
@@ -83,7 +82,7 @@ def text_of(ids: Sequence[int], pad: PadToken, begun: bool, prompt: int, n_promp
 
 
 def spans_of_mask(attention_mask: Bool[Tensor, "batch pos"]) -> list[slice]:
-    """Where the text of every prompt stands by a mask; InputError for an empty prompt, or gaps in one."""
+    """Find the text of every prompt by a mask; InputError for an empty prompt, or gaps in one."""
     spans = []
     for prompt, seen in enumerate(attention_mask):
         places = seen.nonzero()[:, 0].tolist()
@@ -108,7 +107,7 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
 
 
 def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch query key"]) -> list[slice]:
-    """Where the text of every prompt of a forward pass stands, by the mask that it used.
+    """Find the text of every prompt of a forward pass, by the mask that it used.
 
     Args:
         attn_scores: of any one head, because masks are alike in all; -inf where masked.
@@ -136,7 +135,7 @@ def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch q
 def spans_of_pass(
     spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
 ) -> list[slice]:
-    """The same where nothing was masked: padding is told by its token.
+    """Find the text of every prompt, by the padding token where nothing was masked.
 
     Behind the text it changes nothing before it. Before the text it changes everything, so it is refused.
 
@@ -180,7 +179,7 @@ def require_padding(spans: list[slice], length: int, tokens: Int[Tensor, "batch 
 
 
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
-    """Token ids, and the mask where there is one: of what a Hugging Face tokenizer returns, or of ids alone.
+    """Return token ids, and the mask where there is one: of what a Hugging Face tokenizer returns, or of ids alone.
 
     Prompts of different lengths, each with a mask of its own, come back as lists of ids without what these hide.
 

@@ -61,7 +61,7 @@ class PassCapture:
         self.layers = [wrapped.layer(index) for index in self.heads]
         self.tokens, self.embeds_tokens = tokens, tokens is None
         self.embedded: Tensor | None = None  # by the pass that begins
-        self.pad = PadToken.of(wrapped.model.tokenizer)
+        self.pad = PadToken.of_tokenizer(wrapped.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.waiting: list[tuple[LayerCapture, Tensor]] = []  # for the pattern, with the scores of some rows
         self.spans: list[slice] = []

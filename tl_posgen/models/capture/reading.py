@@ -1,4 +1,4 @@
-"""From what a layer's hooks carried to a LayerCapture."""
+"""Making a LayerCapture of what a layer's hooks carried."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ def layer_capture(
     tokens: Int[Tensor, " pos"] | None,
     span: slice = slice(None),
 ) -> LayerCapture:
-    """One prompt's parts, each [head, pos, d] or as it should be, made into what measures are handed.
+    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it.
 
     Args:
         span: where the prompt's text stands; all that was run if left out.
@@ -49,7 +49,7 @@ def layer_capture(
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
-    """What belongs to some of `n_heads` query heads, in float32 at least."""
+    """Return the rows of some of `n_heads` query heads, in float32 at least."""
     group = n_heads // len(x)  # 1 where keys are already one per query head
     rows = [head // group for head in heads]
     # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
@@ -57,7 +57,7 @@ def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
 
 
 def cut(part: str, value: Tensor, span: slice) -> Tensor:
-    """A part of one prompt without its padding."""
+    """Return a part of one prompt without its padding."""
     if span == slice(None) or span == slice(0, value.shape[-2]):
         return value
     return value[..., span, span] if part in ("attn_scores", "pattern") else value[..., span, :]

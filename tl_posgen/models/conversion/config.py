@@ -1,4 +1,4 @@
-"""The Hugging Face config of a directory, and the numbers in it that no model can be made of."""
+"""Reading the Hugging Face config of a directory; refusing numbers that no model can be made of."""
 
 import json
 import math
@@ -20,7 +20,7 @@ POSITIVE = (
 
 
 def read_config(directory: Path, trust_remote_code: bool) -> Any:
-    """The Hugging Face config of a directory, without the network.
+    """Read the Hugging Face config of a directory, without the network.
 
     Raises:
         ModelError: an unknown architecture, a size that is not a whole number above 0, a base of RoPE or a scale
@@ -41,7 +41,7 @@ def read_config(directory: Path, trust_remote_code: bool) -> Any:
 
 
 def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of everything inside that is not a list or mapping; names of nested ones are joined by dots."""
+    """Yield (name, value) of everything inside that is no list or mapping; names of nested ones are joined by dots."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from entries(one, f"{name}.{key}" if name else str(key))
@@ -53,7 +53,7 @@ def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def what_is_wrong(name: str, value: Any) -> str | None:
-    """Why no model can be made of this entry; None where nothing is known against it."""
+    """Say why no model can be made of this entry; None where nothing is known against it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, float) and math.isnan(value):
         return "it must be a number"

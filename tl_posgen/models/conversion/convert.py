@@ -1,4 +1,4 @@
-"""A Hugging Face model, of a directory or with random weights, made the kind of object asked for, weights untouched."""
+"""Converting a Hugging Face model to the object asked for, its weights untouched."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tl_posgen.models.same_logits import logit_error, random_tokens
 
 
 def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tried") -> Model:
-    """A HookedTransformer with the same weights, none folded or centred; its logits are compared with the original's.
+    """Make a HookedTransformer with the same weights, none folded or centred; compare its logits with the original's.
 
     The original is left without weights: each is let go when it has been copied, so that no two models are held.
 
@@ -60,7 +60,7 @@ def move_weights(state: dict[str, Tensor], model: Any) -> None:
 
 
 def hooked_parts() -> tuple[Any, Any, Any]:
-    """HookedTransformer, its config class and the weight converters."""
+    """Import HookedTransformer, its config class and the weight converters."""
     try:
         from transformer_lens import HookedTransformer, HookedTransformerConfig  # pyright: ignore
         from transformer_lens.pretrained import weight_conversions  # pyright: ignore
@@ -73,7 +73,7 @@ def hooked_parts() -> tuple[Any, Any, Any]:
 
 
 class Tried(NamedTuple):
-    """Random tokens, and what the Hugging Face model says to them."""
+    """Random tokens, and the logits of the Hugging Face model."""
 
     tokens: Int[Tensor, "1 pos"]
     logits: Float[Tensor, "1 pos vocabulary"]
@@ -101,7 +101,7 @@ def try_out(hf_model: Any, name: str) -> Tried:
 
 
 def require_same_logits(model: Model, tried: Tried, name: str) -> None:
-    """Refuse a conversion that changes the model: logits of a few random tokens, to 1e-3 of the largest in float32."""
+    """Refuse a conversion that changes the logits of a few random tokens; see `logit_error`."""
     n = min(tried.tokens.shape[1], model.cfg.n_ctx)
     original = tried.logits[:, :n]
     with torch.no_grad():
@@ -115,7 +115,7 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
 
 
 def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
-    """A TransformerBridge around the model, which becomes part of it; one that is spread over devices stays there.
+    """Make a TransformerBridge around the model; one that is spread over devices stays there.
 
     Raises:
         UnsupportedModelError: TransformerLens has no adapter for the architecture.
@@ -142,12 +142,12 @@ def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
 
 
 def spread_of(hf_model: Any) -> dict[str, Any] | None:
-    """The device of each module, where accelerate has spread the model over devices."""
+    """Return the device of each module, where accelerate has spread the model over devices."""
     return getattr(hf_model, "hf_device_map", None)
 
 
 def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backend: str) -> Model:
-    """The Hugging Face model as the asked backend; "auto" is a HookedTransformer where that has the same logits.
+    """Make the model as the asked backend; "auto" is a HookedTransformer where that has the same logits.
 
     Args:
         make: makes the Hugging Face model; called again where it has become a HookedTransformer that is not the same.
@@ -179,8 +179,9 @@ def build_random(
     moved: bool = False,
     spread: dict[str, Any] | None = None,
 ) -> tuple[Model, str]:
-    """A model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like`; and the
-    rule that made its weights.
+    """Make a model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like`.
+
+    Returns the model, and the rule that made its weights.
 
     Args:
         moved: move every weight off its initial value, so that a forgotten norm or bias shows.

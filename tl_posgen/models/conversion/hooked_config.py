@@ -1,7 +1,8 @@
-"""HookedTransformer's config for a Hugging Face config, for the families whose weights TransformerLens can convert.
+"""Making HookedTransformer's config of a Hugging Face config, for families whose weights TransformerLens converts.
 
-TransformerLens has such a table, but it goes by the model's name on the Hub; a directory of any name needs one that
-goes by the config. Every converted model is compared with the Hugging Face one before it is handed out (see `convert`).
+TransformerLens has such a table that goes by the model's name. Given a directory, that of 3.9 refuses Gemma 2, GPT-2
+and Phi, drops linear and YaRN scaling of RoPE, and gives Mistral and Qwen 3 a context of 2,048. Every converted model
+is compared with the Hugging Face one before it is handed out (see `convert`).
 """
 
 import math
@@ -49,7 +50,7 @@ ALWAYS_GROUPED = {"mistral", "qwen2", "gemma"}  # converters that want n_key_val
 
 
 def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
-    """The fields of HookedTransformerConfig for a Hugging Face config.
+    """Return the fields of HookedTransformerConfig for a Hugging Face config.
 
     Raises:
         UnsupportedModelError: an architecture without a recipe, or a RoPE scaling that HookedTransformer lacks.
@@ -69,11 +70,12 @@ def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
 
 
 def first_of(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these config fields that is there and not None."""
+    """Return the first of these config fields that is there and not None."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
 
 
 def sizes(config: Any) -> dict[str, Any]:
+    """Return sizes, epsilon and activation, whatever the family calls them."""
     heads = config.num_attention_heads
     return {
         "d_model": config.hidden_size,
@@ -90,7 +92,7 @@ def sizes(config: Any) -> dict[str, Any]:
 
 
 def windows(config: Any) -> dict[str, Any]:
-    """Sliding windows, per layer where the config has layer types, else in every layer."""
+    """Return sliding windows, per layer where the config has layer types, else in every layer."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     if not window or "sliding_attention" not in types:
@@ -100,7 +102,7 @@ def windows(config: Any) -> dict[str, Any]:
 
 
 def rotary(config: Any, d_head: int) -> dict[str, Any]:
-    """Base, rotary dimension and scaling rule of RoPE."""
+    """Return base, rotary dimension and scaling rule of RoPE."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     share = rope.get("partial_rotary_factor") or first_of(config, "partial_rotary_factor", "rotary_pct", default=1.0)
     settings = {"rotary_base": rope.get("rope_theta", 10_000.0), "rotary_dim": int(d_head * share)}

@@ -1,4 +1,4 @@
-"""The Hugging Face model of a directory: planned from its config, then filled with its weights."""
+"""Loading the Hugging Face model of a directory: planned from its config, then filled with its weights."""
 
 import copy
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from tl_posgen.models.memory import memory_of
 
 
 def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
+    """Load the tokenizer of a directory, without the network."""
     from transformers import AutoTokenizer
 
     try:
@@ -23,14 +24,14 @@ def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
 
 
 class Planned(NamedTuple):
-    """What a directory's model will be: its class, and the dtype that it asks for or was asked for."""
+    """Class of a directory's model, and the dtype that it asks for or was asked for."""
 
     kind: type
     dtype: torch.dtype
 
 
 def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], trust_remote_code: bool) -> Planned:
-    """The model of a directory before its weights are read; "auto" is the dtype in config.json, else of the weights.
+    """Plan the model of a directory before weights are read; "auto" is the dtype in config.json, else of the weights.
 
     Raises:
         ModelError: an unknown architecture, weights that are not those of the model, or more than memory holds.
@@ -47,7 +48,7 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
 def load_hf_model(
     directory: Path, config: Any, planned: Planned, dtype: torch.dtype, weights: StoredWeights, **more: Any
 ) -> Any:
-    """The Hugging Face model of a directory, in evaluation mode, with eager attention; each tensor is read once.
+    """Load the Hugging Face model of a directory, in evaluation mode, with eager attention; each tensor is read once.
 
     Raises:
         ModelError: NaN or inf in a tensor, which is named.
@@ -63,7 +64,7 @@ def load_hf_model(
 def from_pretrained(
     kind: Any, directory: Path, config: Any, place: Path | None, **options: Any
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The model, and which weights it has, lacks, and did not take."""
+    """Return the model, and which weights it has, lacks, and did not take."""
     try:
         loaded: Any = kind.from_pretrained(
             place,

@@ -1,7 +1,9 @@
-"""From what the user typed to a directory with a config, safetensors weights and a tokenizer, all of them sound."""
+"""Finding the directory that holds a model: config, safetensors weights and tokenizer, all of them there."""
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,7 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """A directory with config.json and *.safetensors, and that of the tokenizer; `name`, `revision` as in `Origin`."""
+    """Directory with config.json and *.safetensors, and that of the tokenizer; `name`, `revision` as in `Origin`."""
 
     name: str
     directory: Path
@@ -26,7 +28,7 @@ class Source:
 
 
 def local_directory(name: str | os.PathLike) -> Path | None:
-    """Where "mini", or a directory here, lies; None of anything else, ModelError of what can be no name."""
+    """Return where "mini", or a directory here, lies; None of anything else, ModelError of what can be no name."""
     words = os.fspath(name)
     path = MINI if words == "mini" else Path(words).expanduser()
     if not words.strip() or "\0" in words or max(map(len, path.parts), default=0) > 255:
@@ -37,7 +39,7 @@ def local_directory(name: str | os.PathLike) -> Path | None:
 def find_source(
     name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
 ) -> Source:
-    """The local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`.
+    """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`.
 
     Args:
         tokenizer: a directory, or "mini", with another tokenizer than the one there.
@@ -62,7 +64,7 @@ def find_source(
 
 
 def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
-    """The directory of a tokenizer; InputError where there is none."""
+    """Return the directory of a tokenizer; InputError where there is none."""
     here = local_directory(tokenizer)
     if here is None or not any((here / name).is_file() for name in TOKENIZERS):
         raise InputError(f"{os.fspath(tokenizer)}: no tokenizer there; give tokenizer=, a directory that holds one")
@@ -70,7 +72,7 @@ def tokenizer_directory(tokenizer: str | os.PathLike) -> Path:
 
 
 def official_name(name: str) -> str:
-    """The Hub's name of what TransformerLens calls by a short one.
+    """Return the Hub's name of what TransformerLens calls by a short one.
 
     Example:
         >>> official_name("gpt2-small"), official_name("EleutherAI/pythia-70m")
@@ -83,25 +85,38 @@ def official_name(name: str) -> str:
 
 def download(name: str, revision: str | None) -> Path:
     """Fetch config, safetensors and tokenizer of a Hub repository into the Hugging Face cache, or find them there."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    left_out = ["*/*", "consolidated*"]
+    with hub_errors(name, revision):
+        return Path(
+            snapshot_download(
+                official_name(name), revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=left_out
+            )
+        )
+
+
+@contextmanager
+def hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    """Raise errors of the Hub as a ModelError that names the model, and what to do."""
+    from huggingface_hub import errors
 
     official = official_name(name)
     try:
-        directory = snapshot_download(
-            official, revision=revision, allow_patterns=DOWNLOADED, ignore_patterns=["*/*", "consolidated*"]
-        )
+        yield
     except errors.GatedRepoError as error:
         raise ModelError(f"{official} asks for a licence: accept it on huggingface.co and set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{official} has no revision {revision!r}") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"{name}: neither a directory here nor a model on huggingface.co") from error
+    except errors.NotASafetensorsRepoError as error:
+        raise ModelError(f"{official}: no safetensors at revision {revision or 'main'}; choose another") from error
     except OSError as error:
         raise ModelError(
-            f"{name}: no such directory here, and huggingface.co cannot be reached; "
+            f"{name}: no such directory here, and huggingface.co cannot be reached ({first_line(error)}); "
             "give a directory that save_pretrained wrote, or connect once to download the model"
         ) from error
-    return Path(directory)
 
 
 def require_files(here: Path, *, with_tokenizer: bool) -> None:
@@ -118,6 +133,6 @@ def require_files(here: Path, *, with_tokenizer: bool) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line: the first, and what follows where that ends with a colon."""
+    """Return the message of an error in one line: the first, and what follows where that ends with a colon."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])

@@ -1,4 +1,4 @@
-"""A checkpoint's weights, read once, tensor by tensor; and weights given back."""
+"""Reading a checkpoint's weights once, tensor by tensor, and giving memory of weights back."""
 
 import ctypes
 import json
@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Stored:
-    """One tensor of a file, read when it is asked for: what transformers takes in place of the tensor.
+    """One tensor of a file, read when transformers asks for it.
 
     Read, not mapped: of a mapped file every page that was looked at counts as memory until the last tensor is let go.
     """
@@ -41,11 +41,12 @@ class Stored:
 
 
 def is_quantised(name: str, tensor: Tensor) -> bool:
+    """Tell weights that are no floating-point numbers of two bytes or more."""
     return not COMPUTED.search(name) and (not tensor.is_floating_point() or tensor.element_size() < 2)
 
 
 def not_finite(tensor: Tensor) -> str:
-    """ "NaN" or "inf" where a tensor holds one; "" where all of its numbers are finite."""
+    """Return "NaN" or "inf" where a tensor holds one; "" where all of its numbers are finite."""
     if not tensor.is_floating_point() or not tensor.numel():
         return ""
     low, high = tensor.aminmax()  # NaN is the least and the largest
@@ -53,7 +54,7 @@ def not_finite(tensor: Tensor) -> str:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that hold the weights: model.safetensors, or those that the index names."""
+    """Return the files that hold the weights: model.safetensors, or those that the index names."""
     whole, index = directory / "model.safetensors", directory / INDEX
     if whole.is_file() or not index.is_file():
         return [whole]
@@ -64,7 +65,7 @@ def files_of(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The tensors of a directory by name, not yet read, and which of those that were read are not finite."""
+    """Tensors of a directory by name, not yet read, and what is wrong with those that were read."""
 
     tensors: dict[str, Stored]
     broken: list[str]
@@ -76,7 +77,7 @@ class StoredWeights:
 
 
 def stored_weights(directory: Path) -> StoredWeights:
-    """Every tensor of a directory.
+    """Return every tensor of a directory.
 
     Raises:
         ModelError: a file that is missing or is not safetensors.
@@ -94,7 +95,7 @@ def stored_weights(directory: Path) -> StoredWeights:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file of weights, or with their index, as a ModelError that names it."""
+    """Raise a ModelError that names the file of weights, or their index, for whatever is wrong with it."""
     try:
         yield
     except Exception as error:  # safetensors, json and the system each have their own
@@ -124,4 +125,5 @@ def trim() -> None:
 
 
 def is_released(model: Any) -> bool:
+    """Tell whether `release` has been called on this model."""
     return not any(weight.numel() for weight in model.parameters())

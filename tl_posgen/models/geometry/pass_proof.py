@@ -1,4 +1,4 @@
-"""Are the scores that this very pass used those of its queries and keys?
+"""Proof of every pass: the scores that it used are those of its queries and keys.
 
 The probe proves a layer's geometry on a few tokens; this proves it for every prompt that is measured, at its length and
 with whatever hooks are at work.
@@ -18,7 +18,7 @@ STREAMED_ROWS = 8
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
-    """The queries whose scores are compared: so many of them, evenly spread, the last among them."""
+    """Return the queries whose scores are compared: so many of them, evenly spread, the last among them."""
     return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
@@ -29,7 +29,7 @@ def as_used(
     *,
     every_row: bool = False,
 ) -> LayerCapture:
-    """The capture, or an `EditedCapture` where the pass used other scores than its q and k give.
+    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
 
     Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
     keys they see. ALiBi is compared up to a constant per row.
@@ -80,7 +80,7 @@ def as_streamed(
     sinks: Float[Tensor, " head"] | None,
     dtype: torch.dtype,
 ) -> StreamedCapture:
-    """The capture of a pass that formed no scores: its q and k, rotated by the geometry, meet as those of the pass did.
+    """Return the capture of a pass that formed no scores, whose rotated q and k give the scores of the pass.
 
     Compared are the scores of a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of
     values, is proved as it runs (`tl_posgen.models.streaming.stream`).
@@ -106,6 +106,7 @@ def as_streamed(
 
 
 def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
+    """Return the place of the largest entry."""
     return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
 
 
@@ -116,7 +117,7 @@ def is_softmax(
     *,
     sinks: bool = False,
 ) -> bool:
-    """Whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
+    """Tell whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
 
     |pattern - expected| <= allowed * max(expected, its row's largest / 1000), with allowed = 1/1000, or 8 units of
     rounding in the model's dtype. Rows that see nothing are left out.

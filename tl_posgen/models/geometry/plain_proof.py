@@ -1,4 +1,4 @@
-"""Does a TransformerBridge compute what the Hugging Face model does that it is made of?"""
+"""Proof of a TransformerBridge: it computes what the Hugging Face model does that it is made of."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.same_logits import centred, logit_error, random_tokens
@@ -17,7 +18,7 @@ N_TOKENS = 48
 
 
 def difference(backend: Backend, origin: Origin) -> str:
-    """How the model's logits differ from those of the plain Hugging Face model; "" if they do not.
+    """Say how the model's logits differ from those of the plain Hugging Face model; "" if they do not.
 
     Where they differ, or cannot be compared as `enable_compatibility_mode` has processed the weights, a bridge of the
     same config with other weights, all moved off their initial values, is compared: it tells a fault of the bridge from
@@ -33,11 +34,10 @@ def difference(backend: Backend, origin: Origin) -> str:
 
 
 def own_difference(backend: Backend) -> str | None:
-    """How the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
+    """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
 
-    max |bridge - plain| <= max(1e-3, 32 units of rounding) times the largest |logit|, the mean over the vocabulary
-    removed from both, as softmax cannot tell it. The user's hooks are left out meanwhile. None where there is a plain
-    model, and it no longer has the same weights.
+    They are compared by `logit_error`, the user's hooks left out. None where there is a plain model, and it no longer
+    has the same weights.
     """
     model = backend.model
     n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
@@ -64,9 +64,7 @@ def own_difference(backend: Backend) -> str | None:
 
 
 def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
-    """ "layer 3: " for the first layer whose output differs from the plain model's; "" where that cannot be said."""
-    from tl_posgen.models.backends.bridge import original
-
+    """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
     model, streams = backend.model, []
     for passing in (model, None):
         entering: list[Tensor] = []
@@ -75,7 +73,7 @@ def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
             for block in model.blocks:
                 module = block if passing else original(block)
                 handle = module.register_forward_hook(
-                    lambda _module, _args, out, seen=entering: seen.append(first(out))
+                    lambda _module, _args, out, seen=entering: seen.append(first_output(out))
                 )
                 stack.callback(handle.remove)
             run(tokens)
@@ -88,7 +86,8 @@ def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
     return ""
 
 
-def first(output: Any) -> Tensor:
+def first_output(output: Any) -> Tensor:
+    """Return a block's output, without what else it hands over."""
     return (output[0] if isinstance(output, tuple) else output).detach().float()
 
 

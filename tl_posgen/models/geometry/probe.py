@@ -41,7 +41,7 @@ Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why tha
 
 
 def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
-    """What was found in every layer, supported or not."""
+    """Return what was found in every layer, supported or not."""
     fired = probe_run(model, backend)
     handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
     if handed_on:
@@ -76,12 +76,12 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
 
 
 def has_sinks(pattern: Tensor | None) -> bool:
-    """Whether rows of the probe's pattern sum to less than one."""
+    """Tell whether rows of the probe's pattern sum to less than one."""
     return pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
 
 
 def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
-    """layer -> hook -> what it carried while the model read a few random tokens."""
+    """Return layer -> hook -> what it carried while the model read a few random tokens."""
     n = min(PROBE_TOKENS, backend.limit().tokens or PROBE_TOKENS)
     tokens = random_tokens(model.cfg.d_vocab, n, next(model.parameters()).device)
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""The proof of a layer's description: the model's own scores, recomputed from its queries and keys."""
+"""Proof of a layer's geometry: the model's own scores, recomputed from its queries and keys."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def prove(
     k: Float[Tensor, "key_head pos d_head"],
     attn_scores: Float[Tensor, "head query key"],
 ) -> LayerGeometry:
-    """The draft that reproduces the model's scores, with `error` = max |recomputed - model's| over the visible entries.
+    """Return the draft that reproduces the model's scores, with `error` = max |recomputed - model's| over visible ones.
 
     The error must be below `tolerance` times the largest visible |score|, or what rounding may do to one, and the
     draft's mask must be the model's. For ALiBi, scores are compared up to a constant per row (see
@@ -57,7 +57,7 @@ def prove(
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Allowed error as a share of the largest score: 1e-4 in float32 (1e-6 is usual), 8 units of rounding below it."""
+    """max(1e-4, 8 units of rounding): the allowed error as a share of the largest score; 1e-6 is usual in float32."""
     return max(1e-4, 8 * torch.finfo(dtype).eps)
 
 
@@ -99,7 +99,7 @@ def recompute(
     k: Float[Tensor, "key_head pos d_head"],
     attn_scores: Float[Tensor, "head query key"],
 ) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query key"]]:
-    """Scores by the geometry, and the model's in the same gauge."""
+    """Return the scores by the geometry, and the model's in the same gauge."""
     capture = as_capture(geometry, q, k)
     if geometry.alibi_slopes is not None:
         attn_scores = without_row_offsets(attn_scores, capture.rotated_q, capture.rotated_k, geometry.scale)
@@ -113,7 +113,7 @@ def without_row_offsets(
     scale: float,
     rows: Int[Tensor, " query"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """ALiBi scores with each row shifted so that distance 0 carries no bias, which softmax cannot tell.
+    """Shift each row of ALiBi scores so that distance 0 carries no bias, which softmax cannot tell.
 
     Implementations add slope * (j - i), slope * j (Bloom) or slope * (j - n) (MPT): the same attention, and different
     numbers. A row whose own key is masked is left as it is.
@@ -128,7 +128,7 @@ def without_row_offsets(
 
 
 def is_pattern(attn_scores: Float[Tensor, "*batch head query key"]) -> bool:
-    """Whether these are no scores but what softmax made of them: bridges hand on some architectures' attention."""
+    """Tell softmax's output from scores: bridges leave some architectures' attention to Hugging Face."""
     return bool((attn_scores >= 0).all() and (attn_scores.float().sum(-1) - 1).abs().max() < 0.02)
 
 
@@ -139,7 +139,7 @@ def likely_cause(
     attn_scores: Float[Tensor, "head query key"],
     allowed: float,
 ) -> str:
-    """RoPE leaves scores at distance 0 alone, so an error there has another cause."""
+    """Say what is likely wrong. RoPE leaves scores at distance 0 alone, so an error there has another cause."""
     recomputed, actual = recompute(geometry, q, k, attn_scores)
     if not actual[actual != -torch.inf].isfinite().all():
         return "Likely cause: NaN or inf in the weights."

@@ -24,7 +24,7 @@ Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys every query sees, told row by row.
+    """Keys that every query sees, given row by row.
 
     Attributes:
         rows: (start, stop) -> what the queries start .. stop - 1 see.
@@ -37,11 +37,11 @@ class Mask:
     padding: Bool[Tensor, "batch pos"] | None = None
 
     def to(self, *_: Any, **__: Any) -> "Mask":
-        """Itself: bridges move what they take for a tensor."""
+        """Return the mask itself: bridges move what they take for a tensor."""
         return self
 
     def __getitem__(self, index: Any) -> "Mask":
-        """Itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
+        """Return the mask itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
         if any(one not in (slice(None), slice(0, None)) for one in index):
             raise IndexError("a part of a mask is not streamed")
         return self
@@ -56,7 +56,7 @@ class Mask:
         before: int = 0,
         device: torch.device | str = "cpu",
     ) -> "Mask":
-        """The causal mask of n queries, or the `window` last keys of it, less the keys that are padding.
+        """Return the causal mask of n queries, or the `window` last keys of it, without keys that are padding.
 
         Args:
             before: how many keys stand before the first query.
@@ -76,7 +76,7 @@ class Mask:
 
 @runtime_checkable
 class Attention(Protocol):
-    """What stands in for one layer's attention: from rotated q, k and v to z."""
+    """Replacement of one layer's attention: from rotated q, k and v to z."""
 
     def __call__(
         self,
@@ -174,7 +174,7 @@ def attend_rows(
     finish: Finish | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch head row d_value"]:
-    """The same for the queries start .. stop - 1, which see no key behind them."""
+    """z_i of `attend` for the queries start .. stop - 1, which see no key behind them."""
     before = k.shape[2] - q.shape[2]  # keys of earlier passes
     seen = mask.rows(start, stop).to(q.device)
     keys = slice(first_seen(seen), before + stop)
@@ -199,7 +199,7 @@ def block_of_scores(
 def form(
     attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
 ) -> dict[str, Tensor]:
-    """z by way of scores and pattern, each as its hooks leave it."""
+    """Compute z by way of scores and pattern, each as its hooks leave it."""
     scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
     seen = mask.rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
@@ -209,7 +209,7 @@ def form(
 
 
 def forming(attn: Any) -> Attention:
-    """Attention that forms its scores and pattern, each as its hooks leave it."""
+    """Return attention that forms its scores and pattern, each as its hooks leave it."""
 
     def attention(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
@@ -221,7 +221,7 @@ def forming(attn: Any) -> Attention:
 
 
 def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
-    """What transformers hands over: none, what was made here, or a tensor of some architecture's own making."""
+    """Return the `Mask` of what transformers hands over: nothing, a `Mask`, or a tensor of the architecture's own."""
     if isinstance(mask, Mask):
         return mask
     n, before = q.shape[2], k.shape[2] - q.shape[2]
@@ -232,7 +232,7 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
-    """The soft cap and ALiBi of a layer; None without them."""
+    """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
     return None if geometry.bilinear else partial(finish_block, geometry)
 
 
@@ -256,11 +256,11 @@ def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
 
 
 def row_blocks(n_heads: int, n: int, n_keys: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
+    """Yield (start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
     step = max(1, SCORES_AT_ONCE // (n_heads * n_keys))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
 def first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
-    """The first key that any of these queries sees; 0 if they see none."""
+    """Return the first key that any of these queries sees; 0 if they see none."""
     return int(seen.flatten(0, 2).any(0).int().argmax())

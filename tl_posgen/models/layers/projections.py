@@ -1,4 +1,4 @@
-"""How each layer makes its queries and keys: the attention's input, and W_Q, W_K with their biases, proved."""
+"""Projections to queries and keys: the attention's input, and W_Q, W_K with their biases, proved."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,11 +35,11 @@ class Projections:
     _finish: Callable[[str, Tensor], Tensor] = field(repr=False)
 
     def queries(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
-        """The queries that any inputs H would give, as they enter RoPE: after qk-norm and clipping."""
+        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping."""
         return self._made("q", inputs, self.w_q, self.b_q)
 
     def keys(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
-        """The same of the keys, repeated for grouped heads: one row a query head, as in a capture."""
+        """Return the keys that inputs H give, repeated for grouped heads: one row a query head, as in a capture."""
         return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k))
 
     def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -47,11 +47,12 @@ class Projections:
         return self._finish(part, x if bias is None else x + bias[:, None])
 
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
+        """Repeat what belongs to a key head for each of its query heads."""
         return x.repeat_interleave(self.n_heads // len(x), dim=0)
 
 
 def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[str, Tensor], Tensor]) -> Projections:
-    """Weights and biases of one layer as the model has them; `prove_projections` shows that they are all there is.
+    """Return weights and biases of one layer as the model has them; `prove_projections` shows that they are all.
 
     Args:
         attention: the layer's attention module.
@@ -70,7 +71,7 @@ def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[st
 
 
 def projection_weights(attention: Any, geometry: LayerGeometry) -> dict[str, tuple[Tensor, int]]:
-    """W_Q and W_K as the module has them, by "q" and "k", with the heads that the geometry counts."""
+    """Return W_Q and W_K as the module has them, by "q" and "k", with the heads that the geometry counts."""
     weights = {}
     for side, n in {"q": geometry.n_heads, "k": geometry.n_key_value_heads}.items():
         weight = getattr(attention, f"W_{side.upper()}", None)
@@ -110,9 +111,9 @@ def prove_projections(
 def attention_inputs(
     attentions: Mapping[int, Any],
     name: str,
-    take: Callable[[Float[Tensor, "batch pos d_model"]], None],
+    receive: Callable[[Float[Tensor, "batch pos d_model"]], None],
 ) -> Iterator[None]:
-    """While the block runs, `take` gets what each layer's attention is given: the residual stream after its norm.
+    """While the block runs, `receive` is called with each layer's attention input: the residual stream after its norm.
 
     Args:
         attentions: layer -> its attention module.
@@ -127,7 +128,7 @@ def attention_inputs(
                 f"layer {layer}: its attention is not given one input for all heads; "
                 "call model.set_use_split_qkv_input(False) and model.set_use_attn_in(False)"
             )
-        take(x.detach())
+        receive(x.detach())
 
     with ExitStack() as stack:
         for layer, attention in attentions.items():

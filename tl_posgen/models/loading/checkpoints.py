@@ -13,7 +13,7 @@ from tl_posgen.models.model import Model
 
 
 class Checkpoints:
-    """A sequence of checkpoints, checked before anything is loaded.
+    """Sequence of checkpoints, checked before anything is loaded.
 
     Args:
         checkpoints: directories that save_pretrained wrote, in order of training; or, with `model`, revisions of that
@@ -67,6 +67,7 @@ class Checkpoints:
         return len(self.names)
 
     def load(self, place: int, *, precise: bool = False) -> Model:
+        """Load one checkpoint; see `Pretrained.load`."""
         return self._asked[place].load(precise=precise)
 
 
@@ -76,7 +77,7 @@ def require_weights(directory: Path) -> None:
 
 
 def steps_of(names: Sequence[str]) -> np.ndarray:
-    """The last number in every name, or the place in the sequence where one has none or they do not rise."""
+    """Return the last number in every name, or the place in the sequence where one has none or they do not rise."""
     numbers = [re.findall(r"\d+", name) for name in names]
     steps = np.array([int(found[-1]) if found else -1 for found in numbers])
     rising = (steps >= 0).all() and (np.diff(steps) > 0).all()

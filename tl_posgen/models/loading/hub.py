@@ -1,4 +1,4 @@
-"""What can be known of a model before it is loaded, and its files in the Hub's cache."""
+"""Sizes of a model before it is loaded, and its files in the Hub's cache."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ import torch
 
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.config import read_config
-from tl_posgen.models.conversion.source import WEIGHTS, first_line, official_name
+from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, official_name
 from tl_posgen.models.conversion.weights import stored_weights
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
@@ -20,7 +20,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a model is.
+    """Size of a model.
 
     Attributes:
         parameters: numbers in its weights. dtype: of most of them.
@@ -51,7 +51,7 @@ class Shape:
 
 
 def shape_of(name: str | Path, revision: str | None = None) -> Shape:
-    """The shape of a directory's weights, or of a model on huggingface.co, of which only headers are fetched.
+    """Return the shape of a directory's weights, or of a model on huggingface.co, of which only headers are fetched.
 
     Raises:
         ModelError: no such model or revision, no safetensors, a config that cannot be read, no network.
@@ -61,34 +61,22 @@ def shape_of(name: str | Path, revision: str | None = None) -> Shape:
         >>> shape_of(MINI)
         Shape(parameters=1000576, dtype=torch.float16, heads=4, width=2176)
     """
-    from huggingface_hub import errors, get_safetensors_metadata, hf_hub_download, snapshot_download
+    from huggingface_hub import get_safetensors_metadata, hf_hub_download, snapshot_download
 
     if isinstance(name, Path):
         return shape_of_directory(name)
-    name = official_name(name)
+    official = official_name(name)
     try:
-        return shape_of_directory(Path(snapshot_download(name, revision=revision, local_files_only=True)))
+        return shape_of_directory(Path(snapshot_download(official, revision=revision, local_files_only=True)))
     except (OSError, ValueError, ModelError):
         pass  # not in the cache, or not all of its files
-    try:
-        config = Path(hf_hub_download(name, "config.json", revision=revision)).parent
-        return shape_from(config, get_safetensors_metadata(name, revision=revision).parameter_count)
-    except errors.GatedRepoError as error:
-        raise ModelError(f"{name} asks for a licence: accept it on huggingface.co and set HF_TOKEN") from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r}") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ModelError(f"{name}: neither a directory here nor a model on huggingface.co") from error
-    except errors.NotASafetensorsRepoError as error:
-        raise ModelError(f"{name}: no safetensors at revision {revision or 'main'}; choose another") from error
-    except OSError as error:
-        raise ModelError(
-            f"{name}: no such directory here, and huggingface.co cannot be reached ({first_line(error)})"
-        ) from error
+    with hub_errors(name, revision):
+        config = Path(hf_hub_download(official, "config.json", revision=revision)).parent
+        return shape_from(config, get_safetensors_metadata(official, revision=revision).parameter_count)
 
 
 def shape_of_directory(directory: Path) -> Shape:
-    """Read off the headers of its safetensors."""
+    """Return the shape that the headers of its safetensors give."""
     if not any((directory / name).is_file() for name in WEIGHTS):
         raise ModelError(f"{directory}: no weights; save the model with save_pretrained")
     counts: Counter[str] = Counter()
@@ -99,7 +87,7 @@ def shape_of_directory(directory: Path) -> Shape:
 
 
 def shape_from(directory: Path, counts: Mapping[Any, int]) -> Shape:
-    """The shape of a model by its config.json, and how many parameters there are of each dtype of safetensors."""
+    """Return the shape of a model, by its config.json and the number of parameters of each dtype of safetensors."""
     config = read_config(directory, trust_remote_code=False).get_text_config()
     heads, *width = (int(getattr(config, name, 0)) for name in ("num_attention_heads", "vocab_size", "hidden_size"))
     most = max(counts, key=lambda name: counts[name], default="")

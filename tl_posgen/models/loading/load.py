@@ -76,7 +76,7 @@ def load_model(
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model that is loaded where it is needed: the arguments of `load_model`, checked, as one value.
+    """Model that is loaded where it is needed: the arguments of `load_model`, checked, as one value.
 
     Whatever takes a model takes this. As nobody else holds what is loaded from it, its memory is used again for the
     random inits once the model has been measured.
@@ -112,7 +112,7 @@ class Pretrained:
             require_device_map(self.device_map, self.device, self.backend)
 
     def load(self, *, precise: bool = False) -> Model:
-        """The model.
+        """Load the model.
 
         Args:
             precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
@@ -123,7 +123,7 @@ class Pretrained:
 
 
 def load_source(source: Source, asked: Pretrained, *, precise: bool = False) -> Model:
-    """The model of a directory, its origin remembered."""
+    """Load the model of a directory, and remember its origin."""
     trust, spread = asked.trust_remote_code, asked.device_map
     device, bundled = usable(asked.device), source.directory == MINI
     with quiet():
@@ -156,11 +156,12 @@ def require_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Dtype) -> Any:
+    """Return torch's dtype of that name; "auto" as it is."""
     return dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype)
 
 
 def computed_in(held: torch.dtype, asked: Dtype, device: str, precise: bool) -> torch.dtype:
-    """The dtype to load weights in: the one asked for, or what a checkpoint of dtype `held` is computed in."""
+    """Return the dtype to load weights in: the one asked for, or what a checkpoint of dtype `held` is computed in."""
     narrow = held.itemsize < torch.float32.itemsize
     slow = held == torch.float16 and torch.device(device).type == "cpu"  # 10 to 100 times slower than float32 there
     return torch.float32 if asked == "auto" and (slow or (precise and narrow)) else held
@@ -182,7 +183,7 @@ def require_device_map(device_map: Any, device: str | None, backend: str) -> Non
 
 
 def usable(device: str | None) -> str:
-    """The device, chosen where it is left open; InputError where torch does not know it or cannot compute there."""
+    """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
     if device in (None, "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -195,12 +196,12 @@ def usable(device: str | None) -> str:
 
 
 def is_ours(model: Any) -> bool:
-    """Whether `open_model` will load this anew, so that nobody else holds the model."""
+    """Tell whether `open_model` will load this anew, so that nobody else holds the model."""
     return isinstance(model, str | os.PathLike | Pretrained)
 
 
 def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool = False) -> Model:
-    """A model of TransformerLens as it is, or the one of that name or directory, loaded by `load_model`.
+    """Return a model of TransformerLens as it is, or load the one of that name or directory.
 
     Args:
         precise: see `Pretrained.load`; of a name, a directory or a `Pretrained`.
@@ -220,7 +221,7 @@ def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool =
 
 
 def without_context_limit(model: Model | WrappedModel) -> Model:
-    """The same model as an object that takes prompts longer than `model` does, where there is one; else `model`.
+    """Load the model as an object that takes longer prompts, where there is one; else return `model`.
 
     It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
 

@@ -1,4 +1,4 @@
-"""The null model: the same shape with random weights."""
+"""Random init: the null model, of the same shape with random weights."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def require_seed(seed: object) -> None:
 
 
 def random_like(model: Model | WrappedModel, seed: int) -> Model:
-    """A model of the same architecture and shape with freshly initialised weights: the null of every measure.
+    """Make a model of the same architecture and shape with freshly initialised weights: the null of every measure.
 
     The weights are those of `AutoModelForCausalLM.from_config(config)` right after `torch.manual_seed(seed)` on the
     CPU: the architecture's own initialisation in transformers, made into the same kind of object as `model`. So a

@@ -1,4 +1,4 @@
-"""The second null model: the trained weights, their entries in random order."""
+"""Shuffled weights: the second null model, trained weights with their entries in random order."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -63,13 +63,12 @@ def copy_of(wrapped: WrappedModel) -> Model:
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    """A HookedTransformer keeps one bias per head in a matrix, b_Q [head, d_head]; that is a bias all the same."""
+    """Tell matrices from biases, of which a HookedTransformer keeps one per head in b_Q [head, d_head]."""
     return weight.ndim > 1 and not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
 
 
 def is_joint(weight: Tensor, weights: Iterable[Tensor]) -> bool:
-    """Whether this is a whole piece of memory that other weights are parts of, as a bridge's joint q/k/v; its parts are
-    shuffled instead."""
+    """Tell whether other weights are parts of its memory (a bridge's joint q/k/v); those are shuffled instead."""
     memory = weight.untyped_storage()
     whole = weight.numel() * weight.element_size() == memory.nbytes()
     parts = [w for w in weights if w.untyped_storage().data_ptr() == memory.data_ptr() and w.numel() < weight.numel()]

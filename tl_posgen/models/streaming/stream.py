@@ -96,8 +96,9 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
+def streaming_if_chosen(model: Model | WrappedModel, n: int) -> Iterator[None]:
     """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+    wrapped = wrap(model)
     choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
@@ -114,8 +115,9 @@ def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
         yield
 
 
-def is_streamed(wrapped: WrappedModel, n: int) -> bool:
+def is_streamed(model: Model | WrappedModel, n: int) -> bool:
     """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
+    wrapped = wrap(model)
     with streaming_if_chosen(wrapped, n):
         return wrapped.streamed.by is not None
 
@@ -127,7 +129,7 @@ def require_fits(wrapped: WrappedModel, n: int) -> None:
 
 
 class Stream:
-    """What stands in for a model's attention, layer by layer.
+    """Replacement of a model's attention, layer by layer.
 
     Attributes:
         listeners: called with the layer and its `LayerAttention` once it is computed.
@@ -189,7 +191,7 @@ class Stream:
         sinks: Tensor | None = None,
         **formed: Tensor,
     ) -> Float[Tensor, "batch head pos d_value"]:
-        """One layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
+        """Compute one layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
         by: float = q.shape[-1] ** -0.5 if scale is None else scale
         mask, geometry = as_mask(mask, q, k), self.geometries.get(layer)
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
@@ -249,10 +251,9 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
 
 
 def difference(wrapped: WrappedModel, stream: Stream) -> str:
-    """How streamed logits of a few random tokens differ from the model's own; "" if they do not.
+    """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
 
-    max |streamed - own| <= max(1e-3, 32 units of rounding) times the largest |logit|, the mean over the vocabulary
-    removed from both. Finds out, too, which hook points do not fire.
+    They are compared by `logit_error`. Finds out, too, which hook points do not fire.
     """
     model = wrapped.backend.model
     n = min(N_TOKENS, wrapped.limit.tokens or N_TOKENS)
@@ -283,7 +284,7 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
 
 
 def unusual(cfg: Any) -> str:
-    """Settings under which TransformerLens computes attention in other steps."""
+    """Name a setting under which TransformerLens computes attention in other steps; "" if there is none."""
     for name in ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention"):
         if getattr(cfg, name, False):
             return f"cfg.{name} is set; unset it"
@@ -291,7 +292,7 @@ def unusual(cfg: Any) -> str:
 
 
 def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
-    """The logits, the mean over the vocabulary removed, and the names of the hook points that fired."""
+    """Return the centred logits, and the names of the hook points that fired."""
     model = wrapped.backend.model
     names = {id(point): name for name, point in model.hook_dict.items()}
     fired: set[str] = set()
@@ -306,6 +307,6 @@ def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tup
 
 
 def points_of(block: Any) -> list[Any]:
-    """The points whose hooks make a layer form its scores, so that they may well be silent."""
+    """Return the points whose hooks make a layer form its scores, so that they need not fire without."""
     attn = getattr(block, "attn", None)
     return [getattr(attn, name) for name in ("hook_attn_scores", "hook_pattern") if hasattr(attn, name)]

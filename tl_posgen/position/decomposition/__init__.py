@@ -1,6 +1,5 @@
 """Scores as position + query + key: exact fits, variance shares, residuals (Han & Ji 2025, arXiv 2503.13305)."""
 
-from tl_posgen.position.decomposition.across_prompts import MEASURE as across_prompts
 from tl_posgen.position.decomposition.across_prompts import AcrossPrompts
 from tl_posgen.position.decomposition.attention_examples import AttentionExamples
 from tl_posgen.position.decomposition.mean_key import MeanKey
@@ -15,5 +14,4 @@ __all__ = [
     "Residual",
     "ThreeAxis",
     "Variance",
-    "across_prompts",
 ]

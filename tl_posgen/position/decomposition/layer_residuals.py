@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.core.measure import HEAD, TOKENS, by_tokens
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, query_ranges
 from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
 from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
@@ -35,10 +35,10 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
     moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
-    planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    planes = PlaneParts.from_qk(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
-    for start, stop in row_blocks(len(part.heads), n):
+    for start, stop in query_ranges(len(part.heads), n):
         scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
             sums.add(scores, rest)

@@ -1,4 +1,4 @@
-"""Figures and table of the three-axis residual: by direction, distance, plane and token pair, and token by token."""
+"""Figures and tables of the residual: by direction, distance, plane and token pair; by token."""
 
 from functools import partial
 from itertools import product, zip_longest
@@ -31,15 +31,17 @@ OUT = {"tokens": "without first"}
 PLANES = {"residual": "of the residual", "scores": "of the scores within rows"}
 
 
-def drawn(data: xr.Dataset) -> list[str]:
-    """Return the kinds of figures that have data: planes need an encoding with planes, tokens need token ids."""
-    needed = {"planes": "plane_share", "tokens": "pair_share", "spectrum": "spectrum", "distances": "distance_ratio"}
-    shown = {kind: data.get(f"{needed.get(kind, 'share')}_without_first_token") for kind in FIGURES}
-    return [kind for kind, array in shown.items() if array is not None and bool(array.notnull().any())]
+def kinds(data: xr.Dataset) -> list[str]:
+    """Return the kinds of figures that there is something to draw of: planes where the encoding has some, tokens where
+    the model was given token ids."""
+    needed = {"planes": "plane_share", "tokens": "pair_share", "spectrum": "spectrum", "distances": "energy_ratio"}
+    names = {kind: needed.get(kind, "share") for kind in FIGURES}
+    left = data.sel(OUT | {"of": "residual"} if "of" in data.dims else OUT)
+    return [kind for kind, name in names.items() if name in data and bool(left[name].notnull().any())]
 
 
-def planes(result: Any) -> go.Figure:
-    """Draw the share of each plane in the residual and in the scores, one row per head; the random init below."""
+def draw_planes(result: Any) -> go.Figure:
+    """Draw heads down, planes across: the residual's share beside the scores'; the null below."""
     both = sides(result)
     n_heads = result.own.sizes["layer"] * result.own.sizes["head"]
     panels = Panels(
@@ -71,8 +73,8 @@ def planes(result: Any) -> go.Figure:
     )
 
 
-def tokens(result: Any) -> go.Figure:
-    """Draw one panel per head with the largest residual, one bar per kind of token pair; the random init at right."""
+def draw_tokens(result: Any) -> go.Figure:
+    """Draw a panel for each of the heads that leave most, the null's to the right: a bar a kind of token pair."""
     both = sides(result)
     left = [data["share"].sel(OUT).transpose("layer", "head").to_series().dropna() for _, data, _ in both]
     shown = list(zip_longest(*(shares.nlargest(N_PANELS).index.to_list() for shares in left)))
@@ -94,9 +96,9 @@ def tokens(result: Any) -> go.Figure:
 
 
 def bars(pairs: xr.Dataset) -> go.Bar:
-    """Return bars of the kinds of token pair of one head."""
-    query, key = (token_texts(pairs, f"{side}_token_without_first_token").values for side in ("query", "key"))
-    mean, count, share = (pairs[f"pair_{name}_without_first_token"].values for name in ("mean", "count", "share"))
+    """Return a bar for each kind of token pair of one head."""
+    query, key = (token_texts(pairs, "pair_token").sel(side=side).values for side in ("q", "k"))
+    mean, count, share = (pairs[f"pair_{name}"].values for name in ("residual", "count", "share"))
     known = np.flatnonzero((count > 0) & (share == share))
     return go.Bar(
         x=mean[known],
@@ -117,13 +119,13 @@ def quoted(token: object) -> str:
 
 
 def token_texts(data: xr.Dataset, name: str) -> xr.DataArray:
-    """Return the texts of a variable of token ids, or the ids if there is no tokenizer."""
+    """Return the texts of a variable of token ids; the ids where no tokenizer was known."""
     return data.get(f"{name}_text", data[name])
 
 
-def table(data: xr.Dataset) -> pd.DataFrame:
-    """Return the heads with the largest residual and their token pairs; without token ids, every head's residual."""
-    if len(pairs := strongest_pairs(data)):
+def table(own: Numbers) -> pd.DataFrame:
+    """Return the heads that leave most and their token pairs; without token ids, what every head leaves."""
+    if len(pairs := strongest_pairs(own.side)):
         return pairs
     columns = {
         "share": own.array("share"),
@@ -136,11 +138,9 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 
 def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
-    """Return the strongest kind of token pair of each head with a large residual, first token left out.
-
-    Empty without token ids.
-    """
-    if "query_token_without_first_token" not in data:
+    """Return the strongest kind of token pair of each of the heads that leave most, first token left out; none without
+    token ids."""
+    if "pair_token" not in data:
         return pd.DataFrame()
     first = data.sel(OUT | {"rank": 1}, drop=True)
     query, key = (token_texts(first, "pair_token").sel(side=side, drop=True) for side in ("q", "k"))
@@ -152,7 +152,7 @@ def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Return the label of each example: its head, and the residual's share on this prompt."""
+    """Return which head each example is, and how much the fit leaves of it on this prompt."""
     if "example_share" not in data:
         return []
     places = zip(data["example_layer"].values, data["example_head"].values, data["example_share"].values, strict=True)
@@ -163,9 +163,9 @@ def labels(data: xr.Dataset) -> list[str]:
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """Return a circuitsvis page of one head: residual, position + key, and scores, all within rows, in logits.
+    """Return a circuitsvis page of one head: what is left over, position + key, and the scores, within rows, in logits.
 
-    The three maps share one colour scale: red above the row's mean, blue below; full colour at four times the standard
+    One colour scale for the three: red above the row's mean, blue below; full colour at four times the standard
     deviation of the residual.
     """
     head = data.isel(example=example)

@@ -35,121 +35,8 @@ OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance,
 NO_TURN = "nothing rotates, so"
 
 
-@dataclass(frozen=True)
-class Variance(Options):
-    r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
-
-    w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
-    see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
-    it. A head is f(q, d) + g(q, k) exactly where interaction is zero. The first token is left out;
-    `share_*_with_first_token` keep it. Moments add up exactly over any number of prompts; memory does not grow.
-
-    A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
-
-    Args:
-        n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
-        weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
-
-    Raises:
-        InputError: no distance, unknown weights; later, a prompt of a single token.
-
-    Source: functional ANOVA (Hoeffding, Sobol); in closed form for attention scores by us.
-
-    Example:
-        >>> from tl_posgen.position.decomposition import variance
-        >>> shares = variance("mini", "Down, down, down.", null_seeds=()).frame().filter(regex="^share_[qkd]+$")
-        >>> bool((shares.sum(axis=1) - 1).abs().max() < 1e-6)
-        True
-    """
-
-    n_distances: int | None = None
-    weights: DistanceWeights = "uniform"
-
-    def check(self) -> None:
-        check_whole("variance", 1, MOST_DISTANCES, n_distances=1 if self.n_distances is None else self.n_distances)
-
-
-class VarianceCollector(MomentsCollector):
-    """Its moments: by layer, and whether the first token counts."""
-
-    options: Variance
-
-    def update(self, layer: LayerCapture) -> None:
-        rest = layer.once(moments_of)
-        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
-        self.take(layer, {(layer.layer, True): first + rest, (layer.layer, False): rest})
-
-    def dataset(self) -> xr.Dataset:
-        n = self.options.n_distances or self.longest
-        dataset = self.over_layers(self._of_layer(layer, n).assign_coords(layer=layer) for layer in sorted(self.layers))
-        return dataset.assign_attrs(n_distances=n, weights=self.options.weights, not_defined=self._why_not_defined())
-
-    def _why_not_defined(self) -> str:
-        if max(map(self._samples, self.layers)) < 2:
-            return "one token besides the first says nothing of what varies; give longer prompts"
-        alone = [str(layer) for layer, (geometry, _) in sorted(self.layers.items()) if geometry.window == 1]
-        return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""
-
-    def _samples(self, layer: int) -> int:
-        """Tokens besides the first ones."""
-        return self.moments[layer, False].q.n
-
-    def _of_layer(self, layer: int, n: int) -> xr.Dataset:
-        rest, everything = (self._shares(layer, first_token, n) for first_token in (False, True))
-        values = {part: rest.within_rows.share(*components) for part, components in PARTS.items()}
-        if self.layers[layer][0].window == 1:
-            values = {part: torch.full_like(value, torch.nan) for part, value in values.items()}
-        values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
-        values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
-        moments = self.moments[layer, False]
-        values |= {"mean_energy_q": moments.q.mean_energy, "mean_energy_k": moments.k.mean_energy}
-        values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
-        if self._samples(layer) < 2:
-            values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
-        heads = self.layers[layer][1]
-        return xr.Dataset({name: ("head", one.cpu().numpy()) for name, one in values.items()}, {"head": heads})
-
-    def _shares(self, layer: int, first_token: bool, n: int) -> VarianceShares:
-        return shares_of(self.moments[layer, first_token], *self.layers[layer], n, self.options.weights)
-
-
-def moments_of(layer: LayerCapture) -> TripleMoments:
-    """Moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
-
-
-def shares_of(
-    moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
-) -> VarianceShares:
-    """The decomposition of a layer's heads over n distances, as many as its window has at most; ALiBi joins d."""
-    n, bias = min(n, geometry.window or n), None
-    if geometry.alibi_slopes is not None:
-        distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
-        bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
-    return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
-
-
-# What is shown
-
-
-def summarise(data: xr.Dataset) -> Summary:
-    named = (*PARTS, "additive_r", *(f"share_{name}" for name in COMPONENTS))
-    found = means(data, *named) | extremes(data, "position") | extremes(data, "interaction")
-    return found | {"not_defined": data.attrs.get("not_defined", "")}
-
-
-def findings(own: Summary, null: Any) -> list[str]:
-    parts = ", ".join(f"{part} {beside(own, null, part, '.0%')}" for part in PARTS)
-    return [
-        f"Of the score variance that softmax can see: {parts}. "
-        f"Most position: {at_head(own['position_highest_head'], own['position_highest'])}; most interaction: "
-        f"{at_head(own['interaction_highest_head'], own['interaction_highest'])}.",
-        *([f"Not defined: {own['not_defined']}."] if own["not_defined"] else []),
-    ]
-
-
-def atlas(result: Any) -> go.Figure:
-    """Each head in the triangle position, content, interaction."""
+def draw_atlas(result: Any) -> go.Figure:
+    """Draw each head in the triangle position, content, interaction."""
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
     for side, data, colour in reversed(sides(result)):
@@ -188,37 +75,9 @@ def draw_shares(result: Any) -> go.Figure:
     return panels.finish(f"Variance shares per head · {model_label(result.own)}", subtitle)
 
 
-WORDS = {"q": "query", "k": "key", "d": "distance"}
-FACTORS = {name: " × ".join(WORDS[one] for one in name) for name in COMPONENTS}
-HEAD, SEEN = ("layer", "head"), "variance that softmax can see"
-OF_VISIBLE = "as a share of what softmax can see (q left out)"
-OF_W = "of Var w over all (query, key, distance), first token left out; the seven sum to 1"
-VARIABLES = {
-    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos", True, (0.0, 1.0)),
-    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}", interval=True, bounds=(0.0, 1.0)),
-    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}", interval=True, bounds=(0.0, 1.0)),
-    **{
-        f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one, True, (0.0, 1.0))
-        for one in COMPONENTS
-    },
-    "additive_r": Variable(
-        "additive r",
-        "",
-        "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)",
-        interval=True,
-        bounds=(0.0, 1.0),
-    ),
-    "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
-    **{
-        f"mean_energy_{side}": Variable(
-            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True, bounds=(0.0, 1.0)
-        )
-        for side, word in (("q", "query"), ("k", "key"))
-    },
-    "variance": Variable("variance of w", "logits^2", "over all (query, key, distance), first token left out"),
-    **{f"share_{one}_with_first_token": Variable(f"share of {FACTORS[one]}, first token kept") for one in COMPONENTS},
-}
-NO_TURN = "nothing rotates, so"
+@dataclass(frozen=True)
+class Variance(Measure):
+    r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
 
     Exact variance decomposition over every triple (query, key, distance): each query meets each key at each distance,
     first token left out. Scores split into position f(q, d) + content g(q, k) exactly when the shares kd and qkd are
@@ -290,7 +149,7 @@ NO_TURN = "nothing rotates, so"
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rest = layer.once(moments_of)
-        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
+        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
         return dict(zip(TOKENS, (first + rest, rest), strict=True))
 
     def finish(self, sums: Sums) -> xr.Dataset:
@@ -315,7 +174,7 @@ NO_TURN = "nothing rotates, so"
 
 def moments_of(layer: LayerCapture) -> TripleMoments:
     """Return the moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=False)
+    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
 
 
 def shares_of(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.disturbance import disturb, draw
-from tl_posgen.report.intervals import mean_and_ends
 
 N_CHOICES = 4
 LEAST_LETTERS = 4
@@ -108,33 +106,29 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
     return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
 
 
-def measure_cloze(
+def score_item(
     model: Model,
-    items: Sequence[EncodedItem],
-    axes: Mapping[str, Sequence[Any]],
+    item: EncodedItem,
+    condition: str,
+    ratio: int | float,
     *,
     reach: str,
     window: int,
     seed: int,
     where: Mapping[str, Any],
-) -> xr.Dataset:
-    """Return accuracy (the right choice is the likeliest) and log-likelihood in nats per token, context disturbed.
+) -> dict[str, float]:
+    """Return whether the right choice is the likeliest (1 or 0), and its log-likelihood in nats per token, context
+    disturbed.
 
     All choices of an item have the same draw; choices are never disturbed.
     """
-    conditions, ratios = axes["condition"], axes["ratio"]
-    values = np.full((len(items), len(conditions), len(ratios), 2), np.nan)
-    for at, a, r in np.ndindex(values.shape[:3]):
-        own: dict[str, Any] = {"seed": seed * len(items) + at, "window": window, "reach": reach, "where": where}
-        log_p = score_choices(model, items[at].context, items[at].choices, conditions[a], ratios[r], **own)
-        likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
-        values[at, a, r] = likeliest == items[at].gold, float(log_p[items[at].gold].mean())
-    data: dict[str, Any] = {"cloze_chance": 1 / N_CHOICES}
-    for number, (name, bounds) in enumerate(
-        {"cloze_accuracy": (0.0, 1.0), "cloze_log_likelihood": (-np.inf, 0.0)}.items()
-    ):
-        data |= mean_and_ends(name, values[..., number], ("condition", "ratio"), bounds)
-    return xr.Dataset(data, {"condition": list(conditions), "ratio": list(ratios)})
+    how: dict[str, Any] = {"reach": reach, "window": window, "seed": seed, "where": where}
+    log_p = score_choices(model, item.context, item.choices, condition, ratio, **how)
+    likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
+    return {
+        "cloze_accuracy": float(likeliest == item.gold),
+        "cloze_log_likelihood": float(log_p[item.gold].mean()),
+    }
 
 
 def score_choices(

@@ -23,7 +23,7 @@ from tl_posgen.models.loss import Hooks, logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.options import fits
+from tl_posgen.core.options import fits
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
