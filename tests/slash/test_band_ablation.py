@@ -201,7 +201,7 @@ def test_pictures_show_the_numbers(result):
 
 
 def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monkeypatch):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
         BandAblation()(family_model("gpt2", "bridge"), torch.arange(40)[None] + 2, progress=False)
 

@@ -233,7 +233,7 @@ def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice
         raise UnsupportedModelError("layer 0: its W_Q is not one matrix a head")
 
     monkeypatch.setattr(wrapped, "projections_of", refuse)
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="not one matrix a head"):
         Cone()(mini, alice, length=12, n_prompts=1, **QUIET)
 
