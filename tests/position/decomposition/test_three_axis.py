@@ -12,12 +12,12 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import ThreeAxis, pair_weights_fit
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import COMPONENTS
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS
 
 QUICK = {"null_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
