@@ -26,8 +26,8 @@ class MeanKey(Measure):
     The head's mean key stands in for every key in the position part; the rest is read at one dummy distance. Our
     reconstruction of the two-axis split.
 
-    W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here. Without
-    the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
+    W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here.
+    Without the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
 
     Args:
         d0: the headline dummy distance, in tokens.
