@@ -18,12 +18,12 @@ from typing import Any
 from measure_pages import measured_of_models
 
 import tl_posgen
+from tl_posgen.core.json_values import jsonable
 from tl_posgen.coupling import token_coupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
-from tl_posgen.summary import jsonable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"

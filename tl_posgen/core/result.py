@@ -15,7 +15,7 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.report.sentences import caveat
+from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
@@ -153,7 +153,8 @@ class Result:
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
-                columns |= columns_of(mean_of(array), str(name), rows, chosen)
+                one = array if set(SAMPLED) & set(rows) else mean_of(array)
+                columns |= columns_of(one, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
