@@ -183,12 +183,9 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
 
 def by_cut(draws: Mapping[str, Sequence[Mapping[str, xr.DataArray]]]) -> dict[str, xr.DataArray]:
     """Return the mean over draws of every cut, along the dim cut."""
-    cuts = pd.Index(list(draws), name="cut")
-    names = list(next(iter(draws.values()))[0])
-    return {
-        name: xr.concat([xr.concat([one[name] for one in each], "draw").mean("draw") for each in draws.values()], cuts)
-        for name in names
-    }
+    means = [xr.concat([xr.Dataset(one) for one in each], "draw").mean("draw") for each in draws.values()]
+    every = xr.concat(means, pd.Index(list(draws), name="cut"))
+    return {str(name): array for name, array in every.data_vars.items()}
 
 
 def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
