@@ -18,12 +18,12 @@ from typing import Any
 from measure_pages import measured_of_models
 
 import tl_posgen
+from tl_posgen.core.json_values import jsonable
 from tl_posgen.coupling import token_coupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
-from tl_posgen.summary import jsonable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
@@ -278,7 +278,7 @@ def toy(part: Part) -> Mapping[str, Any]:
 
 def width(part: Part) -> Mapping[str, Any]:
     from tl_posgen.coupling.coupling_scores import WIDTHS
-    from tl_posgen.coupling.overlap import NORMS, width_alone
+    from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 
     found = width_alone(WIDTHS)
     by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))

@@ -7,7 +7,7 @@ from families import save_family
 
 from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
-from tl_posgen.coupling.trajectories import expodistance, line_shape_score
+from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_score
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
