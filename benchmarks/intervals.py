@@ -30,12 +30,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pandas as pd
 import torch
-
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model
+
+from tl_posgen.core.random_inits import RandomInits
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
-from tl_posgen.null import RandomInits
 from tl_posgen.position.decomposition.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import moments_of

@@ -8,7 +8,7 @@ from families import VOCAB, save_config
 from live_memory import LiveMemory
 
 import tl_posgen
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import pair_moments

@@ -196,6 +196,31 @@ def slash_toy(result: Any) -> Iterator[Entry]:
         yield "r1", {"at": "end", "side": side}, measure.at_end(own, "r1", side=side)
 
 
+def substitution(result: Any) -> Iterator[Entry]:
+    """Yield what attention is worth, and how many conditions stand in for the scores."""
+    from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN
+
+    own = result.numbers
+    yield "worth", {}, result.measure.worth(own)
+    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
+
+
+def profiles(result: Any) -> Iterator[Entry]:
+    """Yield which heads are highest on repeated tokens; the correlations that pages show."""
+    from tl_posgen.joining.column_correlations import PAIRS
+
+    own = result.numbers
+    for name in ("previous_token", "duplicate_token", "induction"):
+        best = own.extreme(name)
+        highest = own.number(own.array(name).max(HEAD))
+        yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
+    for scope in own.data["scope"].values.tolist():
+        for a, b in PAIRS:
+            at = {"scope": scope, "column": a, "column_2": b}
+            if {a, b} <= set(own.data["column"].values.tolist()):
+                yield "rho", at, own("rho", **at)
+
+
 def key_cut(result: Any) -> Iterator[Entry]:
     """Yield the rise of the loss less that of random directions."""
     from tl_posgen.joining.key_cut import less_control
@@ -233,5 +258,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         cone,
         band_ablation,
         key_cut,
+        profiles,
+        substitution,
     )
 }

@@ -355,8 +355,8 @@ FOLLOWED = (  # over training, and over training seeds
     *({"measure": "plane_interaction", "name": "rho", "statistic": one} for one in ("diagonal", "estimate", "key_r1")),
     {"measure": "plane_interaction", "name": "rho_within_layers", "statistic": "key_r1"},
     {"measure": "profiles", "name": "slash_score"},
-    {"measure": "profiles", "name": "rho"},
-    {"measure": "profiles", "name": "highest", "column": "induction"},
+    {"measure": "profiles", "name": "rho", "scope": "over heads"},
+    {"measure": "profiles", "name": "highest", "of": "induction"},
     *({"measure": "key_cut", "name": one, "share": 0} for one in ("rise", "rise_less_control", "interaction")),
     {"measure": "key_cut", "name": "slash_score"},
 )

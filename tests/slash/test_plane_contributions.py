@@ -230,3 +230,12 @@ def test_score_of_a_profile_with_huge_logits_is_finite():
     score = score_of_profile(logit)
     assert score[0, 200].item() == pytest.approx(1)
     assert score.isfinite().all()
+
+
+def test_the_mask_of_a_band_goes_to_the_device_of_what_it_is_taken_of():
+    """Operands on "meta" and the CPU are refused, as on accelerators."""
+    rope, band = Rope(torch.ones(2)), torch.tensor([True, False])
+    x = torch.empty(1, 3, 6, device="meta")
+    for function in (drop, keep):
+        assert function(x, rope, band).device.type == "meta"
+    assert freeze(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"

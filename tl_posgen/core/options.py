@@ -39,12 +39,13 @@ class Within:
 
 
 class Each:
-    """A constraint on a list: one entry at least, no entry twice."""
+    """A constraint on a list: so many entries at least, no entry twice."""
 
-    words = "a list of one at least, each once"
+    def __init__(self, least: int = 1):
+        self.least, self.words = least, "a list of one at least, each once" if least else "a list, each once"
 
     def __call__(self, value: Sequence[Any]) -> bool:
-        return len(value) > 0 and len(set(value)) == len(value)
+        return len(value) >= self.least and len(set(value)) == len(value)
 
 
 Real = int | float

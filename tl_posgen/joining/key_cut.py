@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -104,7 +103,10 @@ class KeyCut(Measure):
         "loss": Variable("loss", "nats", "per token, nothing cut", ("prompt",)),
         "rise": Variable("rise of the loss", "nats", "loss with cut keys - loss", (*CURVE, "prompt"), "rise"),
         "layer_rise": Variable(
-            "rise, one layer alone", "nats", "cut to the first share, the other layers as they are", ("cut", "layer", "prompt")
+            "rise, one layer alone",
+            "nats",
+            "cut to the first share, the other layers as they are",
+            ("cut", "layer", "prompt"),
         ),
         "slash_score": Variable(
             "slash score", "", "at the untouched head's best distance", (*CURVE, "prompt", *HEAD), bounds=(0, 1)
@@ -112,9 +114,7 @@ class KeyCut(Measure):
         "interaction": Variable(
             "interaction share", "", "kd + qkd of the cut keys, as in `variance`", (*CURVE, *HEAD), bounds=(0, 1)
         ),
-        "energy_taken": Variable(
-            "key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)
-        ),
+        "energy_taken": Variable("key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)),
     }
     figures = {"curves": draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
@@ -126,7 +126,10 @@ class KeyCut(Measure):
 
         def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
             return by_cut(
-                {which: [in_running_model(run, share, which, seed) for seed in self.seeds(run, which)] for which in CUTS}
+                {
+                    which: [in_running_model(run, share, which, seed) for seed in self.seeds(run, which)]
+                    for which in CUTS
+                }
             )
 
         def in_one_layer(layer: int) -> Mapping[str, xr.DataArray]:

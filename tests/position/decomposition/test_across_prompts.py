@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.core.numbers import Number
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError

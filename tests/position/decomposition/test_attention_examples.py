@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples

@@ -76,7 +76,7 @@ class PlanePerturbation(Measure):
 
     edits: Annotated[Sequence[Edit], Each()] = EDITS
     strengths: Annotated[Sequence[Threshold], Each()] = (0.1, 0.3, 1.0)
-    map_edits: Sequence[Edit] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+    map_edits: Annotated[Sequence[Edit], Each(least=0)] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
     map_by: MapBy = "auto"
 
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"

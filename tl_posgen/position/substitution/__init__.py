@@ -12,7 +12,6 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.split_examples import MEASURE as split_examples
 from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.splits import (
     DistanceDistribution,
@@ -21,7 +20,6 @@ from tl_posgen.position.substitution.splits import (
     triangle,
     uniform,
 )
-from tl_posgen.position.substitution.substitution import MEASURE as substitution
 from tl_posgen.position.substitution.substitution import Substitution
 
 __all__ = [
@@ -39,9 +37,7 @@ __all__ = [
     "own_profile",
     "point_mass",
     "query_profile",
-    "split_examples",
     "substitute",
-    "substitution",
     "triangle",
     "uniform",
 ]
