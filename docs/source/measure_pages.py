@@ -65,7 +65,7 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its flag on the command line, which values it takes, its default, its meaning."""
+    """Return a row an option: its name, its flag on the command line, the values it takes, its default, its meaning."""
     words, annotations = argument_help(measure), annotations_of(measure)
     rows = []
     for one in fields(measure):
