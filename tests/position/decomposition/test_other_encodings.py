@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from families import save_family
-from tl_posgen.report.sentences import ENCODINGS as WHERE
 
 import tl_posgen
 from tl_posgen.core.attach import attach
@@ -17,6 +16,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
+from tl_posgen.report.caveats import ENCODINGS as WHERE
 
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}

@@ -11,9 +11,10 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import read_text
-from tl_posgen.position.decomposition import ThreeAxis, pair_weights_fit
-from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition import ThreeAxis
 from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
+from tl_posgen.position.decomposition.numbers import pair_weights_fit
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
