@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import part_path, write_part
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import part_path, write_part
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.loading.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.memory import PEAK
 from tl_posgen.models.provenance import versions
-from tl_posgen.parts import part_path, write_part
-from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study
 from tl_posgen.studies.job import Job, attempt, jobs_in
 from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
@@ -286,13 +288,6 @@ def test_a_damaged_error_is_one_line(tmp_path, content):
     (tmp_path / "job.json").write_text(content)
     with pytest.raises(InputError, match=r"job\.json: damaged .*; delete the file, and the job is tried again"):
         error_of(tmp_path / "job.nc")
-
-
-@pytest.mark.parametrize("null", [1, -1, 5, True])
-def test_a_random_init_that_was_not_measured_is_refused(tmp_path, null):
-    leave(Study.of(LEAST).jobs()[0], tmp_path)
-    with pytest.raises(InputError, match="the study has 1 random inits, counted from 0"):
-        open_study(tmp_path, null=null)
 
 
 def test_revisions_stand_in_order_of_training(tmp_path):
