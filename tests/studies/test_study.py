@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from tl_posgen.core.report import Report
 from tl_posgen.core.store import part_path, write_part
-from tl_posgen.core.report import Report
-from tl_posgen.core.store import part_path, write_part
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.loading.hub import Shape, drop_from_cache, shape_of
