@@ -61,7 +61,7 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, stud
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
 
     data = open_study(out)
-    assert data["three_axis_r"].dims == ("init", "group", "tokens", "model", "revision", "text", "layer", "head")
+    assert data["three_axis_r"].dims == ("init", "group", "model", "revision", "text", "tokens", "layer", "head")
     assert data["init"].values.tolist() == ["trained", "0"]
     single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), measures=["three_axis", "loss"], **CUT)
     of_mini = data["three_axis_r"].sel(model="mini", revision="main", text="bundled", drop=True)
