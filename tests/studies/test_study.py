@@ -169,7 +169,7 @@ def test_a_text_that_datasets_reads(tmp_path):
 def leave(job, out, **other):
     """What a finished job leaves, without its results; `other`: in its provenance."""
     told = {"job": list(job.place), "study": job.settings, "parameters": 1} | other
-    write_part(out / job.file, Report({}, told))
+    write_part(out / job.file, Report({}, told).as_bytes())
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
@@ -276,7 +276,7 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
 
 
 def test_a_part_of_something_else_is_refused(tmp_path):
-    write_part(part_path(tmp_path, "one-pass", {}), Report({}, {}))
+    write_part(part_path(tmp_path, "one-pass", {}), Report({}, {}).as_bytes())
     with pytest.raises(InputError, match="no job of a study; give another --out"):
         jobs_in(tmp_path)
 
