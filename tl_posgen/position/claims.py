@@ -1,5 +1,6 @@
 """Position generalization: the claims of Han & Ji 2025 (arXiv 2503.13305), and how each is judged."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.order.cloze import N_CHOICES
+from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import in_words
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
@@ -32,13 +34,24 @@ def two_axes(variance: Result, substitution: Result) -> Judgement:
     fitted = [str(one) for one in substitution.own["condition"].values if str(one).startswith(AXES)]
 
     def words(shares: Numbers, losses: Numbers) -> str:
-        worth = measure.worth(losses)
-        parts = (
-            f"additive r {shares('additive_r').with_interval:.3f}; attention is worth {worth.with_interval:.2f} nats"
-        )
-        return parts  # TODO
+        def recovered(condition: str) -> str:
+            return f"{losses('recovered', condition=condition).with_interval:.0%}"
 
-    raise NotImplementedError
+        worth, r = measure.worth(losses), shares("additive_r").with_interval
+        found = f"additive r {r:.3f}; attention is worth {worth.with_interval:.2f} nats"
+        if worth.value < WORTHLESS:
+            return f"{found}, so there is nothing to recover"
+        of_axes = ", ".join(f"{in_words(name)} {recovered(name)}" for name in fitted)
+        found += f", of which {of_axes}; each query's profile {recovered('query_profile')}"
+        searched = losses("search_recovered", family="free") if "search_recovered" in losses else None
+        return f"{found}, a searched split {searched.with_interval:.0%}" if searched else found
+
+    split = measure.split_recovered(substitution.numbers).value
+    nothing = measure.worth(substitution.numbers).value < WORTHLESS
+    encodings = set(substitution.encodings)
+    meaningless = bool(encodings) and encodings <= measure.without_meaning
+    verdict = threshold(math.nan if nothing or meaningless else split, 0.95, 0.75)
+    return judgement(verdict, words, variance, substitution)
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
