@@ -20,10 +20,9 @@ from tl_posgen.core.measure import HEAD, LABELS, Measure, paragraphs_of
 from tl_posgen.core.options import annotations_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.report.sentences import ENCODINGS
+from tl_posgen.report.caveats import ENCODINGS
 
-NOT_YET = ("substitution", "split_examples", "length_extrapolation", "across_prompts", "profiles", "key_cut")
-KINDS = {name: kind for name in registry.BUILT_IN if name not in NOT_YET and (kind := registry.find(name)) is not None}
+KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 OPTIONS = {  # that take less time than the usual ones
     "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
@@ -40,7 +39,9 @@ OPTIONS = {  # that take less time than the usual ones
 }
 CUT = {"length": 16, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
 ENGINE = {"init", "group"}  # dims that the engine makes
-WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|per_prompt|left_out|layer|\d+)$")
+WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
+NUMBER = ("value", "low", "high", "inits")  # of an entry of the summary, behind its name and labels
+SHOWN = 12  # of these that are compared
 ENCODING_NAMES = {*ENCODINGS, "rotary"}
 
 
@@ -129,16 +130,14 @@ def test_random_inits_are_labelled_by_their_seeds(result):
 
 def test_the_summary_is_strict_json_of_the_numbers(result):
     report = tl_posgen.Report({result.name: result}, result.provenance)
-    summary = json.loads(json.dumps(report.summary(), allow_nan=False))
-    assert summary["measures"][result.name] == result.as_summary()
-    places = set()
-    for entry in result.as_summary():
-        labels = {name: one for name, one in entry.items() if name not in ("name", "value", "low", "high", "inits")}
-        expected = result.numbers(entry["name"], **labels).as_dict()
-        assert {name: entry[name] for name in expected} == pytest.approx(expected, nan_ok=True), entry
-        places.add((entry["name"], *labels.items()))
-    assert len(places) == len(result.as_summary())
-    assert places
+    entries = json.loads(json.dumps(report.summary(), allow_nan=False))["measures"][result.name]
+    places = [(*entry.items(),)[: len(entry) - len(NUMBER)] for entry in entries]
+    assert len(set(places)) == len(entries) > 0
+    for place in range(0, len(entries), 1 + len(entries) // SHOWN):
+        (_, name), *labels = places[place]
+        expected = result.numbers(name, **dict(labels)).as_dict()
+        for part in NUMBER:
+            np.testing.assert_allclose(*([np.asarray(one[part], float)] for one in (entries[place], expected)))
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
@@ -155,10 +154,12 @@ def test_findings_are_sentences_with_any_number_of_random_inits(result, n):
 
 
 def test_random_inits_change_none_of_the_models_own_numbers(result):
-    own, alone = (xr.Dataset(one.own) for one in (result, with_inits(result, 0)))
-    xr.testing.assert_equal(alone, own)
-    pairs = zip(with_inits(result, 0).as_summary(), result.as_summary(), strict=True)
-    assert all(one | {"inits": []} == other | {"inits": []} for one, other in pairs)
+    alone = with_inits(result, 0)
+    xr.testing.assert_equal(alone.own, result.own)
+    for name, array in result.own.data_vars.items():
+        if array.dtype.kind == "f" and name in result.measure.variables:
+            one, other = (side.numbers(name).as_dict() | {"inits": []} for side in (alone, result))
+            assert one == other, name
 
 
 def test_a_file_gives_everything_back(result, loaded):
@@ -166,7 +167,6 @@ def test_a_file_gives_everything_back(result, loaded):
     xr.testing.assert_identical(again.dataset, result.dataset)
     assert (again.measure, again.provenance) == (result.measure, result.provenance)
     assert again.findings() == result.findings()
-    assert again.as_summary() == result.as_summary()
     assert again.kinds == result.kinds
     assert again.token_labels() == result.token_labels()
 

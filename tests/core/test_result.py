@@ -1,11 +1,13 @@
 """Results: tables, disk, and refusals."""
 
 import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from tl_posgen.core.measure import TOKENS, Measure, Variable
 from tl_posgen.core.netcdf import netcdf_bytes
 from tl_posgen.core.report import Report, load
 from tl_posgen.core.result import Result
@@ -13,53 +15,101 @@ from tl_posgen.errors import InputError, OutputError
 from tl_posgen.report.unknown import unknown_measure
 
 
+@dataclass(frozen=True)
+class SomeonesMeasure(Measure):
+    """r = r.
+
+    A measure that is not registered here.
+
+    Source: the test's own
+    """
+
+    variables = {
+        "r": Variable("r", dims=("tokens", "layer", "head"), headline="someones_r"),
+        "curve": Variable("curve", dims=("layer", "head", "d")),
+        "loss": Variable("loss", "nats", dims=("prompt",)),
+    }
+
+
+def dataset_of(**more):
+    sizes = {"init": 2, "tokens": 2, "layer": 2, "head": 3}
+    coords = {
+        "init": ["trained", "0"], "init_label": ("init", ["m", "random init (seed 0)"]),
+        "tokens": list(TOKENS), "layer": [0, 2], "head": [0, 1, 3],
+    }  # fmt: skip
+    arrays = {
+        "r": (tuple(sizes), np.arange(24.0).reshape(*sizes.values())),
+        "curve": (("init", "layer", "head", "d"), np.ones((2, 2, 3, 4))),
+        "loss": (("init", "prompt"), [[1.0, 2.0], [3.0, 5.0]]),
+    }
+    return xr.Dataset(arrays | more, coords)
+
+
+def result_of(**changes):
+    whole = {"measure": unknown_measure("someones_measure"), "dataset": dataset_of()}
+    return Result(**whole | {"provenance": {"model": "m", "null_seeds": [0]}} | changes)
+
+
 @pytest.fixture
 def result():
-    heads = {"layer": [0, 2], "head": [0, 1, 3]}
-    data = xr.Dataset(
-        {"r": (("layer", "head"), np.arange(6.0).reshape(2, 3)), "curve": (("layer", "head", "d"), np.ones((2, 3, 4)))},
-        heads,
-        attrs={"model": "m"},
-    )
-    return Result("someones_measure", data, (data * 0,), {"model": "m", "null_seeds": [0]})
+    """Of a measure that is not installed."""
+    return result_of()
 
 
-def test_the_frame_has_a_row_a_head_and_a_column_a_scalar(result):
-    frame = result.frame()
+@pytest.fixture
+def declared():
+    return result_of(measure=SomeonesMeasure())
+
+
+def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
+    frame = declared.frame()
     assert frame.columns.tolist() == ["layer", "head", "r"]
-    assert frame.to_numpy().tolist()[3] == [2, 0, 3.0]
-    assert (result.frame(null=True)["r"] == 0).all()
+    assert frame["r"].tolist() == np.arange(6.0).tolist()
+    assert frame[["layer", "head"]].to_numpy().tolist()[3] == [2, 0]
+    assert declared.frame(tokens="without first")["r"].tolist() == np.arange(6.0, 12).tolist()
+    assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
+    assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
+    assert declared.headline_frame(null=True)["someones_r"].tolist() == np.arange(12.0, 18).tolist()
 
 
 def test_rows_can_be_something_else_than_heads():
-    data = xr.Dataset({"loss": (("condition",), [1.0, 2.0])}, {"condition": ["a", "b"]}, attrs={"rows": "condition"})
-    assert Result("curve", data).frame().to_dict("list") == {"condition": ["a", "b"], "loss": [1.0, 2.0]}
+    curve = type("Curve", (Measure,), {"rows": ("condition",), "__doc__": SomeonesMeasure.__doc__})
+    data = xr.Dataset({"loss": (("init", "condition"), [[1.0, 2.0]])}, {"init": ["trained"], "condition": ["a", "b"]})
+    assert Result(curve(), data).frame().to_dict("list") == {"condition": ["a", "b"], "loss": [1.0, 2.0]}
 
 
-def test_a_missing_null_is_named(result):
-    with pytest.raises(InputError, match="null_seeds"):
-        Result("x", result.dataset).frame(null=True)
+def test_a_missing_random_init_is_named(declared):
+    with pytest.raises(InputError, match="no init '7'; it has trained, 0"):
+        declared.frame(init=7)
+
+
+def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
+    assert declared.heads(2).to_dict("list") == {"layer": [2, 2], "head": [3, 1], "r": [5.0, 4.0]}
+    assert declared.heads(1, tokens="without first")["r"].tolist() == [11.0]
+    with pytest.raises(InputError, match="by='loss': someones_measure has, per head, r, curve"):
+        declared.heads(by="loss")
+    with pytest.raises(InputError, match="by='curve' has a value for each d: give d="):
+        declared.heads(by="curve")
 
 
 def test_saving_and_loading_keeps_everything(result, tmp_path):
     loaded = load(result.save(tmp_path / "r.nc"))["someones_measure"]
     xr.testing.assert_identical(loaded.dataset, result.dataset)
-    xr.testing.assert_equal(loaded.null, result.null)
+    xr.testing.assert_identical(loaded.null, result.null)
     assert loaded.provenance == result.provenance
 
 
 def test_what_was_loaded_needs_no_file(tmp_path):
     """A variable that is called as its measure is, too."""
-    data = xr.Dataset({"coupling": (("layer", "head"), np.arange(4.0).reshape(2, 2)), "other": 1.0})
-    path = Result("coupling", data, (data + 1,)).save(tmp_path / "coupling.nc")
-    loaded = load(path)["coupling"]
+    data = dataset_of(someones_measure=(("init", "layer"), np.arange(4.0).reshape(2, 2)))
+    path = result_of(dataset=data).save(tmp_path / "r.nc")
+    loaded = load(path)["someones_measure"]
     path.unlink()
-    xr.testing.assert_equal(loaded.dataset, data)
-    xr.testing.assert_equal(loaded.null, data + 1)
+    xr.testing.assert_identical(loaded.dataset, data)
 
 
-def test_a_failed_save_leaves_nothing_behind(result, tmp_path):
-    broken = Result("x", result.dataset, (), {"unserialisable": object()})
+def test_a_failed_save_leaves_nothing_behind(tmp_path):
+    broken = result_of(provenance={"unserialisable": object()})
     with pytest.raises(TypeError):
         broken.save(tmp_path / "r.nc")
     assert list(tmp_path.iterdir()) == []
@@ -69,7 +119,7 @@ def test_a_save_that_fails_keeps_the_file_that_was_there(result, tmp_path):
     path = result.save(tmp_path / "r.nc")
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        Result("x", result.dataset, (), {"unserialisable": object()}).save(path)
+        result_of(provenance={"unserialisable": object()}).save(path)
     assert path.read_bytes() == before
 
 
@@ -151,11 +201,12 @@ def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeyp
 
 FOREIGN = {
     "without a format": ({}, "cannot be read"),
-    "of a later format": ({"format": 2, "order": "[]", "provenance": "{}"}, "saved in format 2 by another version"),
-    "without an order": ({"format": 1, "provenance": "{}"}, "cannot be read"),
-    "with a result that is not there": ({"format": 1, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
-    "with a name that leads elsewhere": ({"format": 1, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
-    "with a nested order": ({"format": 1, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
+    "of a later format": ({"format": 3, "order": "[]", "provenance": "{}"}, "saved in format 3 by another version"),
+    "of version 0.2": ({"format": 1, "order": "[]", "provenance": "{}"}, r"tl_posgen 0\.2 \(format 1\).*measure again"),
+    "without an order": ({"format": 2, "provenance": "{}"}, "cannot be read"),
+    "with a result that is not there": ({"format": 2, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
+    "with a name that leads elsewhere": ({"format": 2, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
+    "with a nested order": ({"format": 2, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
 }
 
 
@@ -171,14 +222,14 @@ def test_a_file_of_another_version_or_maker_is_refused(tmp_path, case):
 def test_xarray_opens_the_file_by_itself(result, tmp_path):
     path = result.save(tmp_path / "r.nc")
     with xr.open_datatree(path) as tree:
-        assert tree.attrs["format"] == 1
+        assert tree.attrs["format"] == 2
         np.testing.assert_equal(tree["someones_measure/r"].values, result.dataset["r"].values)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "null", "a b"])
-def test_a_name_that_is_no_name_is_refused(result, name):
+def test_a_name_that_is_no_name_is_refused(name):
     with pytest.raises(InputError, match="its name must be"):
-        Result(name, result.dataset)
+        type(name, (Measure,), {})
 
 
 def test_a_report_holds_results_under_their_own_names(result):
@@ -192,11 +243,13 @@ def test_a_report_is_written_whole_or_not_at_all(result, tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
     assert set(before) == {"index.html", "summary.json", "results.nc"}
 
-    def findings(own, null):
-        raise KeyError("share")
+    class SomeonesMeasure(Measure):
+        """x = x."""
 
-    broken = dataclasses.replace(unknown_measure(result.name), findings=findings)
-    failing = Report({result.name: dataclasses.replace(result, declared=broken)}, {"model": "m"})
+        def findings(self, own):
+            raise KeyError("share")
+
+    failing = Report({result.name: dataclasses.replace(result, measure=SomeonesMeasure())}, {"model": "m"})
     for directory in ("there", "elsewhere"):
         with pytest.raises(KeyError):
             failing.write(tmp_path / directory)
@@ -219,8 +272,9 @@ def test_another_report_is_replaced_only_by_force(result, tmp_path):
         other.write(tmp_path)
 
 
-def test_a_result_without_a_view_of_its_own_is_drawn_as_head_maps(result):
-    figure = result.plot()
+def test_a_result_of_a_measure_that_is_not_installed_is_drawn_as_head_maps():
+    data = dataset_of().sel(tokens="all", drop=True)
+    figure = result_of(dataset=data).plot()
     assert len(figure.data) == 2
     assert "m" in figure.layout.title.text
 
