@@ -276,7 +276,7 @@ def toy(part: Part) -> Mapping[str, Any]:
 
 def width(part: Part) -> Mapping[str, Any]:
     from tl_posgen.coupling.coupling_scores import WIDTHS
-    from tl_posgen.coupling.overlap import NORMS, width_alone
+    from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 
     found = width_alone(WIDTHS)
     by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))

@@ -1,15 +1,8 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-<<<<<<< HEAD
-from tl_posgen.core.claim import Claim, Judgement, both, highest, lowest, where_known
-from tl_posgen.core.result import Result
-from tl_posgen.report.sentences import entry, with_interval
-from tl_posgen.summary import Summary
-=======
 from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
->>>>>>> claims
 
 EXPONENTIAL = 0.9  # R² of ln |x| against depth
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}

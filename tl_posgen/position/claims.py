@@ -3,21 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-<<<<<<< HEAD
-from tl_posgen.core.claim import Claim, Judgement, both, highest, threshold, where_known
-=======
 from tl_posgen.core.claim import Claim, Judgement, Verdict, highest, judgement, lowest, threshold, where_known
 from tl_posgen.core.numbers import Numbers
->>>>>>> claims
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.substitution.substitution_figures import in_words
-<<<<<<< HEAD
-from tl_posgen.report.sentences import entry, said, with_interval
-from tl_posgen.summary import Summary
-=======
->>>>>>> claims
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
 SLIGHT = 0.02  # of accuracy

@@ -1,16 +1,10 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
-<<<<<<< HEAD
-from tl_posgen.core.claim import Claim, Judgement, Verdict, both, threshold
-from tl_posgen.core.result import Result
-from tl_posgen.report.sentences import entry, with_interval
-=======
 from collections.abc import Sequence
 
 from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
->>>>>>> claims
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
 from tl_posgen.slash.cone import INPUTS
