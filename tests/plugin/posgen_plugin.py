@@ -11,7 +11,6 @@ from tl_posgen import Measure, Variable
 from tl_posgen.core.measure import TokenView
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Whole
-from tl_posgen.core.sums import First
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.circuits import attention_maps
 
