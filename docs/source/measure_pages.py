@@ -36,6 +36,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             text=text,
             options=options(measure),
             variables=[row_of(name, one) for name, one in measure.variables.items()],
+            source=in_table(measure.source.removesuffix(".")),
             needs=", ".join(["q", "k", *sorted(measure.needs)]),
             after=[one.name for one in measure.after],
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
