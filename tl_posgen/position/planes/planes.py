@@ -18,7 +18,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.position.planes.plane_patterns import (
+from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
     plane_parts,

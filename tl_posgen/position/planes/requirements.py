@@ -11,7 +11,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
-from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 
 Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 

@@ -1,5 +1,6 @@
 """Search of splits with the least loss: chosen on some prompts, reported on others, with controls."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
-from tl_posgen.position.substitution.splits import DistanceDistribution, triangle, uniform
+from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, triangle, uniform
 
 FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")
@@ -52,10 +53,10 @@ class Search:
         """Return the losses of one split on the two sets of prompts, and the KL of its predictions."""
         hooks = substitute(self.model, by, **self.where)
         numbers = {
-            "search_losses": ("prompt", token_losses(self.model, self.reported_on, hooks).mean(1).numpy()),
-            "search_loss_chosen_on": float(token_losses(self.model, self.chosen_on, hooks).mean()),
-            "search_prediction_kl": prediction_kl(self.model, self.reported_on, hooks),
-            "search_parameters": n_parameters,
+            "search_loss": ("prompt", token_losses(self.model, self.reported_on, hooks).mean(1).numpy()),
+            "chosen_on_loss": float(token_losses(self.model, self.chosen_on, hooks).mean()),
+            "prediction_kl": prediction_kl(self.model, self.reported_on, hooks),
+            "n_parameters": n_parameters,
         }
         return xr.Dataset(numbers, {"family": family})
 
@@ -102,8 +103,8 @@ def optimise_split(
     *,
     steps: int,
     seed: int,
-) -> tuple[xr.Dataset, dict[str, float]]:
-    """Return the best split of every family, and the best width of those that have one.
+) -> xr.Dataset:
+    """Return the best split of every family.
 
     - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
     - three_axis: a(i-j) + b(i) + c(j) fitted with weights max(width - d, .05), the best of WIDTHS.
@@ -117,9 +118,9 @@ def optimise_split(
         model, chosen_on, reported_on, where, steps, seed: see `Search`.
 
     Returns:
-        A dataset with a row per family: losses on the prompts that were not searched on ("search_losses"), mean loss on
-        those that were, the KL of the predictions, the number of parameters, and the searched p(d) and |Rbar|; and the
-        best width of each family that has one.
+        A dataset with a row per family: losses on the prompts that were not searched on ("search_loss"), mean loss on
+        those that were, the KL of the predictions, the number of parameters, the best width of each family that has
+        one, and the searched p(d) and |Rbar|.
     """
     device = next(model.parameters()).device
     search = Search(model, chosen_on.to(device), reported_on.to(device), where, steps, seed)
@@ -137,10 +138,11 @@ def optimise_split(
     dims = ("free_family", "layer", "head", "plane")
     turn = xr.DataArray(torch.stack([*lengths.values()]).numpy(), {"free_family": [*lengths], "layer": layers}, dims)
     families = xr.concat(rows, "family").assign(
+        search_width=("family", [widths.get(family, math.nan) for family in FAMILIES]),
         distribution=xr.DataArray(weights.cpu().numpy(), dims=("layer", "head", "distance")),
         turn=turn.reindex(layer=range(model.cfg.n_layers)),
     )
-    return families, widths
+    return families
 
 
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
