@@ -94,9 +94,10 @@ for name, hooks in {"untouched": [], "frozen": frozen, "flatter": flatter, "both
 # and sentences read.
 
 # %%
+from tl_posgen.report.sentences import beside
+
 from tl_posgen import Collector, Measure, Variable
 from tl_posgen.report.figures import head_map
-from tl_posgen.report.sentences import beside
 
 
 class MeanKeyShare(Collector):

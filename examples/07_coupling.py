@@ -50,7 +50,7 @@ result.show()
 
 # %%
 from tl_posgen.coupling.jacobians import residual_jacobians
-from tl_posgen.coupling.overlap import alignment
+from tl_posgen.coupling.numbers.overlap import alignment
 
 tokens = to_prompts(model, bundled_text(), length=64, n_prompts=1)[0]
 for name, one in {"mini": model, "random init": tl_posgen.random_like(model, seed=0)}.items():

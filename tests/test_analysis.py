@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from tl_posgen.collector import Collector, Variable
 
 import tl_posgen
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure
 from tl_posgen.models.capture.cache import needed_names
 from tl_posgen.position import ThreeAxis, Variance
 from tl_posgen.slash import Slash

@@ -6,9 +6,9 @@ import re
 import pytest
 
 import tl_posgen
-from tl_posgen.claim import judged, threshold
 from tl_posgen.claims import CUT as OF_A_RUN
 from tl_posgen.claims import PAPERS, judge_claims, request_of
+from tl_posgen.core.claim import judged, threshold
 from tl_posgen.errors import InputError
 from tl_posgen.slash.slash_toy import slash_toy
 

@@ -13,8 +13,8 @@ import jinja2
 import pytest
 import typer.main
 
-from tl_posgen import registry
 from tl_posgen.cli.commands import app
+from tl_posgen.core import registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

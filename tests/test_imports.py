@@ -24,7 +24,7 @@ NOT_OF_NUMBERS = {"Model", "Summary", "LayerCapture", "Dataset", "DataArray", "D
 
 
 def is_subject(path: str) -> bool:
-    """Whether a module, as a path such as "slash/cone_fit.py", belongs to a subject."""
+    """Whether a module, as a path such as "slash/numbers/cone_fit.py", belongs to a subject."""
     return "/" in path and path.split("/")[0] not in BASE
 
 
@@ -78,7 +78,7 @@ def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
 
 @cache
 def module_path(module: str) -> str | None:
-    """The file that a dotted name of the package is in: "slash/cone_fit.py" for `tl_posgen.slash.cone_fit.fit_cone`."""
+    """The file that a dotted name of the package is in: "slash/numbers/cone_fit.py" for `tl_posgen.slash.numbers.cone_fit.fit_cone`."""
     parts = module.split(".")[1:]
     for n in range(len(parts), 0, -1):
         for path in ("/".join(parts[:n]) + ".py", "/".join([*parts[:n], "__init__.py"])):

@@ -11,12 +11,12 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen import progress, registry
+from tl_posgen.core.files import write_together
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.files import write_together
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.parts import Parts, configuration_of, content, key_of, part_path
 from tl_posgen.progress import Passes
-from tl_posgen.result import Report
 
 CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
 MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "plane_sufficiency")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen import registry
 from tl_posgen.cli import main
+from tl_posgen.core import registry
 from tl_posgen.errors import InputError
 
 INSTALLED = "figures" in {point.name for point in entry_points(group=registry.GROUP)}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from tl_posgen.collector import Collector, Variable
 
 import tl_posgen
-from tl_posgen import registry
-from tl_posgen.collector import Collector, Variable
+from tl_posgen.core import registry
+from tl_posgen.core.groups import PromptGroups
+from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure
-from tl_posgen.prompt_groups import PromptGroups
 from tl_posgen.stats.intervals import FEWEST, jackknife_interval, prompts_per_group
 
 pytestmark = pytest.mark.slow

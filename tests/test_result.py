@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from tl_posgen.core.netcdf import netcdf_bytes
+from tl_posgen.core.report import Report, load
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.netcdf import netcdf_bytes
 from tl_posgen.report.unknown import unknown_measure
-from tl_posgen.result import Report, Result, load
 
 
 @pytest.fixture

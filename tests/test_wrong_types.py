@@ -10,7 +10,7 @@ import tl_posgen
 from tl_posgen import PosgenError, coupling, registry, slash
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
-from tl_posgen.eval import LensLM
+from tl_posgen.evaluation import LensLM
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.studies.emergence import emergence
 

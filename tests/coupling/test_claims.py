@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from declared import result_of
 
-from tl_posgen.claim import judgement_of
+from tl_posgen.core.claim import judgement_of
 from tl_posgen.coupling.claims import CLAIMS
 
 

@@ -6,7 +6,7 @@ from families import VOCAB, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
 from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture

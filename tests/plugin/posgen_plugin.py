@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 import xarray as xr
-
 from tl_posgen.collector import Collector, Variable
-from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, TokenView
-from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.options import Options
-from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.sentences import beside
+
+from tl_posgen.core.measure import Measure, TokenView
+from tl_posgen.core.options import Options
+from tl_posgen.errors import InputError
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.report.circuits import attention_maps
 
 
 @dataclass(frozen=True)

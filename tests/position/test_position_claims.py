@@ -8,7 +8,7 @@ import torch
 from declared import result_of
 
 from tl_posgen import analyze
-from tl_posgen.claim import threshold
+from tl_posgen.core.claim import threshold
 from tl_posgen.position import dummy_distance, length_extrapolation, variance
 from tl_posgen.position.claims import controlled_distance, downstream, left_over, length_claim, planes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tl_posgen
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-
-from tl_posgen.report.columns import cell, short
 from tl_posgen.report.sentences import at_head, beside, said, with_interval
 from tl_posgen.summary import NullSummary
+
+from tl_posgen.report.columns import cell, short
 
 
 @pytest.mark.parametrize("form", [".3f", ".1%", "+.2f", ".0%", "+.3f"])

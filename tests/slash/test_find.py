@@ -83,6 +83,6 @@ def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(m
     "wrong", [{"kappa": 0.0}, {"kappa": 1.5}, {"distances": [48]}, {"distances": [-1]}, {"distances": []}]
 )
 def test_impossible_searches_are_refused_before_anything_runs(mini, alice, monkeypatch, wrong):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError):
         tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=1, **wrong)

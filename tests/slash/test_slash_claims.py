@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from declared import result_of
-
 from tl_posgen.report.intervals import ENDS
+
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.claims import frequencies, frequencies_by, schemes_of, training
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.studies.curves import CURVES, curve_of, followed, half_way, interval_of, values_of
 
 

@@ -7,16 +7,17 @@ import pytest
 import torch
 import xarray as xr
 
+from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.report import load
+from tl_posgen.core.result import Result
 from tl_posgen.coupling import Coupling, coupling
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.result import Result, load
 from tl_posgen.studies.emergence import emergence, findings, summarise, table
-from tl_posgen.summary import jsonable
 
 pytestmark = pytest.mark.slow
 

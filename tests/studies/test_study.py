@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import part_path, write_part
 from tl_posgen.errors import InputError, ModelError
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.loading.hub import Shape, drop_from_cache, shape_of
 from tl_posgen.models.memory import PEAK
 from tl_posgen.models.provenance import versions
-from tl_posgen.parts import part_path, write_part
-from tl_posgen.result import Report
 from tl_posgen.studies.collect import open_study
 from tl_posgen.studies.job import Job, attempt, jobs_in
 from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep

@@ -82,7 +82,7 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.files import require_free, require_writable
+        from tl_posgen.core.files import require_free, require_writable
 
         require_free(self.out, self.force)
         require_writable(self.out)
@@ -122,8 +122,8 @@ class Setup:
         Args:
             parts: those that it was made of, of no more use when it is saved.
         """
+        from tl_posgen.core.files import write_together
         from tl_posgen.core.report import Report
-        from tl_posgen.files import write_together
         from tl_posgen.report.terminal import print_measures
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
@@ -142,7 +142,7 @@ class Setup:
 
     def page(self, report: Any) -> Path:
         """The page of a report whose results are saved."""
-        from tl_posgen.files import write_together
+        from tl_posgen.core.files import write_together
 
         try:
             write_together(self.out, report.page_files())

@@ -134,7 +134,7 @@ def analyze(
         )
         details = references(selected, layers, heads) | hooked
         for name, result in known.items():
-            require_same(name, result, analysis.provenance(next(iter(rows.values()))) | details)
+            require_same(name, result, analysis.provenance(rows[name]) | details)
         results = analysis.results([prepared(one, model, rows[one.name]) for one in to_measure], known, details)
         if random_inits is not null_seeds:
             random_inits.let_go()
@@ -272,7 +272,7 @@ def rows_of_measures(
     measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
     """Return the token ids of every prompt by measure, the same list for all that take them alike; refuse prompts that a
-    measure cannot be had of."""
+    measure cannot be had of. Of measures known before, too: their provenance is compared."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] = []
     if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
@@ -280,15 +280,16 @@ def rows_of_measures(
         if one_length and cut["length"] is not None:
             require_context(model, cut["length"])
         shared = to_prompts(model, prompts, **cut)
-    for measure in measures:
+    for measure in [*measures, *(result.measure for result in known.values())]:
         own = (
             shared
             if type(measure).prompt_tokens is Measure.prompt_tokens
             else list(measure.prompt_tokens(model, prompts, **cut))
         )
-        require_prompts(measure, model, own)
+        if measure.name not in known:
+            require_prompts(measure, model, own)
         found[measure.name] = own
-    return found or {"": shared}
+    return found
 
 
 def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> None:

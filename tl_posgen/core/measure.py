@@ -111,6 +111,7 @@ class Measure:
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
         has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
+        whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
         figures: kind -> function from a Result to a plotly Figure.
         curves: per-head variables with one dim more, which the page draws in the panel of a head.
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
@@ -132,6 +133,7 @@ class Measure:
     precise: ClassVar[bool] = False
     has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
+    whole_rows: ClassVar[bool] = False
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
     curves: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[frozenset[str]] = frozenset()

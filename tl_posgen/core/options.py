@@ -39,12 +39,13 @@ class Within:
 
 
 class Each:
-    """A constraint on a list: one entry at least, no entry twice."""
+    """A constraint on a list: so many entries at least, no entry twice."""
 
-    words = "a list of one at least, each once"
+    def __init__(self, least: int = 1):
+        self.least, self.words = least, "a list of one at least, each once" if least else "a list, each once"
 
     def __call__(self, value: Sequence[Any]) -> bool:
-        return len(value) > 0 and len(set(value)) == len(value)
+        return len(value) >= self.least and len(set(value)) == len(value)
 
 
 Real = int | float
@@ -92,7 +93,7 @@ def refusal(value: Any, annotation: Any) -> str:
     if origin in (Union, UnionType):
         return "" if any(not refusal(value, one) for one in inside) else in_words(annotation)
     if listed(annotation):
-        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
         return "" if fitting and not any(refusal(one, inside[0]) for one in value) else in_words(annotation)
     return "" if fits(value, annotation) else in_words(annotation)
 
@@ -140,7 +141,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
     if listed(annotation):
-        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
         return is_list and all(fits(one, inside[0]) for one in value)
     if origin is not None:
         return isinstance(value, origin)

@@ -15,7 +15,7 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
-from tl_posgen.report.sentences import caveat
+from tl_posgen.report.caveats import caveat
 
 MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
 
@@ -136,24 +136,25 @@ class Result:
 
     # Tables
 
-    def frame(self, *, init: str | int = TRAINED, every: bool = False, **labels: Any) -> pd.DataFrame:
+    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
         prompts and draws.
 
         Args:
             init: "trained", or the seed of a random init.
-            every: all quantities that have one number a row, not the headlines alone.
+            every: all quantities that have one number a row, not the headlines alone; as the measure chooses if None.
             labels: such as tokens="without first"; the usual ones where left out.
         """
         rows, data = list(self.measure.rows), self.sel(init=init)
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        every = self.measure.whole_rows if every is None else every
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            wanted = self._is_headline(str(name)) or (every and not set(SAMPLED) & set(array.dims))
-            if set(rows) <= set(array.dims) and few and wanted:
-                columns |= columns_of(mean_of(array), str(name), rows, chosen)
+            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
+                one = array if set(SAMPLED) & set(rows) else mean_of(array)
+                columns |= columns_of(one, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:

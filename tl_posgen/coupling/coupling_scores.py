@@ -15,16 +15,16 @@ from tqdm.auto import tqdm
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.options import Count, Each, require
+from tl_posgen.core.random_inits import check_seeds
 from tl_posgen.core.result import Result, joined
+from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.coupling_scores_figures import LABELS, given_size, scatter, width
-from tl_posgen.coupling.overlap import NORMS, width_alone
+from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_correlations import correlated
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
-from tl_posgen.core.random_inits import check_seeds
-from tl_posgen.core.store import Parts
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Coupling`, and its labels

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tl_posgen.errors import InputError
 from tl_posgen.core.options import require
+from tl_posgen.errors import InputError
 
 CONTROLS = ("d_model", "parameters")  # held fixed; columns of the table, or counted in the models
 

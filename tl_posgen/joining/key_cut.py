@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -22,7 +21,7 @@ from tl_posgen.joining.hooks import cut, cut_keys, scores_with
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.variance import shares_of
-from tl_posgen.position.decomposition.variance_shares import TripleMoments
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.slash.layer_means import at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
@@ -104,7 +103,10 @@ class KeyCut(Measure):
         "loss": Variable("loss", "nats", "per token, nothing cut", ("prompt",)),
         "rise": Variable("rise of the loss", "nats", "loss with cut keys - loss", (*CURVE, "prompt"), "rise"),
         "layer_rise": Variable(
-            "rise, one layer alone", "nats", "cut to the first share, the other layers as they are", ("cut", "layer", "prompt")
+            "rise, one layer alone",
+            "nats",
+            "cut to the first share, the other layers as they are",
+            ("cut", "layer", "prompt"),
         ),
         "slash_score": Variable(
             "slash score", "", "at the untouched head's best distance", (*CURVE, "prompt", *HEAD), bounds=(0, 1)
@@ -112,9 +114,7 @@ class KeyCut(Measure):
         "interaction": Variable(
             "interaction share", "", "kd + qkd of the cut keys, as in `variance`", (*CURVE, *HEAD), bounds=(0, 1)
         ),
-        "energy_taken": Variable(
-            "key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)
-        ),
+        "energy_taken": Variable("key energy taken", "", "E|k' - k|^2 / E|k|^2, first token left out", (*CURVE, *HEAD)),
     }
     figures = {"curves": draw_curves}
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
@@ -126,7 +126,10 @@ class KeyCut(Measure):
 
         def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
             return by_cut(
-                {which: [in_running_model(run, share, which, seed) for seed in self.seeds(run, which)] for which in CUTS}
+                {
+                    which: [in_running_model(run, share, which, seed) for seed in self.seeds(run, which)]
+                    for which in CUTS
+                }
             )
 
         def in_one_layer(layer: int) -> Mapping[str, xr.DataArray]:
@@ -180,12 +183,9 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
 
 def by_cut(draws: Mapping[str, Sequence[Mapping[str, xr.DataArray]]]) -> dict[str, xr.DataArray]:
     """Return the mean over draws of every cut, along the dim cut."""
-    cuts = pd.Index(list(draws), name="cut")
-    names = list(next(iter(draws.values()))[0])
-    return {
-        name: xr.concat([xr.concat([one[name] for one in each], "draw").mean("draw") for each in draws.values()], cuts)
-        for name in names
-    }
+    means = [xr.concat([xr.Dataset(one) for one in each], "draw").mean("draw") for each in draws.values()]
+    every = xr.concat(means, pd.Index(list(draws), name="cut"))
+    return {str(name): array for name, array in every.data_vars.items()}
 
 
 def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tl_posgen.collector import Variable
+from tl_posgen.core.measure import Variable
 
 WITHOUT_FIRST_TOKEN = "_without_first_token"
 VARIANTS = ("", WITHOUT_FIRST_TOKEN)

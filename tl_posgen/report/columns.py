@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from tl_posgen.report.sentences import unsigned_zero
+from tl_posgen.core.numbers import format_number
 
 
 def print_frame(
@@ -37,7 +37,7 @@ def print_frame(
 def cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return unsigned_zero(value, ".3f") if value == value else "-"
+    return format_number(value, ".3f") if value == value else "-"
 
 
 def print_columns(
@@ -130,6 +130,6 @@ def empty_table(title: str, gap: int = 2) -> Table:
 
 def short(value: float) -> str:
     """Format with three decimals and no zero before the point: .917, -.500, but 10.250."""
-    text = unsigned_zero(value, ".3f")
+    text = format_number(value, ".3f")
     sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
     return sign + (digits[1:] if digits.startswith("0.") else digits)

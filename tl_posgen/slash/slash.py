@@ -9,15 +9,14 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import Prompts
+from tl_posgen.core.engine import Prompts
 from tl_posgen.core.measure import HEAD, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Threshold, Whole
+from tl_posgen.core.options import Threshold, Whole, require
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models import open_model, to_prompts
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.options import require
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.figures import head_map
 from tl_posgen.rope.spectra import spectrum
@@ -33,7 +32,7 @@ from tl_posgen.slash.layer_means import (
     with_tokens,
 )
 from tl_posgen.slash.slash_figures import example_labels, profiles, show_example
-from tl_posgen.slash.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
+from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
 
 N_EXAMPLES = 3
 BOTH = ("tokens", *HEAD)

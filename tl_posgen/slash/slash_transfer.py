@@ -135,7 +135,7 @@ class SlashTransfer(Dominance):
             uniform=natural["uniform"].sel(tokens="all", drop=True),
         )
         data = data.merge(natural[["example_layer", "example_head"]]).merge(self.agreements(both["score"]))
-        return data.transpose("tokens", "source", ..., missing_dims="ignore")
+        return data[list(self.variables)].transpose("tokens", "source", ..., missing_dims="ignore")
 
     def agreements(self, score: xr.DataArray) -> xr.Dataset:
         """Return how far text and random tokens agree on the heads, for every D, with the first token's column and

@@ -6,13 +6,13 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.report import Report
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.result import Report
 
 LENGTH = 64
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.core.result import Result, joined
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture

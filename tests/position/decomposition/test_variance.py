@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition import Variance
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
 OUT = {"tokens": "without first"}
 
@@ -44,10 +44,13 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result, to
     for row in prompts:
         run_capture(mini, row[None], kept.append, layers=[2])
     geometry = kept[0].geometry
-    q, k = (torch.cat([getattr(one, name)[:, 1:] for one in kept], 1).double() for name in "qk")
-    found = variance_shares(TripleMoments.from_qk(q, k, geometry.rope), geometry.rope, geometry.scale, 64)
-    np.testing.assert_allclose(result.dataset["share_kd"].sel(layer=2), found.share("kd"), rtol=1e-5)
-    np.testing.assert_allclose(result.dataset["variance"].sel(layer=2), found.total, rtol=1e-5)
+    q, k = (torch.cat([getattr(one, name)[:, first:] for one in kept], 1).double() for name in "qk")
+    moments = TripleMoments.from_qk(q, k, geometry.rope)
+    expected = variance_shares(moments, geometry.rope, geometry.scale, 64)
+    found = result.sel(tokens=tokens, layer=2)
+    np.testing.assert_allclose(found["share"].transpose("head", "part"), expected.shares, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found["variance"], expected.total, rtol=1e-5)
+    np.testing.assert_allclose(found["mean_energy"].sel(side="k"), moments.k.mean_energy, rtol=1e-5)
 
 
 def test_distances_and_weights_are_those_asked_for(capture, collected):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-
 from tl_posgen.analysis import analyze
+
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses
@@ -12,8 +12,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
 from tl_posgen.position.distance.curves import curve_under_intervention
-from tl_posgen.position.distance.distance_table import table_energies
 from tl_posgen.position.distance.hooks import scores_at_distance
+from tl_posgen.position.distance.numbers.distance_table import table_energies
 
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
 OUT = {"tokens": "without first"}

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.core.feed import one_pass
-from tl_posgen.core.measure import TOKENS
+from tl_posgen.core.numbers import one_side
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import Planes
-from tl_posgen.position.planes.plane_patterns import PARTS
+from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import EPS_GRID
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
@@ -43,10 +43,10 @@ def shares(captures):
 
 
 def planes_of(model, prompts=PROMPTS, where=None, **options):
-    return one_pass(model, list(prompts), [Planes(**options)], label="some", **(where or {}))["planes"]
+    return one_side(one_pass(model, list(prompts), [Planes(**options)], label="some", **(where or {}))["planes"])
 
 
-@pytest.mark.parametrize(("tokens", "first"), zip(TOKENS, (0, 1), strict=True))
+@pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
 @pytest.mark.parametrize("side", ["q", "k"])
 def test_magnitude_concentration_and_phase_are_those_of_the_tokens(result, captures, side, tokens, first):
     x = torch.cat([getattr(capture, side)[:, first:] for capture in captures], 1).double()
@@ -184,10 +184,10 @@ def test_a_prompt_of_one_token_is_refused(mini):
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_a_model_without_rope_is_refused_before_anything_runs_or_skipped(family_model, name):
-    model, measures = family_model(name, "bridge"), ["planes", "variance"]
+    model, measures = family_model(name, "bridge"), ["planes", "three_axis"]
     with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
         Planes()(model, PROMPTS, **QUICK)
-    assert list(analyze(model, PROMPTS, measures=measures, skip_unsupported=True, **QUICK)) == ["variance"]
+    assert list(analyze(model, PROMPTS, measures=measures, skip_unsupported=True, **QUICK)) == ["three_axis"]
 
 
 # Figures and tables

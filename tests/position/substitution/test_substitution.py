@@ -12,7 +12,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution import Substitution, by_constant, by_free_split, by_split, substitute, triangle
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
 from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered

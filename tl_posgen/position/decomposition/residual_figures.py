@@ -36,7 +36,8 @@ def kinds(data: xr.Dataset) -> list[str]:
     the model was given token ids."""
     needed = {"planes": "plane_share", "tokens": "pair_share", "spectrum": "spectrum", "distances": "energy_ratio"}
     names = {kind: needed.get(kind, "share") for kind in FIGURES}
-    return [kind for kind, name in names.items() if name in data and bool(data[name].sel(OUT).notnull().any())]
+    left = data.sel(OUT | {"of": "residual"} if "of" in data.dims else OUT)
+    return [kind for kind, name in names.items() if name in data and bool(left[name].notnull().any())]
 
 
 def draw_planes(result: Any) -> go.Figure:

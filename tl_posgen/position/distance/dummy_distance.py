@@ -20,7 +20,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.distance.curves import curve_under_intervention, slope_of, without_slope
-from tl_posgen.position.distance.distance_table import key_agreement, table_energies
+from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,

@@ -2,7 +2,7 @@
 
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
 from tl_posgen.position.order.perturbation import Perturbation
-from tl_posgen.position.order.swaps import jittered_distances, swap_tokens, swap_words
+from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens, swap_words
 
 __all__ = [
     "Perturbation",

@@ -16,7 +16,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
 from tl_posgen.position.planes.plane_costs import OF, MapBy, cells_of, full, perturbed_losses, third
-from tl_posgen.position.planes.plane_edits import EDITS, Edit
+from tl_posgen.position.planes.numbers.plane_edits import EDITS, Edit
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes, require_rope
 from tl_posgen.rope.frequency_bands import BANDS
@@ -76,7 +76,7 @@ class PlanePerturbation(Measure):
 
     edits: Annotated[Sequence[Edit], Each()] = EDITS
     strengths: Annotated[Sequence[Threshold], Each()] = (0.1, 0.3, 1.0)
-    map_edits: Sequence[Edit] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
+    map_edits: Annotated[Sequence[Edit], Each(least=0)] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
     map_by: MapBy = "auto"
 
     question = "What do magnitudes, phases and positions in RoPE's planes cost?"

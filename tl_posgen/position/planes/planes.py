@@ -19,8 +19,8 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
-from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES
-from tl_posgen.position.planes.plane_patterns import (
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
     plane_parts,

@@ -13,7 +13,7 @@ from tl_posgen.position.substitution.hooks import (
     substitute,
 )
 from tl_posgen.position.substitution.split_examples import SplitExamples
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     attention_profile,
     point_mass,
