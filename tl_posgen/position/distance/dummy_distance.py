@@ -165,7 +165,7 @@ class DummyDistance(Measure):
         data = sums.means()
         rests = (without_slope(data["curve"]), without_slope(data["a"]))
         slopes = {"slope": slope_of(data["curve"]), "a_slope": slope_of(data["a"])}
-        return data.assign(curve_r=xr.corr(*rests, dim="distance"), **slopes)
+        return data.assign({**slopes, "curve_r": xr.corr(*rests, dim="distance")})
 
     def of_model(self, run: Run) -> xr.Dataset:
         def losses(**edit: Any) -> Float[np.ndarray, " prompt"]:

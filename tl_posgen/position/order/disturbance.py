@@ -20,7 +20,7 @@ Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "
 
 CONDITIONS: tuple[str, ...] = get_args(Condition)
 OF_TEXT = ("tokens", "words")
-REACHES: tuple[str, ...] = get_args(Reach)
+REACHES: tuple[Reach, ...] = get_args(Reach)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Substitution(Measure):
         if self.search:
             searched = self.searched(run, data["loss"], where, replaced)
             found |= searched.attrs
-            data, width = data.merge(searched), float(searched["search_width"].sel(family="triangle"))
+            data, width = data.merge(searched, join="outer"), float(searched["search_width"].sel(family="triangle"))
         if self.costs_heads:
             data = data.assign(cost=costs(run, COST_PROMPTS, width, replaced))
             found |= {"cost_width": width}
