@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
