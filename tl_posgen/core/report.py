@@ -87,7 +87,7 @@ class Report(Mapping[str, Result]):
         return self[name].heads(top, by)
 
     def summary(self) -> dict[str, Any]:
-        """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, and the null's means."""
+        """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""
         from tl_posgen.report.tables import summary_of
 
         return summary_of(self.results, self.provenance)

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.coupling.numbers.lanczos import dense_triplets
-from tl_posgen.coupling.numbers.overlap import alignment, every_pair, misalignment, off_diagonal_mean, random_bases, width_alone
+from tl_posgen.coupling.numbers.overlap import (
+    alignment,
+    every_pair,
+    misalignment,
+    off_diagonal_mean,
+    random_bases,
+    width_alone,
+)
 from tl_posgen.errors import InputError
 
 

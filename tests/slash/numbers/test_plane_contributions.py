@@ -10,7 +10,12 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
 from tl_posgen.slash.numbers.ablations import ablate, drop, freeze, keep
-from tl_posgen.slash.numbers.plane_contributions import match_profiles, plane_contributions, rank_one_profile, score_of_profile
+from tl_posgen.slash.numbers.plane_contributions import (
+    match_profiles,
+    plane_contributions,
+    rank_one_profile,
+    score_of_profile,
+)
 from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
 
 N, D_HEAD = 40, 16
