@@ -37,9 +37,9 @@ from tl_posgen.core.random_inits import RandomInits
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import moments_of
-from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
 from tl_posgen.position.substitution.numbers.splits import triangle
 from tl_posgen.rope.planes import SecondMoments

@@ -1,6 +1,6 @@
 """Values that the annotation of an option allows, and values that it does not, drawn by hypothesis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 

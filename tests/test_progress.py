@@ -48,7 +48,7 @@ def analyses(monkeypatch):
             self.asked += self.models * each + once
             super().plan(each, once)
 
-    monkeypatch.setattr("tl_posgen.analysis.Passes", Kept)
+    monkeypatch.setattr("tl_posgen.core.engine.Passes", Kept)
     return kept
 
 

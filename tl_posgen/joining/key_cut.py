@@ -20,8 +20,8 @@ from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining.hooks import cut, cut_keys, scores_with
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
-from tl_posgen.position.decomposition.variance import shares_of
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
+from tl_posgen.position.decomposition.variance import shares_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.slash.layer_means import at_distance, statistics_of
 from tl_posgen.slash.slash import Slash

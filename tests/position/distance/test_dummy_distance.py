@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tl_posgen.core.engine import analyze
 
+from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loss import token_losses

@@ -12,7 +12,6 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     attention_profile,
@@ -20,6 +19,7 @@ from tl_posgen.position.substitution.numbers.splits import (
     triangle,
     uniform,
 )
+from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.substitution import Substitution
 
 __all__ = [

@@ -29,8 +29,8 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
+from tl_posgen.position.substitution.optimise_split import CONTROLS
 from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
 
