@@ -1,4 +1,4 @@
-"""Numbers against plain numpy: means at labels, intervals by each kind of dim, random inits, and how they are written."""
+"""Numbers against plain numpy: means at labels, intervals by each kind of dim, random inits, their text."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Sums over prompts by brute force: prompts of several lengths, layers with other heads, rows kept by prompt, joining."""
+"""Sums over prompts by brute force: prompts of several lengths, layers with other heads, rows of prompts, joining."""
 
 from types import SimpleNamespace
 
