@@ -31,7 +31,7 @@ OPTIONS = {  # that take less time than the usual ones
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},
     "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
     "dummy_distance": {"distances": (0, 4), "limits": (8,)},
-    "length_extrapolation": {"inside": 12, "times": 2},
+    "length_extrapolation": {"inside": 16, "times": 2},
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "costs": True},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
