@@ -27,7 +27,7 @@ HOSTILE = [
 MEASURES = [  # every measure of a model and a text; one has options that a short text needs
     measure
     for measure in map(registry.find, registry.BUILT_IN)
-    if (measure.collector or measure.procedure) and measure.name != "length_extrapolation"
+    if (measure.is_fed or measure.runs_model) and measure.name != "length_extrapolation"
 ]
 
 
