@@ -12,12 +12,11 @@ import xarray as xr
 from tl_posgen.core.engine import Prompts
 from tl_posgen.core.measure import HEAD, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Threshold, Whole
+from tl_posgen.core.options import Threshold, Whole, require
 from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models import open_model, to_prompts
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.core.options import require
 from tl_posgen.report.circuits import CROP
 from tl_posgen.report.figures import head_map
 from tl_posgen.rope.spectra import spectrum
