@@ -30,18 +30,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pandas as pd
 import torch
-
 from tl_posgen.models.capturing import run_capture
 from tl_posgen.models.load import load_model
+
+from tl_posgen.core.random_inits import RandomInits
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
-from tl_posgen.core.random_inits import RandomInits
-from tl_posgen.position.decomposition.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.decomposition.variance import moments_of
-from tl_posgen.position.decomposition.variance_shares import Spread, TripleMoments, variance_shares
 from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
-from tl_posgen.position.substitution.splits import triangle
+from tl_posgen.position.substitution.numbers.splits import triangle
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.slash.layer_means import statistics_of
 from tl_posgen.stats.intervals import Bounds, jackknife_interval, mean_interval, prompts_per_group, t_975

@@ -36,9 +36,9 @@ def ways(model, tokens):
     """name -> what is timed."""
     import tl_posgen
     from tl_posgen.core.feed import Feed
+    from tl_posgen.core.registry import requested
     from tl_posgen.models.capture.capturing import run_capture
     from tl_posgen.models.streaming.stream import chosen
-    from tl_posgen.core.registry import requested
 
     def forward() -> None:
         with torch.no_grad(), tl_posgen.streaming(model):

@@ -157,7 +157,7 @@ def test_a_command_prints_its_table_and_writes_its_report(done, small, text, nam
         assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
 
 
-RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.analysis.analyze") | {
+RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.core.engine.analyze") | {
     "coupling-scores": "tl_posgen.coupling.coupling_scores",
     "emerge": "tl_posgen.studies.emergence.emergence",
     "claims": "tl_posgen.claims.judge_claims",

@@ -12,9 +12,9 @@ import pytest
 
 from tl_posgen import load, registry
 from tl_posgen.cli import main
-from tl_posgen.errors import OutputError
-from tl_posgen.core.store import Parts
 from tl_posgen.core.report import Report
+from tl_posgen.core.store import Parts
+from tl_posgen.errors import OutputError
 
 FILES = ["index.html", "results.nc", "summary.json"]
 SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")

@@ -10,12 +10,12 @@ import torch
 from tl_posgen.models.geometry.pass_proof import is_softmax
 from tl_posgen.models.geometry.proof import allowed_error, recompute
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.position_shares import PositionParts
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
-from tl_posgen.position.distance.distance_table import key_agreement
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.position_shares import PositionParts
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.distance.numbers.distance_table import key_agreement
+from tl_posgen.position.substitution.numbers.splits import (
     attention_profile,
     positional_profile,
     running_mean_key,

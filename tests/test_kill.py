@@ -19,8 +19,8 @@ from forked import child, exit_code, start
 import tl_posgen
 from tl_posgen import files
 from tl_posgen.cli.commands import app
-from tl_posgen.models.tokens import bundled_text
 from tl_posgen.core.report import Report, results_bytes
+from tl_posgen.models.tokens import bundled_text
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
 SHORT = ("--length", "32", "--prompts", "1", "--no-null")

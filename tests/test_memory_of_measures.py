@@ -11,7 +11,7 @@ import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
-from tl_posgen.position.decomposition import pair_moments
+from tl_posgen.position.decomposition.numbers import pair_moments
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tl_posgen.measure import Request
 
 import tl_posgen
 from tl_posgen import PosgenError, registry
 from tl_posgen.cli import main
 from tl_posgen.joining import cut_keys
-from tl_posgen.measure import Request
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.slash import ablate_bands
 

@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 import xarray as xr
+from tl_posgen.measure import Measure, Request
 from tqdm.auto import tqdm
 
 import tl_posgen
 from tl_posgen import progress, registry
-from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.progress import Passes
@@ -48,7 +48,7 @@ def analyses(monkeypatch):
             self.asked += self.models * each + once
             super().plan(each, once)
 
-    monkeypatch.setattr("tl_posgen.analysis.Passes", Kept)
+    monkeypatch.setattr("tl_posgen.core.engine.Passes", Kept)
     return kept
 
 

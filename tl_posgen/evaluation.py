@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError, PosgenError
 from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.loss import Hooks, logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.core.options import fits
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tl_posgen.core.measure import HEAD
+from tl_posgen.core.measure import HEAD, TOKENS
 from tl_posgen.core.numbers import Number, Numbers
 
 Entry = tuple[str, dict[str, Any], Number]  # name, labels, number
@@ -24,8 +24,20 @@ def dummy_distance(result: Any) -> Iterator[Entry]:
     """Yield the agreement of the key part over pairs of different distances, and the loss at the best distance."""
     own = result.numbers
     matrix = own.array("key_agreement", tokens="without first")
-    yield "mean_key_agreement", {"tokens": "without first"}, own.number(matrix.where(matrix["d0"] != matrix["other_d0"]))
+    yield (
+        "mean_key_agreement",
+        {"tokens": "without first"},
+        own.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
+    )
     yield "least_loss_at", {}, min((own("loss_at", d0=d0) for d0 in own.data["d0"].values), key=float)
+
+
+def planes(result: Any) -> Iterator[Entry]:
+    """Yield the concentration of queries and of keys, mean over planes."""
+    for tokens in TOKENS:
+        for side in "qk":
+            at = {"tokens": tokens, "side": side}
+            yield "concentration", at, result.numbers("concentration", **at)
 
 
 def plane_sufficiency(result: Any) -> Iterator[Entry]:
@@ -59,7 +71,7 @@ def any_distance(result: Any) -> Iterator[Entry]:
 
 
 def plane_perturbation(result: Any) -> Iterator[Entry]:
-    """Yield how many cells the map has, their summed cost, and which part of it the cells with half of position have."""
+    """Yield how many cells the map has, their summed cost, and which part of it cells with half of position have."""
     from tl_posgen.position.planes.plane_shares import cost_of_half
 
     own, share = result.numbers, result.own["share"].sel(part="position")
@@ -102,7 +114,14 @@ def length_extrapolation(result: Any) -> Iterator[Entry]:
 
 
 def coupling(result: Any) -> Iterator[Entry]:
-    """Yield the width and the number of blocks."""
+    """Yield means over pairs of layers and over tokens; the width and the number of blocks."""
+    own = result.numbers
+    for at in ({}, {"version": "signed"}, {"bases": "swapped"}):
+        labels = {**result.measure.usual(), **at}
+        yield "coupling", labels, own("coupling", **labels)
+    yield "negative_share", {"k": result.measure.usual()["k"]}, own("negative_share")
+    if "linearisation" in own:
+        yield "linearisation", {}, own("linearisation")
     yield "d_model", {}, Number(float(result.own.attrs["d_model"]))
     yield "blocks", {}, Number(float(result.own.sizes["state"] - 1))
 
@@ -155,9 +174,10 @@ def cone(result: Any) -> Iterator[Entry]:
 
 
 def band_ablation(result: Any) -> Iterator[Entry]:
-    """Yield under each ablation the rise of the loss and the score of slash heads; the largest rise."""
+    """Yield under each ablation the loss, its rise and the score of slash heads; the largest rise."""
     own = result.numbers
     for condition in own.data["condition"].values.tolist():
+        yield "loss", {"condition": condition}, own("loss", condition=condition)
         yield "loss_change", {"condition": condition}, result.measure.loss_change(own, condition)
         yield "slash_score", {"condition": condition}, result.measure.slash_score(own, condition)
     loss = own.array("loss", condition=None).mean("prompt")
@@ -174,6 +194,31 @@ def slash_toy(result: Any) -> Iterator[Entry]:
         yield "score", {"at": "end", "features": features}, measure.at_end(own, "score", features=features)
     for side in "qk":
         yield "r1", {"at": "end", "side": side}, measure.at_end(own, "r1", side=side)
+
+
+def substitution(result: Any) -> Iterator[Entry]:
+    """Yield what attention is worth, and how many conditions stand in for the scores."""
+    from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN
+
+    own = result.numbers
+    yield "worth", {}, result.measure.worth(own)
+    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
+
+
+def profiles(result: Any) -> Iterator[Entry]:
+    """Yield which heads are highest on repeated tokens; the correlations that pages show."""
+    from tl_posgen.joining.column_correlations import PAIRS
+
+    own = result.numbers
+    for name in ("previous_token", "duplicate_token", "induction"):
+        best = own.extreme(name)
+        highest = own.number(own.array(name).max(HEAD))
+        yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
+    for scope in own.data["scope"].values.tolist():
+        for a, b in PAIRS:
+            at = {"scope": scope, "column": a, "column_2": b}
+            if {a, b} <= set(own.data["column"].values.tolist()):
+                yield "rho", at, own("rho", **at)
 
 
 def key_cut(result: Any) -> Iterator[Entry]:
@@ -197,6 +242,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
     one.__name__: one
     for one in (
         dummy_distance,
+        planes,
         plane_sufficiency,
         plane_interaction,
         any_distance,
@@ -212,5 +258,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         cone,
         band_ablation,
         key_cut,
+        profiles,
+        substitution,
     )
 }

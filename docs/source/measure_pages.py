@@ -36,6 +36,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             text=text,
             options=options(measure),
             variables=[row_of(name, one) for name, one in measure.variables.items()],
+            source=in_table(measure.source.removesuffix(".")),
             needs=", ".join(["q", "k", *sorted(measure.needs)]),
             after=[one.name for one in measure.after],
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
@@ -65,7 +66,7 @@ def in_table(text: str) -> str:
 
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
-    """Return a row an option: its name, its flag on the command line, which values it takes, its default, its meaning."""
+    """Return a row an option: its name, its flag on the command line, the values it takes, its default, its meaning."""
     words, annotations = argument_help(measure), annotations_of(measure)
     rows = []
     for one in fields(measure):

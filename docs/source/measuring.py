@@ -58,16 +58,16 @@ def measure(names: Sequence[str], *, again: bool = False) -> None:
 def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
     """Return a part as docs/numbers.json holds it: its settings, where each result comes from, and its numbers."""
     part, results = PARTS[name], results_of(name, again=again)
-    settings = {"settings": jsonable({**part.settings, "version": tl_posgen.__version__})}
+    text = {"text": TEXTS[MODELS[part.model][1]]} if part.model else {}
+    settings = {"settings": jsonable({**part.settings, **text, "version": tl_posgen.__version__})}
     if not isinstance(results, tl_posgen.Report):
         return {**settings, **short(results)}
-    text = {"text": TEXTS[MODELS[part.model][1]]} if part.model else {}
     found = {"results": {key: {**text, **entry_of(result)} for key, result in results.items()}}
     return settings | found | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
 
 
 def entry_of(result: Any) -> dict[str, Any]:
-    """Return model, prompts, seeds and options of a result, and its numbers: those of its variables, and expressions."""
+    """Return model, prompts, seeds, options of a result, and its numbers: those of its variables, and expressions."""
     entry = {key: result.provenance.get(key) for key in SETTINGS}
     entry["usual"] = {"tokens": "all", **result.measure.usual()}
     numbers = [*result.as_summary(), *expressions_of(result)]

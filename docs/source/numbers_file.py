@@ -64,6 +64,7 @@ class Measured:
         wanted = {**self.entry.get("usual", {}), **labels}
         fitting = [one for one in named if all(one[dim] == x for dim, x in wanted.items() if dim in one)]
         fitting = [one for one in fitting if set(labels) <= set(one)]
+        fitting = [one for one in fitting if len(labels_of(one)) == fewest(fitting)]
         if len(fitting) != 1:
             names = ", ".join(dict.fromkeys(one["name"] for one in self.entry["numbers"]))
             has = f"it has {', '.join(map(str, map(labels_of, named)))}" if named else f"there are {names}"
@@ -80,6 +81,11 @@ class Measured:
         """Return the label along a dim where a number is highest."""
         known = {label: one for label, one in self.each(name, dim, **labels).items() if one and label not in leave_out}
         return max(known, key=lambda label: known[label].value)
+
+
+def fewest(entries: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many labels a number has at least: one of fewer labels is the mean over a dim."""
+    return min(map(len, map(labels_of, entries)))
 
 
 def labels_of(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,13 +126,10 @@ def only_shown(numbers: Mapping[str, Any], shown: set[str]) -> dict[str, Any]:
     """Return the numbers without those that no page shows."""
     found = {}
     for part, entry in numbers.items():
-        found[part] = dict(entry)
-        if "results" in entry:
-            found[part]["results"] = {
-                name: trimmed(f"{part}/{name}", result, shown)
-                for name, result in entry["results"].items()
-                if f"{part}/{name}" in shown
-            }
+        places = {name: f"{part}/{name}" for name in entry.get("results", {})}
+        kept = {name: trimmed(at, entry["results"][name], shown) for name, at in places.items() if at in shown}
+        found[part] = {key: value for key, value in entry.items() if key != "results"}
+        found[part] |= {"results": kept} if kept else {}
     return found
 
 

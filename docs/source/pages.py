@@ -15,8 +15,8 @@ import measure_pages
 import yaml
 from numbers_file import Measured, read_numbers
 
-from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
 from tl_posgen.core.numbers import Number
+from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -122,7 +122,7 @@ def quoted(text: str) -> str:
 
 
 def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> jinja2.Environment:
-    """Return what renders templates, which see what was measured; a number that is not there is an error, with its name.
+    """Return what renders templates from what was measured; a number that is not there is an error, with its name.
 
     Args:
         shown: to which the place of every number is added that a template asks for.
@@ -157,9 +157,11 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": verdict,
         "claim_rows": claim_rows,
         "interval": interval,
-        "measured_with": ", ".join(dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)),
+        "measured_with": ", ".join(
+            dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
+        ),
         "training_log": training_log(),
-        "commands": commands(),
+        "commands": list(commands()),
         "citations": citations(),
         "address": address(),
         "version": project()["version"],
@@ -264,27 +266,30 @@ def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:
     return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
 
 
-def commands() -> list[SimpleNamespace]:
-    """Every command of tl-posgen with its options, as its --help has them."""
+def commands() -> Iterator[SimpleNamespace]:
+    """Yield every command of tl-posgen with its options, as its --help has them; those of single measures left out."""
     from typer.main import get_command
 
     from tl_posgen.cli.commands import app
+    from tl_posgen.cli.measure_commands import COMMANDS, built
 
-    found = []
-    for name, command in get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
-        rows = []
-        for one in command.params:
-            argument = not one.opts[0].startswith("-")
-            taken = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
-            default = (
-                ""
-                if one.default is None or isinstance(one.default, bool) or callable(one.default)
-                else f"`{one.default}`"
-            )
-            told = (one.help or "").replace("|", "\\|")
-            rows.append(SimpleNamespace(name=taken, help=told, default="required" if one.required else default))
-        found.append(SimpleNamespace(name=name, help=inspect.cleandoc(command.help or ""), rows=rows))
-    return found
+    group: Any = get_command(app)
+    written = group.commands
+    every = {**written, **{name: built(name, chosen) for name, chosen in COMMANDS.items()}}
+    for name, command in every.items():
+        yield SimpleNamespace(
+            name=name, help=inspect.cleandoc(command.help or ""), rows=list(map(option, command.params))
+        )
+
+
+def option(one: Any) -> SimpleNamespace:
+    """Return the row of an option, or of an argument."""
+    argument = not one.opts[0].startswith("-")
+    flags = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
+    default = one.default
+    shown = "" if default is None or isinstance(default, bool) or callable(default) else f"`{default}`"
+    text = (one.help or "").replace("|", "\\|")
+    return SimpleNamespace(name=flags, help=text, default="required" if one.required else shown)
 
 
 def write_pages() -> None:

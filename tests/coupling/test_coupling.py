@@ -7,7 +7,7 @@ from families import save_family
 
 from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
-from tl_posgen.coupling.trajectories import expodistance, line_shape_score
+from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_score
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
@@ -110,16 +110,14 @@ def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
     assert free["triplet_residual"].max() < 1e-4
 
 
-@pytest.mark.parametrize("name", HEADLINES)
-def test_every_headline_has_an_interval_that_holds_it(result, name):
-    low, mean, high = (result.dataset[f"mean_{name}{end}"] for end in ("_low", "", "_high"))
-    assert ((low <= mean) & (mean <= high)).all()
-
-
-def test_intervals_need_more_than_one_prompt(tiny, prompts, result):
-    data = result.dataset
-    assert (data.chance_low < data.chance_high).all()
-    assert coupling(tiny, prompts[:1], k=(2,), **WHOLE).dataset.mean_coupling_low.isnull().all()
+def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different_layers(tiny, prompts, result):
+    assert np.isnan(Coupling(k=2)(tiny, prompts[:1], **WHOLE).numbers("coupling").low)
+    for k in (2, 5):
+        square = result.own["coupling"].sel(k=k, version="absolute", bases="aligned")
+        number = result.numbers("coupling", k=k)
+        assert number.low < number.value < number.high
+        assert number.value == pytest.approx(square.values[:, ~np.eye(2, dtype=bool)].mean())
+        assert np.isnan(np.diagonal(square.values, axis1=1, axis2=2)).all()
 
 
 def test_linearisation_is_the_product_of_all_blocks(tiny, prompts, result):

@@ -9,12 +9,12 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.numbers import TRAINED, Number
+from tl_posgen.core.report import load
 from tl_posgen.core.result import joined
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import QUANTITIES, dataset_of
 from tl_posgen.coupling.coupling_scores_figures import LABELS
 from tl_posgen.errors import InputError
-from tl_posgen.core.report import load
 from tl_posgen.stats.partial_correlation import correlation
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,11 @@ from tl_posgen.position import at_dummy_distance, by_split, interpolate_position
 from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
-from tl_posgen.position.substitution.splits import split_scores
+from tl_posgen.position.substitution.numbers.splits import split_scores
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.slash import ablate_bands
-from tl_posgen.slash.ablations import ablate
+from tl_posgen.slash.numbers.ablations import ablate
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))

@@ -21,7 +21,7 @@ from tl_posgen.position.order.hooks import (
     permute_positions,
     rotate_keys,
 )
-from tl_posgen.position.order.swaps import jittered_distances, swap_tokens
+from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -30,7 +30,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.splits import DistanceDistribution, point_mass, triangle
+from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, point_mass, triangle
 from tl_posgen.slash.ablation_hooks import ablate_bands
 
 N = 24

@@ -15,7 +15,7 @@ from tl_posgen.joining.key_cut import less_control
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from tl_posgen.models.conversion.convert import build
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import EditedCapture
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
 EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})

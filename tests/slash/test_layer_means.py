@@ -9,7 +9,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture
 from tl_posgen.slash import Slash
 from tl_posgen.slash.layer_means import best_distance, strongest, with_tokens
-from tl_posgen.slash.slash_scores import slash_statistics, uniform_scores
+from tl_posgen.slash.numbers.slash_scores import slash_statistics, uniform_scores
 
 
 def pattern_of(n, seed=0):

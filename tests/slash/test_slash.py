@@ -7,7 +7,7 @@ import torch
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import Slash
-from tl_posgen.slash.slash_scores import uniform_scores
+from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
 CUT = {"length": 112, "n_prompts": 2}
 

@@ -8,9 +8,9 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import SlashAblation
-from tl_posgen.slash.ablations import ablate
+from tl_posgen.slash.numbers.ablations import ablate
+from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
 from tl_posgen.slash.slash_ablation import BAND_KINDS, WHOLE_KINDS, conditions
-from tl_posgen.slash.slash_scores import slash_statistics_from_qk
 
 QUIET = {"null_seeds": (), "progress": False}
 

@@ -122,8 +122,8 @@ class Setup:
         Args:
             parts: those that it was made of, of no more use when it is saved.
         """
-        from tl_posgen.core.report import Report
         from tl_posgen.core.files import write_together
+        from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)

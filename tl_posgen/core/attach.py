@@ -31,8 +31,8 @@ def attach(
 ) -> Iterator["Attached"]:
     """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
 
-    The scores that the pass ends up with are measured, whatever the order in which hooks were added: under edited scores
-    measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
+    The scores that the pass ends up with are measured, whatever the order in which hooks were added: under edited
+    scores measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
     measures of patterns take that; the results say so. Every forward pass counts as a prompt, also those that
     `generate(use_past_kv_cache=False)` makes, one a token, on both kinds of model. Padding is left out where a
     mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,

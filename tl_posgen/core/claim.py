@@ -2,16 +2,17 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import Measure, Variable
-from tl_posgen.core.numbers import NO_NULL, TRAINED, Number, Numbers
+from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.report.figures import finish, model_label
 
@@ -65,26 +66,29 @@ def judgement(verdict: Verdict, words: Callable[..., str], *results: Result) -> 
     return Judgement(verdict, words(*(result.numbers for result in results)), null)
 
 
-def highest_init(number: Number) -> float:
-    """Return the highest value over the random inits; NaN without one: such a claim stays open."""
-    return max(number.inits) if number.inits and all(one == one for one in number.inits) else math.nan
+def each_init(own: Numbers) -> list[Numbers]:
+    """Return the numbers of every random init as if it were the model: with intervals of its own."""
+    alone = (own.dataset.sel(init=[one]).assign_coords(init=[TRAINED]) for one in own.inits)
+    return [Numbers(own.measure, dataset) for dataset in alone]
 
 
-def lowest_init(number: Number) -> float:
-    """Return the lowest value over the random inits; NaN without one."""
-    return min(number.inits) if number.inits and all(one == one for one in number.inits) else math.nan
+def highest(values: Iterable[float]) -> float:
+    """Return the highest of the random inits' values; NaN, which leaves a claim open, of none or an undefined one."""
+    return float(np.max([*values] or [math.nan]))
 
 
-def where_known(verdict: Verdict, *numbers: float | None) -> Verdict:
+def lowest(values: Iterable[float]) -> float:
+    """Return the lowest of the random inits' values; NaN of none or an undefined one."""
+    return float(np.min([*values] or [math.nan]))
+
+
+def where_known(verdict: Verdict, *numbers: float) -> Verdict:
     """Return the verdict that rests on these numbers; open where one is not defined, such as the end of an interval."""
-    return "open" if any(number is None or math.isnan(number) for number in numbers) else verdict
+    return "open" if any(math.isnan(number) for number in numbers) else verdict
 
 
-def threshold(value: Number | float | None, held: float, partly: float) -> Verdict:
+def threshold(value: float, held: float, partly: float) -> Verdict:
     """Return the verdict of a number of which more is better; open where it is not defined."""
-    if value is None:
-        return "open"
-    value = float(value)
     return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)
 
 

@@ -271,8 +271,8 @@ class Analysis:
 def rows_of_measures(
     measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
-    """Return the token ids of every prompt by measure, the same list for all that take them alike; refuse prompts that a
-    measure cannot be had of. Of measures known before, too: their provenance is compared."""
+    """Return the token ids of every prompt by measure, the same list for all that take them alike; refuse prompts that
+    a measure cannot be had of. Of measures known before, too: their provenance is compared."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] = []
     if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:

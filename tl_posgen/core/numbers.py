@@ -226,7 +226,9 @@ class Numbers:
                 continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
-                labels = {dim: one[dim].item() for dim in over if dim in one.coords}
+                labels = {
+                    dim: one[dim].item() if dim in one.coords else at for dim, at in zip(over, place, strict=True)
+                }
                 number = self.number(one, variable.bounds if variable else None)
                 found.append({"name": name, **labels, **number.as_dict()})
         return found

@@ -93,7 +93,7 @@ def refusal(value: Any, annotation: Any) -> str:
     if origin in (Union, UnionType):
         return "" if any(not refusal(value, one) for one in inside) else in_words(annotation)
     if listed(annotation):
-        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
         return "" if fitting and not any(refusal(one, inside[0]) for one in value) else in_words(annotation)
     return "" if fits(value, annotation) else in_words(annotation)
 
@@ -141,7 +141,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
     if listed(annotation):
-        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
         return is_list and all(fits(one, inside[0]) for one in value)
     if origin is not None:
         return isinstance(value, origin)

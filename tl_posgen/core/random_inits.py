@@ -32,8 +32,8 @@ class RandomInits(Sequence[int]):
         return self.seeds[index]
 
     def models(self, *, in_place: bool = False) -> Iterator[tuple[str, Any]]:
-        """Yield (label, model) of every seed, each in the place of the one before: use it before the next is asked for. The
-        label says where it has the very weights of the model.
+        """Yield (label, model) of every seed, each in the place of the one before: use it before the next is asked for.
+        The label says where it has the very weights of the model.
 
         Args:
             in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.

@@ -10,12 +10,12 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core import registry
+from tl_posgen.core.files import as_path, require_free, write_together, write_whole
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.core.files import as_path, require_free, write_together, write_whole
-from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 
 FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
 
@@ -87,7 +87,7 @@ class Report(Mapping[str, Result]):
         return self[name].heads(top, by)
 
     def summary(self) -> dict[str, Any]:
-        """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, and the null's means."""
+        """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""
         from tl_posgen.report.tables import summary_of
 
         return summary_of(self.results, self.provenance)

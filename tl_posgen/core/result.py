@@ -1,4 +1,4 @@
-"""Result: the numbers that one measure found of one model beside its random inits; selected, drawn, formatted, saved."""
+"""Result: the numbers that one measure found of one model beside its random inits; selected, drawn and saved."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The running model as a measure sees it: prompts, chosen heads, the loss, the loss under hooks, grids of conditions."""
+"""The running model as a measure sees it: prompts, chosen heads, losses under hooks, grids of conditions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -21,17 +21,17 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_posgen.core.files import as_path, require_writable, write_together
 from tl_posgen.core.measure import Measure
+from tl_posgen.core.netcdf import netcdf_bytes, read_netcdf
 from tl_posgen.core.options import require
 from tl_posgen.core.registry import BUILT_IN
 from tl_posgen.core.report import Report, load
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.core.files import as_path, require_writable, write_together
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.core.netcdf import netcdf_bytes, read_netcdf
 
 
 def key_of(configuration: Mapping[str, Any]) -> str:

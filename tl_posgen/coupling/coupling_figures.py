@@ -176,7 +176,7 @@ def growth(result: Any) -> go.Figure:
     numbers = (on_both_sides(result.numbers(name), ".2f") for name in ("growth_r2", "growth_slope"))
     titles = [f"{side}: R² {r2}, {slope} a layer" for (side, *_), r2, slope in zip(shown, *numbers, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=280)
-    styles = [{"mode": "lines+markers"}, {"dash": "dash"}, {"mode": "lines+markers"}]
+    styles: list[dict[str, Any]] = [{"mode": "lines+markers"}, {"dash": "dash"}, {"mode": "lines+markers"}]
     colours = (*COLOURS[:2], NULL_COLOUR)
     for number, (_, data, _) in enumerate(shown):
         curves = data["log_norm"].mean("prompt").transpose("curve", "state").values

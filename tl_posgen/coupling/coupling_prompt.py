@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.coupling.jacobians import ResidualJacobian, residual_jacobians, residual_streams
-from tl_posgen.coupling.lanczos import SingularTriplets
-from tl_posgen.coupling.overlap import Norm, Pairs, Side, every_pair
-from tl_posgen.coupling.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.coupling.numbers.lanczos import SingularTriplets
+from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
+from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import token_strings
 

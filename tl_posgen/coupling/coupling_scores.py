@@ -20,7 +20,7 @@ from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.coupling_scores_figures import LABELS, given_size, scatter, width
-from tl_posgen.coupling.overlap import NORMS, width_alone
+from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.coupling.score_correlations import correlated
 from tl_posgen.coupling.score_table import CONTROLS, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained

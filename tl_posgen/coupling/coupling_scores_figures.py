@@ -76,7 +76,8 @@ def by_quantity(
 
 def correlation_of(ends: xr.DataArray) -> Number:
     """Return value, low and high of a correlation as a Number."""
-    return Number(*(float(one) for one in ends.values))
+    value, low, high = (float(one) for one in ends.values)
+    return Number(value, low, high)
 
 
 def width(result: Any) -> go.Figure:

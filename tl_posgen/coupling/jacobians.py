@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tl_posgen.core.options import require
-from tl_posgen.coupling.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
-from tl_posgen.coupling.linearised_attention import LinearisedAttention, vector_jacobian_products
+from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
+from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model

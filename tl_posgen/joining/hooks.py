@@ -7,7 +7,7 @@ from torch import Tensor
 from tl_posgen.core.options import Share, require
 from tl_posgen.core.random_inits import check_seed
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
-from tl_posgen.joining.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
+from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers

@@ -20,8 +20,8 @@ from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining.hooks import cut, cut_keys, scores_with
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.decomposition.variance import shares_of
-from tl_posgen.position.decomposition.variance_shares import TripleMoments
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.slash.layer_means import at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
@@ -183,12 +183,9 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
 
 def by_cut(draws: Mapping[str, Sequence[Mapping[str, xr.DataArray]]]) -> dict[str, xr.DataArray]:
     """Return the mean over draws of every cut, along the dim cut."""
-    cuts = pd.Index(list(draws), name="cut")
-    names = list(next(iter(draws.values()))[0])
-    return {
-        name: xr.concat([xr.concat([one[name] for one in each], "draw").mean("draw") for each in draws.values()], cuts)
-        for name in names
-    }
+    means = [xr.concat([xr.Dataset(one) for one in each], "draw").mean("draw") for each in draws.values()]
+    every = xr.concat(means, pd.Index(list(draws), name="cut"))
+    return {str(name): array for name, array in every.data_vars.items()}
 
 
 def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:

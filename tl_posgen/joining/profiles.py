@@ -17,8 +17,8 @@ from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, beyond_null, correlations, pairs_of
 from tl_posgen.joining.head_costs import COSTS, head_costs, runs_of
+from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.joining.profiles_figures import correlation_maps, rank_table
-from tl_posgen.joining.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import bos_of

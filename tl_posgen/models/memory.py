@@ -68,7 +68,7 @@ def need_of_pass(
     Args:
         width: d_vocab + d_model.
         itemsize: bytes of a number of the model.
-        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.measure.Measure.matrices`.
+        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.Measure.matrices`.
 
     Example:
         >>> need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)

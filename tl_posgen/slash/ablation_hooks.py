@@ -12,7 +12,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.frequency_bands import Band, band_of
-from tl_posgen.slash.ablations import OF_THE_PROMPT, Ablation, ablate
+from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 
 
 def ablate_bands(

@@ -16,7 +16,6 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.slash.cone_figures import FIGURES
-from tl_posgen.slash.cone_fit import fit_cone
 from tl_posgen.slash.cone_layer import COSINES, RANKS, SHARES, from_token
 from tl_posgen.slash.dominance import Dominance
 from tl_posgen.slash.head_groups import PER_HEAD, group_mean, group_table, in_groups, mean_over_group, n_heads
@@ -27,6 +26,7 @@ from tl_posgen.slash.layer_means import (
     statistics_of,
     with_tokens,
 )
+from tl_posgen.slash.numbers.cone_fit import fit_cone
 from tl_posgen.stats.agreement import spearman
 
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told

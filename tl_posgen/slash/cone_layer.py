@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
-from tl_posgen.slash.ablations import ablate
-from tl_posgen.slash.cone_fit import ConeFit, axis_projection
 from tl_posgen.slash.layer_means import statistics_from_qk
+from tl_posgen.slash.numbers.ablations import ablate
+from tl_posgen.slash.numbers.cone_fit import ConeFit, axis_projection
 
 COSINES = np.linspace(-1, 1, 41)  # edges of the histogram
 RANKS = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 
 @dataclass(frozen=True)

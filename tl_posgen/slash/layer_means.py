@@ -11,7 +11,7 @@ from tl_posgen.core.measure import HEAD, Variable, by_tokens
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
-from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
+from tl_posgen.slash.numbers.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
 
 REST = "_without_first_token"  # end of the names of such statistics
 EXAMPLES = {

@@ -31,8 +31,8 @@ from tl_posgen.slash.layer_means import (
     where_measured,
     with_tokens,
 )
+from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
 from tl_posgen.slash.slash_figures import example_labels, profiles, show_example
-from tl_posgen.slash.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
 
 N_EXAMPLES = 3
 BOTH = ("tokens", *HEAD)

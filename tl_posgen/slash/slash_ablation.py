@@ -18,7 +18,6 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.ablations import ablate
 from tl_posgen.slash.layer_means import (
     at_distance,
     best_distance,
@@ -27,7 +26,8 @@ from tl_posgen.slash.layer_means import (
     strongest,
     with_tokens,
 )
-from tl_posgen.slash.slash_scores import SlashStatistics
+from tl_posgen.slash.numbers.ablations import ablate
+from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 
 Scheme = Literal["thirds", "wavelength"]
 BAND_KINDS = ("drop", "freeze", "keep")

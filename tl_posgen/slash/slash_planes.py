@@ -20,7 +20,7 @@ from tl_posgen.rope.rotation import Rope, complex_frequencies
 from tl_posgen.slash.dominance import Dominance
 from tl_posgen.slash.head_groups import GROUPS, PER_HEAD, count, group_mean, group_table, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import require_two_tokens, statistics_of, with_tokens
-from tl_posgen.slash.plane_contributions import match_profiles, plane_contributions, rank_one_profile
+from tl_posgen.slash.numbers.plane_contributions import match_profiles, plane_contributions, rank_one_profile
 from tl_posgen.slash.slash_planes_figures import ABOVE, ALL_BANDS, FIGURES, SCHEMES
 
 NEAR = 8  # tokens: how far from the best distance the others of "edge" are

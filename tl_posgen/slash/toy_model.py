@@ -17,8 +17,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum
-from tl_posgen.slash.ablations import keep
-from tl_posgen.slash.slash_scores import slash_statistics
+from tl_posgen.slash.numbers.ablations import keep
+from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
 Planes = Literal["all", "high_medium", "high", "medium", "low"]
 SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)

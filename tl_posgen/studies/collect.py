@@ -105,8 +105,7 @@ def laid_out(reports: Mapping[Place, Report]) -> xr.Dataset:
         {"group": sorted(map(str, whole["group"].values), key=lambda one: one != "all")} if "group" in whole else {}
     )
     whole = whole.reindex(init=np.array(inits), **groups)
-    rest = [dim for dim in whole.dims if dim not in (*PER_JOB, *HEAD)]
-    whole = whole.transpose(*rest, *PER_JOB, ..., *(dim for dim in HEAD if dim in whole.dims))
+    whole = whole.transpose("init", "group", *PER_JOB, ..., *HEAD, missing_dims="ignore")
     shape = tuple(map(len, coords.values()))
     finished = xr.DataArray(np.zeros(shape, dtype=bool), coords, PER_JOB)
     for place in reports:

@@ -47,12 +47,18 @@ class Emergence(Measure):
         """Return the number of a curve at one checkpoint."""
         return own.number(array_of(own, curve, checkpoint=checkpoint), bounds_in(own, curve))
 
+    def at_steps(self, own: Numbers, name: str) -> dict[int, Number]:
+        """Return the number of a followed variable at every step; {} where it was not measured."""
+        curves = [curve for curve in followed(own.dataset) if curve.name == name][:1]
+        places = zip(own.data["step"].values.tolist(), own.data["checkpoint"].values, strict=True)
+        return {step: self.number(own, curve, place) for step, place in places for curve in curves}
+
     def findings(self, own: Numbers) -> list[str]:
         steps, names, sentences = own.data["step"].values, own.data["checkpoint"].values, []
         if len(steps) > 1:
             first, last = (own("loss", checkpoint=names[place]).plain for place in (0, -1))
             sentences.append(
-                f"From step {steps[0]:g} to step {steps[-1]:g} the loss goes from {first:.3f} to {last:.3f} nats."
+                f"From step {steps[0]} to step {steps[-1]} the loss goes from {first:.3f} to {last:.3f} nats."
             )
         for curve in followed(own.dataset):
             if curve.sentence:
@@ -69,10 +75,10 @@ class Emergence(Measure):
         steps, names, form = own.data["step"].values, own.data["checkpoint"].values, curve.form
         first, last = (self.number(own, curve, names[place]) for place in (0, -1))
         if len(steps) < 2:
-            return f"is {last.with_interval:{form}} at step {steps[0]:g} ({last.null:{form}})"
+            return f"is {last.with_interval:{form}} at step {steps[0]} ({last.null:{form}})"
         ends = (
-            f"goes from {first.with_interval:{form}} at step {steps[0]:g} to {last.with_interval:{form}} at step "
-            f"{steps[-1]:g} ({last.null:{form}})"
+            f"goes from {first.with_interval:{form}} at step {steps[0]} to {last.with_interval:{form}} at step "
+            f"{steps[-1]} ({last.null:{form}})"
         )
         values = values_of(own, curve)
         if not np.isfinite(values).all():
@@ -80,10 +86,10 @@ class Emergence(Measure):
         (early, for_good), top = half_way(values), int(values.argmax())
         largest = ""
         if top not in (0, len(steps) - 1):
-            largest = f", and is largest at step {steps[top]:g} ({values[top]:{form}})"
-        lost = f"at step {steps[early]:g}, is lost again, and is there for good " if early < for_good else ""
+            largest = f", and is largest at step {steps[top]} ({values[top]:{form}})"
+        lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
         loss = own("loss", checkpoint=names[for_good]).plain
-        return f"{ends}{largest}; half of the change is there {lost}by step {steps[for_good]:g}, at loss {loss:.3f}"
+        return f"{ends}{largest}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a checkpoint: the loss and every curve. At most 20 rows, spread over all of them."""

@@ -66,7 +66,7 @@ CURVES = {
     ),
     "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
-    "slash": (Curve("slash_best", "slash"),),
+    "slash": (Curve("slash_best_score", "slash"),),
     "coupling": (
         Curve("coupling_coupling", "coupling", "Coupling", at=ALIGNED, chance={"version": "absolute"}),
         Curve("coupling_line_shape_score", "line-shape score", "The line-shape score"),

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze
+from tl_posgen.core.files import write_together
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.random_inits import RandomInits
 from tl_posgen.core.report import Report, load_provenance
 from tl_posgen.core.store import part_path, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.core.files import write_together
 from tl_posgen.models.loading.hub import drop_from_cache
 from tl_posgen.models.provenance import versions
 from tl_posgen.models.streaming.stream import LONG

@@ -15,7 +15,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import AcrossPrompts
-from tl_posgen.position.decomposition.position_shares import row_centred
+from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 
 N = 14
 OUT = {"tokens": "without first"}

@@ -13,8 +13,8 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition import AttentionExamples
 from tl_posgen.position.decomposition.attention_examples import pick_heads
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 
 
 @pytest.fixture(scope="module")

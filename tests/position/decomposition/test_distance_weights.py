@@ -10,10 +10,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition import normal_equations as equations
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis, iid_r
+from tl_posgen.position.decomposition.numbers import normal_equations as equations
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, iid_r
 
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
 KINDS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tl_posgen.position.decomposition import MeanKey
-from tl_posgen.position.decomposition.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 
 
 @pytest.fixture(scope="module")

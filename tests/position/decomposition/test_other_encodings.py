@@ -16,7 +16,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import read_text
 from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
-from tl_posgen.report.sentences import ENCODINGS as WHERE
+from tl_posgen.report.caveats import ENCODINGS as WHERE
 
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}

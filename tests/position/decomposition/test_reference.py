@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tl_posgen.position.decomposition.pair_moments import pair_moments
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import COMPONENTS, TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS, TripleMoments, variance_shares
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 
 N_TOKENS = 512

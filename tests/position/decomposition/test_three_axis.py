@@ -11,13 +11,14 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import read_text
-from tl_posgen.position.decomposition import ThreeAxis, pair_weights_fit
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition import ThreeAxis
 from tl_posgen.position.decomposition.layer_fits import fit_capture, shuffled, weighting
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import COMPONENTS
+from tl_posgen.position.decomposition.numbers import pair_weights_fit
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS
 
 QUICK = {"null_seeds": (), "progress": False}
 OUT = {"tokens": "without first"}
@@ -126,7 +127,7 @@ def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (-1.0,), "near"], ids=str)
 def test_weights_that_cannot_be_are_refused(weights):
-    with pytest.raises(InputError, match="three_axis: weights = .*: give a list, each a number above 0 or "):
+    with pytest.raises(InputError, match=r"three_axis: weights = .*: give a list, each a number above 0 or "):
         ThreeAxis(weights=weights)
 
 

@@ -7,7 +7,7 @@ import torch
 from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition import Variance
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
 OUT = {"tokens": "without first"}
 

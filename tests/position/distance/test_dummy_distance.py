@@ -12,8 +12,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
 from tl_posgen.position.distance.curves import curve_under_intervention
-from tl_posgen.position.distance.distance_table import table_energies
-from tl_posgen.position.distance.hooks import seen_at
+from tl_posgen.position.distance.hooks import scores_at_distance
+from tl_posgen.position.distance.numbers.distance_table import table_energies
 
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
 OUT = {"tokens": "without first"}
@@ -95,7 +95,7 @@ def test_examples_are_tables_of_the_heads_whose_key_part_stays_most_and_least(mi
     run_capture(mini, to_prompts(mini, alice, length=40, n_prompts=1)[0][None], captures.append)
     layer, head = map(int, data["example_head"].values[0].split("."))
     for d in (0, 7, 39):
-        scores = seen_at(captures[layer], d, None)[head]
+        scores = scores_at_distance(captures[layer], d, None)[head]
         np.testing.assert_allclose(data["table"][0, 0].sel(table_distance=d), scores[-1], atol=1e-4)
         np.testing.assert_allclose(data["table"][0, 1].sel(table_distance=d), scores.mean(0), atol=1e-4)
 

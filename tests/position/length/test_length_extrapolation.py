@@ -16,7 +16,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
-from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.position.length.numbers.output_drift import OutputMoments, entropy_and_normaliser, output_drift
 
 OPTIONS = {"inside": 16, "times": 3, "n_global": 2, "block": 4, "n_blocks": 1}
 CUT = {"length": 16, "n_prompts": 2, "progress": False}

@@ -9,7 +9,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import AnyDistance
 from tl_posgen.position.planes.any_distance import layer_names
 from tl_posgen.position.planes.made_scores import INVERSE_DFT, additive_r, exact_scores, example_functions

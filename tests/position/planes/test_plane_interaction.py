@@ -8,7 +8,7 @@ from scipy import stats
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import PlaneInteraction
 from tl_posgen.position.planes.plane_interaction import SHARES, STATISTICS
 from tl_posgen.rope.rotation import complex_planes

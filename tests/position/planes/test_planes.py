@@ -10,9 +10,9 @@ from tl_posgen.core.numbers import one_side
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import Planes
-from tl_posgen.position.planes.plane_patterns import PARTS
+from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import EPS_GRID
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}

@@ -16,8 +16,8 @@ from tl_posgen.core.options import Whole, Within
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.position_shares import row_centred
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 from tl_posgen.position.decomposition.prompt_sums import (
     FUNCTIONS,
     ScoreSums,

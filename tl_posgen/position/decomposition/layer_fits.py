@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
-from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights, refuse_long
-from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights, refuse_long
+from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit, fit_three_axis
 
 Weights = Sequence[int | float] | Literal["attention"]
 ALIKE = "all pairs weighted alike"

@@ -10,11 +10,11 @@ from torch import Tensor
 from tl_posgen.core.measure import HEAD, TOKENS, by_tokens
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, query_ranges
-from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_rows, query_ranges
+from tl_posgen.position.decomposition.numbers.residual_moments import PlaneParts, ResidualSums, less_fit
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit, fit_three_axis
+from tl_posgen.position.decomposition.numbers.token_pairs import TokenPairTally
 from tl_posgen.position.decomposition.rounding import is_rounding
-from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
-from tl_posgen.position.decomposition.token_pairs import TokenPairTally
 from tl_posgen.report.circuits import CROP
 
 SPECTRUM_CROP = 512  # tokens whose residual the spectrum is of; the time grows with their cube

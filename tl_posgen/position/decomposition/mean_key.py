@@ -10,7 +10,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import moments_of
-from tl_posgen.position.decomposition.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.report.figures import head_map, layer_curves
 
 DIMS = ("tokens", *HEAD, "d0")
@@ -26,8 +26,8 @@ class MeanKey(Measure):
     The head's mean key stands in for every key in the position part; the rest is read at one dummy distance. Our
     reconstruction of the two-axis split.
 
-    W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here. Without
-    the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
+    W are the scores, s the attention scale, R_i RoPE at position i. A soft cap and ALiBi are not part of W here.
+    Without the first token it is left out as query, as key and of the mean key. Numbers are means over prompts.
 
     Args:
         d0: the headline dummy distance, in tokens.

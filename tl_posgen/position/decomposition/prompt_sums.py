@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tl_posgen.core.measure import by_tokens
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.position_shares import PositionParts, position_shares, row_centred
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.position_shares import PositionParts, position_shares, row_centred
 
 FUNCTIONS = ("distance", "key", "either", "line")
 SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()

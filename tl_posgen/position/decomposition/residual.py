@@ -18,7 +18,6 @@ from tl_posgen.core.sums import First, Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition import residual_figures as figures_of
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.layer_residuals import (
     DIMS,
@@ -32,9 +31,10 @@ from tl_posgen.position.decomposition.layer_residuals import (
     residual_sums,
     token_pairs,
 )
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.residual_moments import ResidualSums
+from tl_posgen.position.decomposition.numbers.token_pairs import KEEP, TokenPairTally
 from tl_posgen.position.decomposition.residual_figures import OUT
-from tl_posgen.position.decomposition.residual_moments import ResidualSums
-from tl_posgen.position.decomposition.token_pairs import KEEP, TokenPairTally
 from tl_posgen.rope.spectra import singular_values, spectrum_of_values
 
 SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 
 ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
 

@@ -13,9 +13,9 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weighting
-from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
 from tl_posgen.report.figures import head_map, layer_curves
 
 BOTH = ("tokens", *HEAD)

@@ -15,8 +15,8 @@ from tl_posgen.core.options import Within
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES
-from tl_posgen.position.decomposition.variance_shares import (
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.variance_shares import (
     COMPONENTS,
     DistanceWeights,
     TripleMoments,

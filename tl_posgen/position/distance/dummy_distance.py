@@ -20,7 +20,6 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.distance.curves import curve_under_intervention, slope_of, without_slope
-from tl_posgen.position.distance.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,
@@ -31,6 +30,7 @@ from tl_posgen.position.distance.dummy_distance_figures import (
 )
 from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance, require_distances, training_length
 from tl_posgen.position.distance.key_part import refit_r
+from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
 from tl_posgen.position.distance.table_examples import TABLE, TABLE_LABELS, draw_tables, table_examples
 from tl_posgen.report.figures import head_map
 
@@ -165,7 +165,7 @@ class DummyDistance(Measure):
         data = sums.means()
         rests = (without_slope(data["curve"]), without_slope(data["a"]))
         slopes = {"slope": slope_of(data["curve"]), "a_slope": slope_of(data["a"])}
-        return data.assign(curve_r=xr.corr(*rests, dim="distance"), **slopes)
+        return data.assign({**slopes, "curve_r": xr.corr(*rests, dim="distance")})
 
     def of_model(self, run: Run) -> xr.Dataset:
         def losses(**edit: Any) -> Float[np.ndarray, " prompt"]:

@@ -13,7 +13,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.option_checks import is_number, is_real_tensor
+from tl_posgen.position.decomposition.numbers.option_checks import is_number, is_real_tensor
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]

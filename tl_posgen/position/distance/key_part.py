@@ -6,8 +6,8 @@ from torch import Tensor
 
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import unturned

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.position.distance.distance_table import distance_table
+from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.report.figures import DIVERGING, Panels, heat, model_label, sides, thinned
 
 TABLE = ("example", "query_shown", "table_distance", "key")

@@ -16,10 +16,10 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of
-from tl_posgen.position.decomposition.pair_moments import query_ranges
+from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.length.length_figures import ATTENTION
-from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
-from tl_posgen.position.length.output_plane import OutputPlane, output_plane
+from tl_posgen.position.length.numbers.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.position.length.numbers.output_plane import OutputPlane, output_plane
 
 DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
 BINS_INSIDE = 4

@@ -78,7 +78,7 @@ class LengthExtrapolation(Measure):
 
     inside: Annotated[int, Within(LEAST, words=f"a whole number, {LEAST} or more")] | None = None
     times: Count = 4
-    conditions: Sequence[Condition] = tuple(CONDITIONS)
+    conditions: Sequence[Condition] = ("vanilla", "lm_infinite", "retrieval", "interpolation")
     n_global: Whole = 10
     block: Count = 16
     n_blocks: Count = 4
@@ -210,6 +210,7 @@ class LengthExtrapolation(Measure):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a condition and multiple of the training length: medians over heads, loss, mean entropy."""
+        assert self.inside is not None
         segment = (own.data["bin"] // self.inside).rename("segment")
         frechet, noise = own.array("frechet"), own.array("noise_level")
         columns = {

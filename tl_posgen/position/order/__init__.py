@@ -1,8 +1,8 @@
 """Disturbed order of tokens, of positions and of features."""
 
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
+from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens, swap_words
 from tl_posgen.position.order.perturbation import Perturbation
-from tl_posgen.position.order.swaps import jittered_distances, swap_tokens, swap_words
 
 __all__ = [
     "Perturbation",

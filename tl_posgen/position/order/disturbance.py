@@ -14,13 +14,13 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
-from tl_posgen.position.order.swaps import Reach, jittered_distances, swap_tokens, swap_words
+from tl_posgen.position.order.numbers.swaps import Reach, jittered_distances, swap_tokens, swap_words
 
 Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
 
 CONDITIONS: tuple[str, ...] = get_args(Condition)
 OF_TEXT = ("tokens", "words")
-REACHES: tuple[str, ...] = get_args(Reach)
+REACHES: tuple[Reach, ...] = get_args(Reach)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, fin
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.position.decomposition.option_checks import is_real_tensor
+from tl_posgen.position.decomposition.numbers.option_checks import is_real_tensor
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions
 

@@ -19,8 +19,8 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order.changes_by_token import TOKEN_VIEW, shown_ratio
 from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_item
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
+from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import draw_curves, draw_matched, gap_of
-from tl_posgen.position.order.swaps import Reach
 from tl_posgen.report.circuits import CROP
 
 TARGETS = ("all", "unmoved", "suffix")

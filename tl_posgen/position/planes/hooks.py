@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.core.random_inits import check_seed
-from tl_posgen.position.decomposition.option_checks import check_choice, check_share, is_number
-from tl_posgen.position.planes.plane_edits import EDITS, Draw, Edit, edit_planes
+from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, is_number
+from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
 
@@ -42,7 +42,7 @@ def perturb_planes(
     token; "mean_magnitude" replaces |z| by its root mean square, "mean_phase" arg z by the phase of the mean vector;
     "phase_noise" rotates each z by a random angle. After RoPE phases are arg z + theta t, so a shuffle of phases there
     would also move positions: before RoPE these are two separate edits. Means and shuffles are over the whole prompt,
-    later tokens included; prompts and padding never mix. See `tl_posgen.position.planes.plane_edits`.
+    later tokens included; prompts and padding never mix. See `tl_posgen.position.planes.numbers.plane_edits`.
 
     Args:
         band: planes to edit: a list of plane numbers, a boolean per plane

@@ -10,8 +10,8 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.distance.distance_table import distance_table
-from tl_posgen.position.planes.inverse_dft import fit_frequencies, head_for_table
+from tl_posgen.position.distance.numbers.distance_table import distance_table
+from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
 from tl_posgen.rope.rotation import complex_planes
 
 INVERSE_DFT = "inverse DFT"

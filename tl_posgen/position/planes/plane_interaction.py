@@ -15,10 +15,10 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
-from tl_posgen.position.decomposition.variance_shares import DistanceWeights, TripleMoments
-from tl_posgen.position.planes.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.planes import Distances, as_array, require_planes, require_rope
+from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
+from tl_posgen.position.planes.requirements import Distances, as_array, require_planes, require_rope
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
 from tl_posgen.rope.rotation import complex_frequencies
 from tl_posgen.stats.rank_correlation import rank_correlation

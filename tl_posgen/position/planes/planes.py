@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,15 +12,13 @@ from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import NonNegative, Positive, Within
+from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.provenance import encoding_of
-from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES
-from tl_posgen.position.planes.plane_patterns import (
+from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
     plane_parts,
@@ -30,6 +28,7 @@ from tl_posgen.position.planes.plane_patterns import (
     sufficiency,
 )
 from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
+from tl_posgen.position.planes.requirements import Distances, as_array, require_planes, require_rope
 from tl_posgen.rope.rotation import complex_frequencies
 
 EPS = 0.5
@@ -37,8 +36,6 @@ EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)
 CONDITIONS = {"position": "the key is nearly constant", "quiet": "it is too small to matter", "slow": "it hardly turns"}
 WAVELENGTHS = [0, 16, 128, 1024, 8192, np.inf]  # in tokens: the bands of the table
 WAVELENGTH_NAMES = ["up to 16", "16 to 128", "128 to 1024", "1024 to 8192", "above 8192"]
-
-Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 
 BOTH, OF_SIDE, OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
@@ -233,35 +230,11 @@ class Planes(Measure):
         return pd.DataFrame(columns).reset_index(names="wavelength")
 
 
-def require_rope(model: Model) -> None:
-    """Refuse a model none of whose layers rotates; one whose layers are not understood is refused when it runs."""
-    encoding = encoding_of(model)
-    if encoding and "rotary" not in encoding:
-        raise UnsupportedModelError(
-            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
-            "plane_sufficiency, plane_interaction, plane_perturbation and any_distance out "
-            "(three_axis and variance work)"
-        )
-
-
-def require_planes(measure: str, sums: Sums, name: str) -> None:
-    """Refuse layers none of which rotates, so that there are no sums of this name."""
-    if name not in sums:
-        raise UnsupportedModelError(
-            f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
-            f"choose other layers, or leave {measure} out"
-        )
-
-
 def patterns(moments: PlaneMoments) -> dict[str, Tensor]:
     """Return `side_pattern` of queries and keys, [side, head, *plane], and the phase between them."""
     sides = [side_pattern(sums, moments.n) for sums in (moments.q, moments.k)]
     both = {name: torch.stack([one[name] for one in sides]) for name in sides[0]}
     return both | {"relative_phase": relative_phase(moments)}
-
-
-def as_array(x: Tensor) -> np.ndarray:
-    return x.detach().to("cpu", torch.float64).numpy()
 
 
 def whole_numbers(counts: pd.Series) -> pd.Series:

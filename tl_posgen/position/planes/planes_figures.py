@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
-from tl_posgen.position.planes.plane_patterns import PARTS
+from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_rows, heat, model_label, sides
 
 OUT = "first token left out"

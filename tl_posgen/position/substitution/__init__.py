@@ -12,14 +12,14 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.split_examples import SplitExamples
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     attention_profile,
     point_mass,
     triangle,
     uniform,
 )
+from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.substitution import Substitution
 
 __all__ = [

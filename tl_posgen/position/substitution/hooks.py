@@ -14,13 +14,13 @@ from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finishe
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.layer_fits import Weights
-from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     Split,
     Threshold,

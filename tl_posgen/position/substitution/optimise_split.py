@@ -17,7 +17,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
-from tl_posgen.position.substitution.splits import DistanceDistribution, triangle, uniform
+from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, triangle, uniform
 
 FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")

@@ -20,7 +20,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.attention_examples import Pick, pick_heads
-from tl_posgen.position.substitution.split_maps import SplitMaps, split_maps
+from tl_posgen.position.substitution.numbers.split_maps import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
 from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
 
@@ -64,7 +64,7 @@ class SplitExamples(Measure):
 
     The heads are those whose scores correlate most and least with f, within rows of these tokens; random inits show the
     same heads. f takes the mean key and g the mean over distances of these tokens, first token left out, see
-    `tl_posgen.position.substitution.split_maps`. The rest, W - f - g, is interaction.
+    `tl_posgen.position.substitution.numbers.split_maps`. The rest, W - f - g, is interaction.
 
     Args:
         examples: how many heads of either end.

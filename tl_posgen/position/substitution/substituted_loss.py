@@ -17,7 +17,7 @@ from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     by_constant,
@@ -29,8 +29,8 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
+from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.position.substitution.optimise_split import CONTROLS
-from tl_posgen.position.substitution.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
 

@@ -20,8 +20,8 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.changed_tokens import TOKEN_VIEW
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
+from tl_posgen.position.substitution.numbers.splits import Threshold
 from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
-from tl_posgen.position.substitution.splits import Threshold
 from tl_posgen.position.substitution.substituted_loss import (
     NO_STAND_IN,
     PREDICTORS,
@@ -178,7 +178,7 @@ class Substitution(Measure):
         if self.search:
             searched = self.searched(run, data["loss"], where, replaced)
             found |= searched.attrs
-            data, width = data.merge(searched), float(searched["search_width"].sel(family="triangle"))
+            data, width = data.merge(searched, join="outer"), float(searched["search_width"].sel(family="triangle"))
         if self.costs_heads:
             data = data.assign(cost=costs(run, COST_PROMPTS, width, replaced))
             found |= {"cost_width": width}
