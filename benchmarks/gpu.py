@@ -42,7 +42,7 @@ def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], ob
         "rotate": (lambda: rotate(q, positions, rope), both),
         "pair_moments": (lambda: pair_moments(q, k, scale), both),
         "fit_three_axis": (lambda: fit_three_axis(moments), 8 * moments.sums.numel()),
-        "TripleMoments": (lambda: TripleMoments.of(q, k, rope), both),
+        "TripleMoments": (lambda: TripleMoments.from_qk(q, k, rope), both),
         "mean_key_r": (lambda: mean_key_r(q, k, rope, scale, [0, 64, 1000], scores=moments), both),
     }
 

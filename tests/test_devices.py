@@ -43,7 +43,7 @@ OF_SHAPES = {
     "rank one": lambda q: rank_one(q),
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
     "running mean key": lambda q: running_mean_key(q, 5),
-    "variance": lambda q: variance_shares(TripleMoments.of(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
+    "variance": lambda q: variance_shares(TripleMoments.from_qk(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
     "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
     "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
 }

@@ -1,4 +1,4 @@
-"""Any task of lm-evaluation-harness, under any intervention: an `LM` of the harness over a TransformerLens model.
+"""Tasks of lm-evaluation-harness under interventions: an `LM` of the harness over a TransformerLens model.
 
 Needs the extra `eval`: pip install "tl-posgen[eval]". Nothing here imports the harness or TransformerLens before use.
 """
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class MissingExtraError(PosgenError, ImportError):
-    """A package that only one part of tl_posgen needs is not installed."""
+    """Missing package that only one part of tl_posgen needs."""
 
 
 class LensLM(TemplateLM):
@@ -47,14 +47,14 @@ class LensLM(TemplateLM):
 
     `lm_eval.simple_evaluate(model=LensLM(model, fwd_hooks=hooks), tasks=[...])`. Tokens, truncation and windows are
     those of the harness' own `HFLM`: context and continuation are encoded together, spaces at the end of a context
-    belong to the continuation, an empty context is the BOS (else EOS) token, and what is longer than the model's
-    context loses tokens on the left, with a word in the log. `loglikelihood_rolling` predicts a text's BOS token too,
-    as there. Interventions refuse padding and KV caches: a forward pass holds whole sequences of one length.
+    belong to the continuation, an empty context is the BOS (else EOS) token, and inputs longer than the model's
+    context are cut on the left, with a warning in the log. `loglikelihood_rolling` also predicts a text's BOS token,
+    as `HFLM` does. Interventions refuse padding and KV caches: a forward pass holds whole sequences of one length.
 
     Args:
         model: a HookedTransformer, a TransformerBridge, or a name or directory for `load_model`. Its
-            cfg.default_prepend_bos says whether a text begins with the BOS token.
-        fwd_hooks: [(name, fn), ...], at work in every forward pass and gone after it; or a function from the tokens
+            cfg.default_prepend_bos decides whether a text begins with the BOS token.
+        fwd_hooks: [(name, fn), ...], added for every forward pass and removed after it; or a function from the tokens
             [batch, pos] of a pass to such a list, for interventions made for one length. With batch_size=1 it may
             depend on the prompt.
         batch_size: sequences in a forward pass, at most.
@@ -116,7 +116,7 @@ class LensLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is."""
+        """Return the token that stands for an empty context."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return token
@@ -127,7 +127,7 @@ class LensLM(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results: the model, and which hooks were at work."""
+        """Return the description that the harness writes with its results: the model and the names of the hooks."""
         hooks = self.fwd_hooks
         names = [getattr(hooks, "__qualname__", repr(hooks))] if callable(hooks) else [str(name) for name, _ in hooks]
         return {
@@ -146,33 +146,33 @@ class LensLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids. The model's own convention decides on BOS; a text that begins with one (chats) gets no second."""
+        """Return token ids, with BOS if that is the model's convention; never a second BOS (chats begin with one)."""
         if add_special_tokens is None:
             add_special_tokens = not (self.bos and string.startswith(self.tokenizer.bos_token))
         ids = self.tokenizer(string, add_special_tokens=False, verbose=False).input_ids
         return [*self.bos, *ids] if add_special_tokens else ids
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "batch pos vocabulary"]:
-        """Of token ids of one length, with the hooks at work."""
+        """Return the logits of token ids of one length, under the hooks."""
         tokens = torch.tensor(rows, device=self._device)
         hooks = checked(self.model, self.fwd_hooks(tokens)) if callable(self.fwd_hooks) else self.fwd_hooks
         with torch.no_grad(), self.model.hooks(fwd_hooks=hooks):
             return logits_of(self.model, tokens)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): ln p(continuation | context), and whether greedy decoding would write it."""
+        """ln p(continuation | context) of each request, and whether greedy decoding would write the continuation."""
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm or not self.progress)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """As `loglikelihood`, of token ids. Requests with one input (choices of one token) share a forward pass."""
+        """Return `loglikelihood` from token ids. Requests with the same input share a forward pass."""
         asking: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (text, context, continuation) in enumerate(requests):
-            context = context or [self.prefix_token_id]  # nothing but spaces, and they went to the continuation
+            context = context or [self.prefix_token_id]  # a context of spaces, which belong to the continuation
             self.require_continuation(text, continuation)
             asking[tuple((context + continuation)[-self.max_length - 1 : -1])].append(number)
-        self.say_cut(sum(len(ids) + len(more) > self.max_length + 1 for _, ids, more in requests), len(requests))
+        self.warn_cut(sum(len(ids) + len(more) > self.max_length + 1 for _, ids, more in requests), len(requests))
         results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihood", unit="request", disable=disable_tqdm) as bar:
             for rows in batches(asking, len, self.batch_size):
@@ -180,7 +180,7 @@ class LensLM(TemplateLM):
                     for number in asking[row]:
                         text, _, continuation = requests[number]
                         results[number] = score(logits, continuation)
-                        if text is not None:  # a window of a longer text is no request of its own
+                        if text is not None:  # a window of a longer text is not a request
                             self.cache_hook.add_partial("loglikelihood", text, results[number])
                     bar.update(len(asking[row]))
         return [results[number] for number in range(len(requests))]
@@ -193,13 +193,13 @@ class LensLM(TemplateLM):
                 f"1 to {self.max_length} can be scored; leave this document out"
             )
 
-    def say_cut(self, n_cut: int, n: int) -> None:
+    def warn_cut(self, n_cut: int, n: int) -> None:
         if n_cut:
             place = f"{n_cut} of {n} requests do not fit into {self.max_length} tokens"
             logger.warning("%s: their contexts are cut on the left, as HFLM does", place)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of each text: sum_t ln p(x_t | as much before t as fits), in the harness' windows of `max_length` tokens."""
+        """sum_t ln p(x_t | the tokens before t that fit) of each text, in the harness' windows."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         windows: list[Encoded] = []
@@ -218,12 +218,12 @@ class LensLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy decoding up to a stop, without a KV cache: every token costs a pass over the sequence so far."""
+        """Return greedy continuations up to a stop, without a KV cache: each token costs a pass over the sequence."""
         drafts = [self.draft(*request.args) for request in requests]
-        self.say_cut(sum(draft.cut for draft in drafts), len(drafts))
+        self.warn_cut(sum(draft.cut for draft in drafts), len(drafts))
         with tqdm(total=len(drafts), desc="texts", unit="text", disable=disable_tqdm or not self.progress) as bar:
             for batch in batches(drafts, lambda draft: len(draft.ids), self.batch_size):
-                while batch:  # all of one length; who has finished leaves
+                while batch:  # sequences of one length; finished ones leave
                     logits = self.logits([draft.ids + draft.written for draft in batch])
                     for draft, token in zip(batch, logits[:, -1].argmax(-1).tolist(), strict=True):
                         draft.written.append(token)
@@ -234,7 +234,7 @@ class LensLM(TemplateLM):
         return [self.text_of(draft) for draft in drafts]
 
     def draft(self, context: str, gen_kwargs: dict[str, Any]) -> "Draft":
-        """One request of `generate_until`; InputError where greedy decoding is not what it asks for."""
+        """Return the draft of one request of `generate_until`; InputError if it asks for other than greedy decoding."""
         from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
         options: dict[str, Any] = {**normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)}
@@ -263,7 +263,7 @@ class LensLM(TemplateLM):
 
 @dataclass
 class Draft:
-    """A text being written: the request, the ids of its context (cut or not), where it ends, and its tokens so far."""
+    """Unfinished continuation of a request: context ids (perhaps cut), stops, limit, and the tokens written so far."""
 
     request: tuple[str, dict[str, Any]]
     ids: list[int]
@@ -275,7 +275,7 @@ class Draft:
 
 @cache
 def with_harness_base(cls: type) -> type:
-    """`cls` as a subclass of the harness' TemplateLM, which is imported here and not before."""
+    """Return `cls` as a subclass of the harness' TemplateLM, which is imported only here."""
     try:
         from lm_eval.api.model import TemplateLM
     except ImportError as error:
@@ -286,7 +286,10 @@ def with_harness_base(cls: type) -> type:
 
 
 def checked(model: Model, hooks: Hooks) -> list[tuple[Any, Any]]:
-    """The hooks as a list. A TransformerBridge of 3.9 ignores names it does not have, so nothing would be changed."""
+    """Return the hooks as a list of pairs whose hook points exist.
+
+    TransformerBridge 3.9 ignores names of hook points that it lacks, so the hooks would change nothing.
+    """
     if not isinstance(hooks, Iterable):
         raise InputError(f"fwd_hooks: {hooks!r} is no list of pairs (name, function)")
     hooks, known = list(hooks), model.hook_dict
@@ -299,7 +302,7 @@ def checked(model: Model, hooks: Hooks) -> list[tuple[Any, Any]]:
 
 
 def batches(rows: Iterable[Row], length: Callable[[Row], int], size: int) -> Iterator[list[Row]]:
-    """At most `size` rows at a time, all of one length, the longest first."""
+    """Yield lists of at most `size` rows of one length, the longest first."""
     for _, group in groupby(sorted(rows, key=length, reverse=True), key=length):
         same = list(group)
         yield from (same[start : start + size] for start in range(0, len(same), size))

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: what a failed run leaves is what was there before."""
+"""Files written whole or not at all: a failed run leaves the files that were there before."""
 
 import os
 import tempfile
@@ -8,44 +8,45 @@ from pathlib import Path
 
 from tl_posgen.errors import InputError, OutputError
 
-PARTIAL = ".partial-"  # directories of what is not yet whole
+PARTIAL = ".partial-"  # prefix of directories for unfinished files
 REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> Path:
-    """Write a file into a directory that is there.
+    """Write a file into an existing directory, whole or not at all.
 
     Raises:
-        OutputError: the place cannot be written, or the disk is full. What was there stays, as it does when stopped.
+        OutputError: the place cannot be written, or the disk is full. An existing file stays as it was, also if the
+            process is stopped.
     """
     path = as_path(path)
-    with refused(path), partial((path := final(path)).parent) as beside:
+    with output_errors(path), partial_directory((path := link_target(path)).parent) as unfinished:
         require_replaceable(path)
-        write_through(beside / "new", data)
-        (beside / "new").replace(path)
+        write_through(unfinished / "new", data)
+        (unfinished / "new").replace(path)
     return path
 
 
 def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> None:
-    """Write files into a directory, made if need be: all of them or none; errors as in `write_whole`.
+    """Write files into a directory, all of them or none; make the directory if need be. Errors as in `write_whole`.
 
-    Stopped by a signal that can be caught, or by any error, all are what they were. After kill -9 or a power cut each
-    file is whole, but some may be new and others still old, if it came between two renames (of a disk without hard
-    links: one of them may be missing, and lies in the directory `.partial-*` that is left).
+    After an error, or a signal that can be caught, all files are as they were. After kill -9 or a power cut between two
+    renames each file is whole, but some may be new and others old; on a disk without hard links one file may be
+    missing, and is found in the directory `.partial-*` that is left.
     """
     directory = as_path(directory)
-    with refused(directory), made(directory) as beside:
-        new, old = beside / "new", beside / "old"
+    with output_errors(directory), made_directory(directory) as unfinished:
+        new, old = unfinished / "new", unfinished / "old"
         new.mkdir()
         old.mkdir()
-        places = {name: final(directory / name) for name in files}
+        places = {name: link_target(directory / name) for name in files}
         for name, data in files.items():
             require_replaceable(places[name])
             write_through(new / name, data)
         try:
             for name, place in places.items():
                 if place.exists():
-                    keep(place, old / name)
+                    keep_copy(place, old / name)
                 (new / name).replace(place)
         except BaseException:
             for name, place in places.items():
@@ -56,8 +57,8 @@ def write_together(directory: str | os.PathLike, files: Mapping[str, bytes]) -> 
             raise
 
 
-def keep(path: Path, kept: Path) -> None:
-    """A file under a second name, too; moved there where the disk knows no hard links."""
+def keep_copy(path: Path, kept: Path) -> None:
+    """Give a file a second name, or move it there on a disk without hard links."""
     try:
         os.link(path, kept)
     except OSError:
@@ -70,16 +71,16 @@ def as_path(path: str | os.PathLike) -> Path:
     return Path(path)
 
 
-def final(path: Path) -> Path:
-    """Where a file stands that is written: behind a link, which stays as it is."""
+def link_target(path: Path) -> Path:
+    """Return the path of the file itself: links are followed, so that they stay links."""
     return path.resolve() if path.is_symlink() else path
 
 
 @contextmanager
-def partial(directory: Path) -> Iterator[Path]:
-    """A directory for what is not yet whole, on the same disk."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as beside:
-        yield Path(beside)
+def partial_directory(directory: Path) -> Iterator[Path]:
+    """Make a directory for unfinished files on the same disk, and remove it afterwards."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL) as unfinished:
+        yield Path(unfinished)
 
 
 def require_replaceable(path: Path) -> None:
@@ -88,7 +89,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Write a file as far as the disk itself: a full one may say so only then."""
+    """Write a file as far as the disk itself, since a full disk may report its error only then."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -96,9 +97,9 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def require_writable(directory: str | os.PathLike) -> Path:
-    """The directory, once it is known that it can be made and written; called before long work, it leaves nothing."""
+    """Return the directory if it can be made and written; call it before long work. It leaves nothing behind."""
     directory = as_path(directory)
-    with refused(directory), made(directory):
+    with output_errors(directory), made_directory(directory):
         pass
     return directory
 
@@ -107,7 +108,7 @@ def require_free(directory: str | os.PathLike, force: bool = False) -> None:
     """Refuse a directory that holds a report, unless it may be replaced.
 
     Raises:
-        OutputError: one of its files is there.
+        OutputError: one of the files of a report is there.
     """
     there = [name for name in REPORT if not force and os.path.lexists(as_path(directory) / name)]
     if there:
@@ -116,31 +117,31 @@ def require_free(directory: str | os.PathLike, force: bool = False) -> None:
 
 
 @contextmanager
-def made(directory: Path) -> Iterator[Path]:
-    """`partial` of a directory that is made if need be, with its parents; those that are empty afterwards go again."""
+def made_directory(directory: Path) -> Iterator[Path]:
+    """Make a directory with its parents, and a `partial_directory` inside; remove new empty ones afterwards."""
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
-        with begun(directory) as beside:
-            yield Path(beside)
+        with make_and_begin(directory) as unfinished:
+            yield Path(unfinished)
     finally:
         for one in missing:
             with suppress(OSError):  # not empty, or not made
                 one.rmdir()
 
 
-def begun(directory: Path, tries: int = 20) -> tempfile.TemporaryDirectory:
+def make_and_begin(directory: Path, tries: int = 20) -> tempfile.TemporaryDirectory:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=directory, prefix=PARTIAL)
     except FileNotFoundError:  # another process made it too, and removed it again as it was empty
         if not tries:
             raise
-        return begun(directory, tries - 1)
+        return make_and_begin(directory, tries - 1)
 
 
 @contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Whatever the system says, as an OutputError that names the path."""
+def output_errors(path: Path) -> Iterator[None]:
+    """Turn every error of the system inside the block into an OutputError that names the path."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a zero byte in a path

@@ -1,4 +1,4 @@
-"""NetCDF4 with a checksum: what is read is what was written, or it is refused before any of it is parsed."""
+"""NetCDF4 files with a checksum: a file whose bytes have changed is refused before it is parsed."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
 
 
 def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
-    """A NetCDF4 file of these groups, made in memory, and below it the SHA-256 of its bytes, which HDF5 passes over.
+    """Return a NetCDF4 file of these groups, followed by the SHA-256 of its bytes, which HDF5 ignores.
 
     Any program that reads NetCDF4 reads it: xarray.open_datatree(path), ncdump.
     """
@@ -35,7 +35,7 @@ def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
 
 
 def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
-    """The groups of a file of `netcdf_bytes`, in memory: "/" and "/<group>".
+    """Return the groups of a file of `netcdf_bytes`, in memory, by name: "/" and "/<group>".
 
     Raises:
         InputError: the file is damaged, was changed, or is something else.
@@ -50,7 +50,7 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
 
 
 def read_attributes(path: Path) -> dict[str, Any]:
-    """The attributes of a whole file of `netcdf_bytes`, and none of its arrays; refused as in `read_netcdf`."""
+    """Return the attributes of a file of `netcdf_bytes` without reading arrays; errors as in `read_netcdf`."""
     require_undamaged(path)
     with h5netcdf.File(path, "r") as file:
         return dict(file.attrs)
@@ -58,7 +58,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Whatever h5py, xarray, json or the system say inside the block, as an InputError that names the path."""
+    """Turn every error of h5py, xarray, json or the system inside the block into an InputError that names the path."""
     try:
         yield
     except PosgenError:

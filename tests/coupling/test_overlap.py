@@ -71,7 +71,7 @@ def test_the_chance_line_agrees_with_independent_jacobians_of_the_same_spectrum(
     left, right = random_bases(64, 64, 12, torch.Generator().manual_seed(3))
     pairs = pairs_of(left @ spectrum @ right.mT, k=5, samples=40)
     independent = off_diagonal_mean(pairs.coupling(5))
-    assert pairs.coupling(5, of="chance").mean().item() == pytest.approx(independent.item(), abs=0.01)
+    assert pairs.coupling(5, side="chance").mean().item() == pytest.approx(independent.item(), abs=0.01)
 
 
 def test_pairs_equal_the_formula_pair_by_pair():
@@ -85,7 +85,7 @@ def test_pairs_equal_the_formula_pair_by_pair():
             for of, matrix in (("aligned", aligned), ("swapped", swapped)):
                 distance = torch.linalg.matrix_norm(matrix.abs() - torch.diag(values))
                 signed = torch.linalg.matrix_norm(matrix - torch.diag(values)) / values.norm()
-                torch.testing.assert_close(pairs.coupling(2, of=of, signed=True)[a, b], 1 - signed)
+                torch.testing.assert_close(pairs.coupling(2, side=of, signed=True)[a, b], 1 - signed)
                 for norm, size in (("frobenius", values.square().sum().sqrt()), ("trace", values.sum())):
                     torch.testing.assert_close(pairs.coupling(2, norm, of)[a, b], 1 - distance / size)
 
@@ -98,7 +98,7 @@ def test_coupling_is_not_symmetric():
 def test_symmetric_jacobians_have_equal_swapped_and_plain_coupling():
     square = gaussian(2, 8, 8)
     pairs = pairs_of(square @ square.mT, k=3)
-    torch.testing.assert_close(pairs.coupling(3), pairs.coupling(3, of="swapped"))
+    torch.testing.assert_close(pairs.coupling(3), pairs.coupling(3, side="swapped"))
 
 
 def test_random_bases_are_orthonormal_and_leave_the_global_generator_alone():

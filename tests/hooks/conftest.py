@@ -17,7 +17,7 @@ from tl_posgen.models.loading.load import load_model
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory):
-    """(name, backend) -> that tiny model, one object for the whole session: leave it as it is."""
+    """Return a function (name, backend) -> tiny model, one object for the whole session: do not change it."""
 
     @cache
     def made(name: str, backend: str):

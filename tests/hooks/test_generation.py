@@ -1,4 +1,4 @@
-"""Generation under interventions: with a KV cache as without one where queries are told apart, refused elsewhere."""
+"""Generation under interventions: row by row with a KV cache as without one, refused for scores of whole prompts."""
 
 import pytest
 import torch
@@ -56,14 +56,14 @@ OF_THE_PROMPT = {
 
 
 def written(model, hooks, cached, tokens, n_new=6, **options):
-    """The prompt and what the model writes, greedily."""
+    """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
     with streaming_if_chosen(model, N), model.hooks(fwd_hooks=hooks):
         return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
 
 
 def logits_of_two_passes(model, hooks, tokens, first):
-    """The logits of a prompt that goes through the model in two parts, of one through a KV cache."""
+    """Return the logits of a prompt in two passes, the second with the KV cache of the first."""
     context, seen = wrap(model).backend.context(), []
     with torch.no_grad(), streaming_if_chosen(model, N):
         for part in (tokens[0, :first], tokens[0, first:]):
@@ -108,7 +108,7 @@ BROKEN = (
 
 @pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
 def test_every_family_computes_the_same_in_two_parts(load, name, backend):
-    """Windows whose cache lets go of keys, ALiBi, soft caps, qk-norms, attention that Hugging Face computes."""
+    """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = load(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
     with torch.no_grad(), streaming_if_chosen(model, N):

@@ -1,4 +1,4 @@
-"""Every intervention on one model: nothing changes at the true scores, everything else is what was asked for."""
+"""Every intervention on one model: no change at the true scores, and otherwise only the intended change."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -43,7 +43,7 @@ POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
-    """Edits need streaming where a bridge leaves attention to Hugging Face; the plain logits are had without it."""
+    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
     with streaming_if_chosen(model, N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 

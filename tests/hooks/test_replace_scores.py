@@ -1,4 +1,4 @@
-"""Overwriting scores: nothing changes at the model's own, and only what was chosen changes at others."""
+"""Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
 from contextlib import nullcontext
 
@@ -24,7 +24,7 @@ POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
-    """Edits need streaming where a bridge leaves attention to Hugging Face; the plain logits are had without it."""
+    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
     with streaming_if_chosen(model, N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
@@ -34,12 +34,12 @@ def largest(difference):
 
 
 def at_rest(capture):
-    """The scores with every token where it is."""
+    """Return the scores with every token at its own position."""
     return at_positions(capture, capture.positions, capture.positions)
 
 
 def stretched(capture):
-    """The scores with all distances doubled."""
+    """Return the scores with all distances doubled."""
     return at_positions(capture, 2 * capture.positions, 2 * capture.positions)
 
 

@@ -124,7 +124,7 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
     for prompt in tokens:
         run_capture(mini, prompt[None], kept.append, layers=[0])
     one, other = (
-        TripleMoments.of(layer.q, cut(layer, 0.0, False, 1, 0), layer.geometry.rope, first_token=False)
+        TripleMoments.from_qk(layer.q, cut(layer, 0.0, False, 1, 0), layer.geometry.rope, first_token=False)
         for layer in kept
     )
     geometry = kept[0].geometry

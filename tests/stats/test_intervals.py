@@ -11,7 +11,7 @@ from tl_posgen.stats.intervals import jackknife_interval, mean_interval, statist
 
 
 def left_out(values, groups, estimate):
-    """The estimate of all values, without each group, and the groups' shares."""
+    """Return the estimate of all values, the estimates without each group, and the groups' shares."""
     names = np.unique(groups)
     without = np.array([estimate(values[groups != name]) for name in names])
     return np.asarray(estimate(values)), without, np.array([(groups == name).mean() for name in names])

@@ -1,4 +1,4 @@
-"""Figures of coupling: which layers act along the same directions, and how tokens move; beside the null."""
+"""Figures of coupling: directions that layers share, and paths of tokens, each next to the random init."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -25,14 +25,14 @@ from tl_posgen.report.intervals import error_bars
 from tl_posgen.report.sentences import said
 from tl_posgen.summary import Summary
 
-MOST_LAYERS = 16  # whose A in the bases of each other is drawn
+MOST_LAYERS = 16  # whose alignments A are drawn
 ALIGNMENTS = {"alignment": "U'JV", "alignment_swapped": "V'JU"}
-MOST_TOKENS = 16  # paths drawn of a prompt
-CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+MOST_TOKENS = 16  # paths drawn per prompt
+CELLS_WRITTEN = 36  # columns of cells up to which every cell shows its number
 
 
 def of_k(name: str, k: int, ks: Sequence[int]) -> str:
-    """The summary's key of a headline at this k: its name alone at the first.
+    """Return the key of a headline in the summary at this K: its name alone at the first K.
 
     Example:
         >>> of_k("coupling", 10, [10, 30]), of_k("coupling", 30, [10, 30])
@@ -42,19 +42,19 @@ def of_k(name: str, k: int, ks: Sequence[int]) -> str:
 
 
 def sides_with_summary(result: Any) -> list[tuple[str, xr.Dataset, Summary]]:
-    """(label, dataset, summary) of the model and of its first random init."""
+    """Return (label, dataset, summary) of the model and of its first random init."""
     nulls = [] if result.null_summary is None else result.null_summary.seeds[:1]
     return [(*side[:2], summary) for side, summary in zip(sides(result), [result.summary, *nulls], strict=True)]
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """No pairs of layers with one layer."""
+    """Return the kinds of figures that have data: with one layer there are no pairs of layers."""
     missing = {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
     return [kind for kind in FIGURES if kind not in missing]
 
 
 def coupling_map(result: Any) -> go.Figure:
-    """A row of maps a K: the model's, and the null's beside it."""
+    """Draw a row of layer-by-layer maps per K: the model's, then the random init's."""
     shown, ks = sides_with_summary(result), result.summary["k"]
     titles = [
         f"{side}, K = {k}: mean {said(summary[of_k('coupling', k, ks)], '.3f')}"
@@ -70,7 +70,7 @@ def coupling_map(result: Any) -> go.Figure:
 
 
 def against_chance(result: Any) -> go.Figure:
-    """A row of panels a K: every pair of layers with its interval, over the band of random bases."""
+    """Draw a row of panels per K: every pair of layers with its interval, and the band of random bases."""
     shown, ks = sides(result), result.summary["k"]
     titles = [f"{side}, K = {k}" for k in ks for side, *_ in shown]
     panels = Panels(titles, columns=len(shown), row_height=280, shared_yaxes="rows")
@@ -91,7 +91,7 @@ def against_chance(result: Any) -> go.Figure:
 
 
 def alignment(result: Any) -> go.Figure:
-    """|A| of every pair of layers as a block of one map: a row left in right and right in left, a column a side."""
+    """Draw |A| of every pair of layers as a block of one map: U'JV above, V'JU below, one column per model."""
     columns = sides(result)
     panels = Panels(
         [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
@@ -102,7 +102,7 @@ def alignment(result: Any) -> go.Figure:
     for number, (name, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
         shown = data.isel(layer=some, layer_2=some)
         scaled = shown[name] / shown["singular_value"].isel(rank=0, drop=True)
-        if name == "alignment":  # of a layer in its own bases it is diagonal by definition
+        if name == "alignment":  # a layer in its own bases is diagonal by definition
             scaled = scaled.where(scaled["layer"] != scaled["layer_2"])
         panels.add(number, heat(block_matrix(scaled)))
     middle = 1 + result.dataset.sizes["row"] // 2
@@ -115,7 +115,7 @@ def alignment(result: Any) -> go.Figure:
 
 
 def some_of(n: int) -> list[int]:
-    """So many of n layers, evenly spread, that their blocks can be seen."""
+    """Return up to MOST_LAYERS evenly spread layers of n, so that their blocks are large enough to see."""
     return np.unique(np.linspace(0, n - 1, min(n, MOST_LAYERS)).round().astype(int)).tolist()
 
 
@@ -124,7 +124,7 @@ def vector_name(layer: Any, number: Any) -> str:
 
 
 def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
-    """[layer, layer_2, row, column] as one matrix of blocks, a gap between them; its ends name layer and vector."""
+    """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its coordinates name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
     with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)
@@ -137,7 +137,7 @@ def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
 
 
 def spectra(result: Any) -> go.Figure:
-    """Singular values of every layer's Jacobian against depth, a line a rank."""
+    """Draw the singular values of every layer's Jacobian against depth, one line per rank."""
     shown = sides(result)
     panels = Panels([side for side, *_ in shown], columns=len(shown), row_height=320, shared_yaxes=True)
     for number, (_, data, _) in enumerate(shown):
@@ -153,7 +153,7 @@ def spectra(result: Any) -> go.Figure:
 
 
 def trajectories(result: Any) -> go.Figure:
-    """The last tokens of the first prompt in their top two principal components."""
+    """Draw the last tokens of the first prompt in their top two principal components."""
     shown = sides_with_summary(result)
     titles = [f"{side}: line-shape score {said(summary['line_shape_score'], '.2f')}" for side, _, summary in shown]
     panels = Panels(titles, columns=len(shown), row_height=320)
@@ -177,7 +177,7 @@ def trajectories(result: Any) -> go.Figure:
 
 
 def growth(result: Any) -> go.Figure:
-    """Log-norm against layer with its fit, and that of the first token."""
+    """Draw log-norm against layer with its fit, and the log-norm of the first token."""
     shown = sides_with_summary(result)
     titles = [
         f"{side}: R² {said(own['growth_r2'], '.2f')}, {said(own['growth_slope'], '.2f')} a layer"
@@ -199,13 +199,13 @@ def growth(result: Any) -> go.Figure:
 
 
 def grid(columns: Sequence[str], rows: Sequence[str]) -> Panels:
-    """Panels under the names of columns, and of rows at their right."""
+    """Return panels with names above the columns and to the right of the rows."""
     titles = [*columns, *[""] * (len(columns) * (len(rows) - 1))]
     return Panels(titles, columns=len(columns), row_height=210, horizontal_spacing=0.03, row_titles=list(rows))
 
 
 def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:
-    """Maps on one colour scale, their diagonals left empty: a Jacobian with itself is 1 by definition."""
+    """Add maps on one colour scale with empty diagonals: the coupling of a Jacobian with itself is 1 by definition."""
     for number, array in enumerate(maps):
         values = array.values.copy()
         np.fill_diagonal(values, np.nan)

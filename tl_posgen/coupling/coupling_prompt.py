@@ -1,4 +1,4 @@
-"""What is measured on one prompt: couplings at every chosen token, and the tokens' paths."""
+"""Measurements on one prompt: couplings at every chosen token, and the paths of all tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layer
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured on every prompt; the words are those of `Coupling` and `TokenCoupling`."""
+    """Settings of every prompt's measurement; the names are those of the options `Coupling` and `TokenCoupling`."""
 
     layers: list[int]
     tokens: list[int]
@@ -39,8 +39,10 @@ class Settings:
         generator, products = torch.Generator().manual_seed(self.seed), [jacobian.matvec for jacobian in jacobians]
         return every_pair(products, triplets, self.chance_samples, generator), triplets
 
-    def by_k(self, pairs: Pairs, norm: Norm = "frobenius", of: Side = "aligned", *, signed: bool = False) -> np.ndarray:
-        return np.stack([_numpy(pairs.coupling(k, norm, of, signed=signed)) for k in self.ks])
+    def by_k(
+        self, pairs: Pairs, norm: Norm = "frobenius", side: Side = "aligned", *, signed: bool = False
+    ) -> np.ndarray:
+        return np.stack([_numpy(pairs.coupling(k, norm, side, signed=signed)) for k in self.ks])
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
@@ -52,7 +54,7 @@ def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) ->
 
 
 def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings) -> xr.Dataset:
-    """Every pair of layers at one token."""
+    """Return couplings, alignments and singular values of every pair of layers at one token."""
     jacobians = settings.jacobians(model, prompt, (token, token), streams)
     pairs, triplets = settings.pairs(jacobians)
     square, draws = ("k", "layer", "layer_2"), ("k", "layer", "sample")
@@ -63,9 +65,9 @@ def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settin
         "coupling_signed": (square, settings.by_k(pairs, signed=True)),
         "negative_share": (square, np.stack([_numpy(pairs.negative_share(k)) for k in settings.ks])),
         "coupling_trace": (square, settings.by_k(pairs, norm="trace")),
-        "coupling_swapped": (square, settings.by_k(pairs, of="swapped")),
-        "chance": (draws, settings.by_k(pairs, of="chance")),
-        "chance_signed": (draws, settings.by_k(pairs, of="chance", signed=True)),
+        "coupling_swapped": (square, settings.by_k(pairs, side="swapped")),
+        "chance": (draws, settings.by_k(pairs, side="chance")),
+        "chance_signed": (draws, settings.by_k(pairs, side="chance", signed=True)),
         "alignment": (blocks, _numpy(pairs.aligned[corner].abs())),
         "alignment_swapped": (blocks, _numpy(pairs.swapped[corner].abs())),
         "singular_value": (("layer", "rank"), _numpy(pairs.values)),
@@ -82,9 +84,9 @@ def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settin
 
 
 def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
-    """Straightness and growth of every token's path x^0 .. x^L; the paths in their plane and the mean of their norms.
+    """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
-    The plane and the mean leave the first token out, as an attention sink's norm would fill the picture.
+    The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
     """
     paths = streams.transpose(0, 1)
     fit = growth_fit(paths)

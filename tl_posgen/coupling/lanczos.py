@@ -1,4 +1,4 @@
-"""The largest singular triplets of a matrix that is only known by its products with vectors."""
+"""Largest singular triplets of a matrix that is given only by its products with vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class SingularTriplets:
         left, right: orthonormal columns u_i and v_i.
         values: s_i.
         left_residual, right_residual: |J v_i - s_i u_i| and |J' u_i - s_i v_i|, in the units of s.
-        products: columns multiplied by J or J' to get here (0 for a dense decomposition).
+        products: number of columns multiplied by J or J' (0 for a dense decomposition).
     """
 
     left: Float[Tensor, "m k"]
@@ -30,7 +30,7 @@ class SingularTriplets:
 
 
 def dense_triplets(matrix: Float[Tensor, "m n"], k: int) -> SingularTriplets:
-    """J = U S V', cut to the k largest s: LAPACK's singular value decomposition, with the residuals it left.
+    """J = U S V', cut to the k largest s, by LAPACK's singular value decomposition, with its residuals.
 
     Example:
         >>> dense_triplets(torch.diag(torch.tensor([1.0, 3.0, 2.0])), 2).values.tolist()
@@ -55,22 +55,22 @@ def lanczos_triplets(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> SingularTriplets:
-    r"""J V_j = U_j B_j,  J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos, every new block orthogonalised against all.
+    r"""J V_j = U_j B_j, J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos with full reorthogonalisation.
 
     V_1 = orth(J' Omega) with Omega Gaussian; U_j = orth(J V_j against all earlier U); V_{j+1} = orth(J' U_j against all
-    earlier V). The small matrix U' J V is decomposed, and its triplets are carried back by U and V. Flat spectra are
-    the reason for a Krylov space: power iterations with as many products stay far from converged there.
+    earlier V). The small matrix U' J V is decomposed, and its triplets are mapped back by U and V. A Krylov space is
+    needed for flat spectra, on which power iteration with as many products is far from converged.
 
     Args:
         matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b].
         shape: (m, n).
-        k: triplets wanted.
+        k: number of triplets.
         block: columns per product.
         tolerance: stop when every residual of the k triplets is at most tolerance * s_1; 100 machine epsilons of
             dtype when not given.
-        max_products: stop after so many columns have been multiplied, converged or not; the residuals tell.
-            When not given, stop at the latest when the basis spans the whole space.
-        seed: of the Gaussian start, drawn from a generator of its own.
+        max_products: stop after this number of multiplied columns, converged or not; see the residuals. Without it,
+            stop at the latest when the basis spans the whole space.
+        seed: of the Gaussian start, drawn from a separate generator.
         dtype, device: of the vectors.
 
     Raises:
@@ -117,7 +117,7 @@ def lanczos_triplets(
 def _triplets_from_bases(
     left: Tensor, right: Tensor, images: Tensor, back_images: Tensor, k: int, products: int
 ) -> SingularTriplets:
-    """The triplets of the projection U (U' J V) V', with residuals from the stored J V and J' U."""
+    """Return the triplets of the projection U (U' J V) V', with residuals from the stored J V and J' U."""
     p, values, q = torch.linalg.svd(left.mT @ images)
     p, values, q = p[:, :k], values[:k], q.mT[:, :k]
     u, v = left @ p, right @ q
@@ -127,9 +127,9 @@ def _triplets_from_bases(
 
 
 def _orthonormal_against(columns: Tensor, basis: Tensor) -> Tensor:
-    """Orthonormal columns, outside span(basis), whose span with the basis holds `columns`.
+    """Return orthonormal columns outside span(basis) that together with the basis span `columns`.
 
-    Where `columns` has nothing left outside (the Krylov space is exhausted), a random direction takes the place.
+    Columns that lie inside span(basis), because the Krylov space is exhausted, are replaced by random directions.
     """
     scale = columns.norm(dim=0).max()
     columns = columns - basis @ (basis.mT @ columns)

@@ -1,4 +1,4 @@
-"""The attention core of one layer, replaced by its derivative at the prompt, so that products cost no pass over it."""
+"""Attention core of one layer, replaced by its derivative at the prompt, which makes Jacobian products cheap."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ _CHUNK_ELEMENTS = 2**22
 def vector_jacobian_products(
     output: Tensor, inputs: list[Tensor], cotangents: Float[Tensor, "row *shape"], row_elements: int
 ) -> list[Float[Tensor, "row *shapes"]]:
-    """J' e for every row e of cotangents, in batched backward passes whose size row_elements (floats a row) limits.
+    """J' e for every row e of cotangents, in batched backward passes; row_elements (floats per row) limits the batch.
 
     An input that the output does not depend on gets zeros. The graph is kept.
     """
@@ -27,19 +27,19 @@ def vector_jacobian_products(
 
 @dataclass
 class LinearisedAttention:
-    r"""z_t2 ~ z_t2 + C_q (dq_t2) + C_k (dk_t1) + C_v (dv_t1), head by head: hooks that put this in place of hook_z.
+    r"""z_t2 ~ z_t2 + C_q (dq_t2) + C_k (dk_t1) + C_v (dv_t1), head by head: hooks that replace hook_z by this.
 
-    The core softmax(q k') v is where the prompt's length enters. It acts on each head by itself, so its Jacobian is
-    block diagonal: d_head backward passes (times the heads that share a key), each for all heads at once, give all of
-    it. After that a product with the Jacobian of the block touches only the tokens t1 to t2.
+    The prompt's length enters only through the core softmax(q k') v. The core acts on each head separately, so its
+    Jacobian is block diagonal: d_head backward passes (times the heads that share a key), each for all heads at once,
+    give the whole Jacobian. A product with the Jacobian of the block then involves only the tokens t1 to t2.
 
-    Whether a layer's core really is such a function of q, k and v is not assumed: one random product through the
-    replacement is compared with the same product through the layer. If they differ (query norms across heads, gates,
-    hooks that do not fire or are laid out otherwise) the layer is left as it is, which is exact, only slower.
+    That a layer's core is such a function of q, k and v is checked: one random product through the replacement is
+    compared with the same product through the layer. If they differ (query norms across heads, gates, hooks that do not
+    fire or have another layout) the layer is not replaced, which is exact but slower.
 
     Attributes:
         layer: the block's index.
-        leaf: x_t1, the input that products are taken with respect to; set before the attention runs.
+        leaf: x_t1, the input of the derivative; set before the attention runs.
         active: whether the replacement is in place.
 
     Source: ours.
@@ -50,7 +50,7 @@ class LinearisedAttention:
     active: bool = False
 
     def hooks(self, available: Any) -> list[tuple[str, Any]]:
-        """[(hook_name, fn)] for hook_q, hook_k, hook_v and hook_z, or none where the model lacks one of them."""
+        """Return [(hook_name, fn)] for hook_q, hook_k, hook_v and hook_z, or [] if the model lacks one of them."""
         names = {part: f"blocks.{self.layer}.attn.hook_{part}" for part in ("q", "k", "v", "z")}
         if not all(name in available for name in names.values()):
             return []
@@ -71,7 +71,7 @@ class LinearisedAttention:
 
 
 def _linear_core(z: Tensor, q: Tensor, k: Tensor, v: Tensor, leaf: Tensor) -> Tensor | None:
-    """z with the last token's row replaced by its first-order expansion, or None where that is not exact."""
+    """Return z with the last token's row replaced by its first-order expansion, or None where that is not exact."""
     if not all(x.requires_grad for x in (z, q, k, v)) or not (q.ndim == k.ndim == v.ndim == 4 and len(q) == 1):
         return None
     n_heads, n_key_heads, d_value = q.shape[2], k.shape[2], v.shape[3]
@@ -90,8 +90,8 @@ def _linear_core(z: Tensor, q: Tensor, k: Tensor, v: Tensor, leaf: Tensor) -> Te
 def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Tensor, "d_z d_input"]]:
     """dz_t2 / d(q_t2, k_t1, v_t1), block diagonal over groups of heads that share a key.
 
-    One backward pass a coordinate of z and a member of the group, for all groups at once. They are not batched: in a
-    batch every row would get a copy of all keys and values.
+    One backward pass per coordinate of z and member of a group, for all groups at once. The passes are not batched: in
+    a batch every row would get a copy of all keys and values.
     """
     n_groups, d_value = v.shape[2:]
     columns = torch.eye(q.shape[2] // n_groups * d_value, dtype=z.dtype, device=z.device)
@@ -110,8 +110,10 @@ def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Ten
 
 
 def _same_derivative(z: Tensor, linear: Tensor, leaf: Tensor) -> bool:
-    """Whether one random product J' w, w at the last token, agrees through both: to 1e-4, as some norms and rotations
-    are taken in float32 even in a float64 model."""
+    """Return whether one random product J' w, w at the last token, agrees through z and its replacement.
+
+    The tolerance is 1e-4, since some norms and rotations are computed in float32 even in a float64 model.
+    """
     w = torch.zeros_like(z)
     generator = torch.Generator().manual_seed(0)
     w[:, -1] = torch.randn(z[:, -1].shape, generator=generator, dtype=z.dtype).to(z.device)

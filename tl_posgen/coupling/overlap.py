@@ -1,4 +1,4 @@
-"""Coupling: how far the top singular vectors of one Jacobian also diagonalise another, and what width makes of it."""
+"""Coupling of Jacobians: how nearly the top singular vectors of one diagonalise another, and the effect of width."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ NORMS: dict[Norm, int] = {"frobenius": 2, "trace": 1}
 
 
 def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d k"]) -> Float[Tensor, "*batch k k"]:
-    r"""A = U2' (J1 V2): the first Jacobian written in the top-K singular bases of the second.
+    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second.
 
     Args:
         left: U2, left singular vectors of the second Jacobian.
         image: J1 V2, the first Jacobian applied to the right singular vectors of the second.
 
-    For the swapped version V2' J1 U2 give V2 and J1 U2. A of the first K' < K vectors is the leading K' x K' corner.
+    For the swapped version V2' J1 U2 give V2 and J1 U2. A for K' < K vectors is the leading K' x K' corner.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810 (definition).
 
@@ -45,17 +45,17 @@ def misalignment(
     *,
     signed: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise; signed, A itself.
+    r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise; with `signed`, A instead of |A|.
 
-    A singular vector's sign is free only together with its partner's, which leaves the diagonal of A as it is. So |A|
-    changes nothing but negative diagonal entries, and those say something: J2 = -J1 has a coupling 1 - m_K of 1 by
-    |A| and of -1 signed.
+    The signs of a left and a right singular vector are free only together, which leaves the diagonal of A unchanged.
+    So |A| discards the sign of negative diagonal entries, which is information: J2 = -J1 has a coupling 1 - m_K of 1
+    with |A| and of -1 with A.
 
     Args:
         aligned: A of the first Jacobian in the second's bases.
         values: s_1 .. s_K, the top singular values of the FIRST Jacobian.
         norm: "frobenius" is p = 2, the headline. "trace" is p = 1, for comparison with published figures only: it
-            gives independent Jacobians a misalignment of about 1 / sqrt(K), so it falls with K whatever the model does.
+            gives independent Jacobians a misalignment of about 1 / sqrt(K), so it falls with K for every model.
 
     Zero where the two Jacobians share their top bases. Not symmetric. NaN where the first Jacobian is zero.
 
@@ -79,10 +79,10 @@ def misalignment(
 def random_bases(
     d: int, k: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> tuple[Float[Tensor, "count d k"], Float[Tensor, "count d k"]]:
-    r"""Pairs (U, V) of independent uniformly distributed orthonormal k-frames of R^d.
+    r"""Return pairs (U, V) of independent, uniformly distributed orthonormal k-frames of R^d.
 
-    A' = U' J V for such a pair is distributed like the alignment of J with a Jacobian of ANY spectrum whose singular
-    bases have nothing to do with J's: the chance line of the coupling of J, with J's own spectrum.
+    A' = U' J V for such a pair is distributed like the alignment of J with a Jacobian of any spectrum whose singular
+    bases are independent of J's: the chance level of the coupling of J, given J's own spectrum.
 
     Source: ours.
 
@@ -98,12 +98,12 @@ def random_bases(
 
 @dataclass(frozen=True)
 class Pairs:
-    """A set of Jacobians, each in the top singular bases of every other.
+    """Alignments of a set of Jacobians, each in the top singular bases of every other.
 
     Attributes:
         aligned: U_b' J_a V_b for first = a, second = b.
         swapped: V_b' J_a U_b.
-        chance: U' J_a V for random orthonormal U and V, one pair of frames a sample.
+        chance: U' J_a V for random orthonormal U and V, one pair of frames per sample.
         values: top singular values of J_a.
     """
 
@@ -113,26 +113,26 @@ class Pairs:
     values: Float[Tensor, "first k"]
 
     def coupling(
-        self, k: int, norm: Norm = "frobenius", of: Side = "aligned", *, signed: bool = False
+        self, k: int, norm: Norm = "frobenius", side: Side = "aligned", *, signed: bool = False
     ) -> Float[Tensor, "first other"]:
         """1 - m_k of every pair, first k vectors: 1 for shared bases, about 0 (Frobenius) for independent ones."""
-        return 1 - misalignment(getattr(self, of)[..., :k, :k], self.values[:, None, :k], norm, signed=signed)
+        return 1 - misalignment(getattr(self, side)[..., :k, :k], self.values[:, None, :k], norm, signed=signed)
 
     def negative_share(self, k: int) -> Float[Tensor, "first second"]:
-        """Share of the first k diagonal entries of A that are negative, which |A| hides: 1/2 for independent bases."""
+        """Return the share of negative entries among the first k diagonal entries of A: 1/2 for independent bases."""
         return (self.aligned.diagonal(dim1=-2, dim2=-1)[..., :k] < 0).double().mean(-1)
 
 
 def every_pair(
     jacobians: Sequence[Product], triplets: Sequence[SingularTriplets], samples: int, generator: torch.Generator
 ) -> Pairs:
-    r"""All of U_b' J_a V_b from one product a Jacobian: J_a [V_1 .. V_n, U_1 .. U_n, random frames].
+    r"""U_b' J_a V_b for all a and b, from one product per Jacobian: J_a [V_1 .. V_n, U_1 .. U_n, random frames].
 
     Args:
         jacobians: X -> J_a X for every member.
-        triplets: top triplets of every member, k of each.
-        samples: random frames for the chance line.
-        generator: draws them.
+        triplets: the k top triplets of every member.
+        samples: number of random frames for the chance level.
+        generator: draws the random frames.
 
     Example:
         >>> jacobian = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
@@ -157,7 +157,7 @@ def every_pair(
 
 
 def off_diagonal_mean(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Mean over ordered pairs of different members: the coupling of a set of n Jacobians. NaN for n = 1."""
+    """Return the mean over ordered pairs of different members: the coupling of n Jacobians. NaN for n = 1."""
     n = matrix.shape[-1]
     return (matrix.sum(dim=(-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1) or torch.nan)
 
@@ -180,10 +180,10 @@ class WidthAlone:
 def width_alone(
     widths: Sequence[int], *, width_per_k: int = 8, members: int = 3, chance_samples: int = 5, seed: int = 0
 ) -> WidthAlone:
-    r"""Coupling of `members` independent Gaussian Jacobians at each width d, with K = d / width_per_k.
+    r"""Return the coupling of `members` independent Gaussian Jacobians at each width d, with K = d / width_per_k.
 
-    That is how K is chosen where it is a share of the width. The trace normalisation rises like 1 - 1/sqrt(K) towards
-    1; Frobenius stays near 0.
+    This is the coupling by chance where K is a fixed share of the width. With trace normalisation it rises like
+    1 - 1/sqrt(K) towards 1; with Frobenius normalisation it stays near 0.
 
     Source: ours.
 

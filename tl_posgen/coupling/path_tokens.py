@@ -1,4 +1,4 @@
-"""How each token moves through the model, on the first prompt: what circuitsvis shows of coupling."""
+"""Tokens of the first prompt coloured by a number of their path through the model, for circuitsvis."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ import xarray as xr
 from tl_posgen.measure import TokenView
 from tl_posgen.report.circuits import CROP, token_colours
 
-SHOWN = {  # what is coloured, and what red means
+SHOWN = {  # variable -> meaning of red
     "line_shape_score": "red: less straight than the median token",
     "growth_slope": "red: its norm grows faster than the median token's",
 }
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Which number each example is."""
+    """Return the label of each example: the number by which the tokens are coloured."""
     if "token_text" not in data:
         return []
     return [f"{data[name].attrs.get('long_name', name)} by token, first prompt; {red}" for name, red in SHOWN.items()]
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """The tokens of the first prompt, coloured by how far a number of their path lies from the median token's."""
+    """Return the tokens of the first prompt, coloured by the difference of a number from that of the median token."""
     first = data[[*SHOWN, "token_text"]].isel(prompt=0, position=slice(CROP))
     values = first[list(SHOWN)[example]].values
     values = np.where(np.isfinite(values), values, np.nan)

@@ -133,7 +133,7 @@ def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) ->
     }
     layers = {kind: [settings.pairs(of)[0] for of in zip(*of_kind, strict=True)] for kind, of_kind in members.items()}
     couplings, chances = (
-        np.stack([np.stack([settings.by_k(pairs, of=of) for pairs in found], 1) for found in layers.values()])
+        np.stack([np.stack([settings.by_k(pairs, side=of) for pairs in found], 1) for found in layers.values()])
         for of in ("aligned", "chance")
     )
     sizes = torch.stack([torch.stack([pairs.values[:, 0] for pairs in found]) for found in layers.values()])

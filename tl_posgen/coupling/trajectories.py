@@ -1,4 +1,4 @@
-"""The path of a token through the residual stream: how straight it is, how its norm grows, and its picture."""
+"""Path of a token through the residual stream: its straightness, the growth of its norm, its principal plane."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ def line_shape_score(streams: Float[Tensor, "*batch state d_model"]) -> Float[Te
     r"""LSS = L / || sum_l unit(x^l - x^{l-1}) ||: 1 for a straight line, sqrt(L) for steps at right angles.
 
     Args:
-        streams: x^0 .. x^L. Taken in float64.
+        streams: x^0 .. x^L; converted to float64.
 
     Infinite for a closed loop of equal steps; NaN where a step is zero.
 
@@ -31,7 +31,7 @@ def expodistance(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor
     r"""ED = Var_l(alpha) / mean_l(alpha)^2 with alpha^l = ln(|x^l| / |x^{l-1}|): 0 for exactly exponential growth.
 
     The variance is over the L layers (divided by L). Large where the norm hardly grows, as the mean is then near 0;
-    `growth_fit` is the companion without that weakness.
+    `growth_fit` does not have that weakness.
 
     Source: arXiv 2407.07810, the formula from memory of the authors' code.
 
@@ -59,9 +59,9 @@ class GrowthFit:
 
 
 def growth_fit(streams: Float[Tensor, "*batch state d_model"]) -> GrowthFit:
-    r"""slope = Cov_l(l, ln |x^l|) / Var_l(l), over l = 0 .. L, in float64; R^2 beside it.
+    r"""slope = Cov_l(l, ln |x^l|) / Var_l(l) over l = 0 .. L, and R^2, in float64.
 
-    Source: ours, beside `expodistance`.
+    Source: ours.
 
     Example:
         >>> fit = growth_fit(torch.tensor([[1.0], [2.0], [4.0]]))
@@ -79,10 +79,10 @@ def growth_fit(streams: Float[Tensor, "*batch state d_model"]) -> GrowthFit:
 
 @dataclass(frozen=True)
 class Principal:
-    """The streams in the plane that shows most of them.
+    """Residual streams in the plane that explains most of their variance.
 
     Attributes:
-        coordinates: of every token and state along each component, origin at the mean.
+        coordinates: coordinates of every token and state along each component, with the origin at the mean.
         explained: share of the variance along each component.
     """
 
@@ -93,7 +93,7 @@ class Principal:
 def principal_trajectories(streams: Float[Tensor, "token state d_model"], components: int = 2) -> Principal:
     r"""x = mean + V c: coordinates c along the top right singular vectors of all states of all tokens, mean removed.
 
-    Each component's sign makes its largest |coordinate| positive. Taken in float64.
+    The sign of each component makes its largest |coordinate| positive. Computed in float64.
 
     Example:
         >>> line = torch.arange(3.0)[None, :, None] * torch.tensor([0.6, 0.8])

@@ -151,7 +151,7 @@ def in_running_model(
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         layer, keys = capture.layer, cut(capture, share, control, 1, seed)
-        new = TripleMoments.of(capture.q, keys, capture.geometry.rope, first_token=False)
+        new = TripleMoments.from_qk(capture.q, keys, capture.geometry.rope, first_token=False)
         moments[layer] = moments[layer] + new if layer in moments else new
         layers[layer] = (capture.geometry, list(capture.heads))
         change, energy = ((x.double()[:, 1:].square().sum((1, 2))) for x in (keys - capture.k, capture.k))

@@ -1,4 +1,4 @@
-"""What the page's panel of a head reads: every head's numbers, and its curves in few bytes."""
+"""Data of the page's panel of one head: every head's numbers, and its curves in few bytes."""
 
 import base64
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from tl_posgen.report.figures import model_label
 from tl_posgen.report.tables import head_table
 from tl_posgen.result import Result
 
-VALUES = 250_000  # of one curve, all heads together
+VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
 STEPS = 2**15 - 1  # either side of zero
 LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
 
 
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
-    """Names, numbers and curves of all heads, JSON-ready; None of a report that has no row a head.
+    """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head.
 
-    The numbers are the headlines of the table a head; the curves those that measures declare in `Measure.curves`.
+    The numbers are the headlines of the per-head table; the curves are those that measures declare in `Measure.curves`.
     """
     table = head_table(results)
     if table.empty:
@@ -44,18 +44,18 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
 
 
 def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
-    """Column of the table a head -> what it is called."""
+    """Return the label of each column of the per-head table."""
     declared = [one for result in results.values() for one in result.measure.variables.values() if one.headline]
     return {one.headline: one.label for one in declared}
 
 
 def rounded(value: int | float) -> float | None:
-    """Four digits; None for no value."""
+    """Round to four digits; None for a value that is not finite."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 
 def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[str, Any]:
-    """A curve of every head [layer, head, along], thinned, and the span of the first random init's heads."""
+    """Return a curve of every head [layer, head, along], thinned, and the range of the first random init's heads."""
     (along,) = set(result.dataset[name].dims) - {"layer", "head"}
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
@@ -88,7 +88,7 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
 
 
 def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.DataArray:
-    """A row a head, at most so many points: on a logarithmic axis ever fewer of the long distances."""
+    """Return one row per head with at most `most` points; on a logarithmic axis long distances are thinned most."""
     chosen = data[[name]]
     if along not in chosen.coords:
         chosen = chosen.assign_coords({along: np.arange(chosen.sizes[along])})
@@ -100,7 +100,7 @@ def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.Da
 
 
 def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:
-    """Values as 16-bit steps between the lowest and the highest, -32768 for none.
+    """Return values as 16-bit steps between the lowest and the highest; -32768 stands for NaN.
 
     Example:
         >>> steps, low, high = quantised(np.array([[0.0, 0.5, 1.0, np.nan]]))

@@ -1,4 +1,4 @@
-"""A mean and its 95% interval, `<name>`, `<name>_low` and `<name>_high`: measured, declared, drawn."""
+"""Means with 95% intervals, as variables `<name>`, `<name>_low` and `<name>_high`: computed, declared, drawn."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ FISHER = "of Fisher's 95% interval of independent heads"
 
 
 def mean_and_ends(name: str, values: Float[np.ndarray, "example *place"], dims: tuple[str, ...]) -> dict[str, Any]:
-    """The mean over the first axis, NaN left out, and the ends of its interval, as variables of a dataset."""
+    """Return the mean over the first axis without NaN, and the ends of its interval, as variables of a dataset."""
     columns = (xr.DataArray(values).mean("dim_0").values, *mean_interval(values))
     return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
 
@@ -23,7 +23,11 @@ def mean_and_ends(name: str, values: Float[np.ndarray, "example *place"], dims: 
 def with_ends(
     name: str, label: str, unit: str, description: str, dims: tuple[str, ...], ends: str = OVER_PROMPTS
 ) -> dict[str, Variable]:
-    """The declarations of a number and the two ends of its interval, and of what these are the ends."""
+    """Return the declarations of a number and of the two ends of its interval.
+
+    Args:
+        ends: the description of the ends: the kind of interval.
+    """
     return {
         name: Variable(label, unit, description, dims),
         f"{name}_low": Variable(f"{label}, lower end", unit, ends, dims),
@@ -32,6 +36,6 @@ def with_ends(
 
 
 def error_bars(data: xr.Dataset, name: str) -> dict[str, Any]:
-    """From the mean to the ends of its interval, as plotly takes them."""
+    """Return plotly's error bars from the mean to the ends of its interval."""
     mean, low, high = (data[f"{name}{end}"].values for end in ENDS)
     return {"array": high - mean, "arrayminus": mean - low, "thickness": 1, "width": 0}

@@ -1,4 +1,4 @@
-"""Numbers in sentences: a value with its null's beside it, heads by name, and what an encoding makes of a measure."""
+"""Numbers in sentences: values with intervals and random inits, names of heads, caveats of position encodings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ ENCODINGS = {
 
 
 def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") -> str:
-    """A number of the summary, with its interval over prompts where it has one, and the random init's beside it; over
-    several seeds, their mean and spread.
+    """Format a number of the summary with its interval over prompts, if it has one, and the random init's number.
+
+    Over several random inits it gives their mean and standard deviation.
 
     Example:
         >>> beside({"r": 0.917, "r_low": 0.905, "r_high": 0.929}, NullSummary([{"r": 0.323}]), "r")
@@ -33,8 +34,7 @@ def beside(own: Summary, null: NullSummary | None, key: str, form: str = ".3f") 
 
 
 def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
-    """A number of the summary with its interval, where there are prompts or heads enough for one; of several random
-    inits, their mean and spread.
+    """Format a number of the summary with its interval, if it has one; of several random inits, mean and spread.
 
     Example:
         >>> with_interval({"r": 0.058, "r_low": 0.041, "r_high": 0.073}, "r")
@@ -51,13 +51,13 @@ def with_interval(own: Summary, key: str, form: str = ".3f") -> str:
 
 
 def with_spread(null: NullSummary, key: str, form: str) -> str:
-    """The mean over random inits and, of several, their standard deviation."""
+    """Format the mean over random inits and, for several, their standard deviation."""
     spread = null.spread(key)
     return said(null[key], form) + ("" if spread is None else f" ± {said(spread, form.lstrip('+'))}")
 
 
 def entry(own: Summary, key: str, place: int) -> Summary:
-    """One number of a list of the summary, and the ends of its interval where they are listed too.
+    """Return one entry of a list in the summary, with the ends of its interval if they are listed too.
 
     Example:
         >>> with_interval(entry({"r": [0.5, 0.9], "r_low": [0.4, 0.8], "r_high": [0.6, 1.0]}, "r", 1), "r", ".1f")
@@ -69,7 +69,7 @@ def entry(own: Summary, key: str, place: int) -> Summary:
 
 
 def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "") -> str:
-    """The part of `beside` in brackets, its unit at the end.
+    """Format the random init's part of `beside`, with a unit at the end.
 
     Example:
         >>> null_of(NullSummary([{"loss": 0.3}, {"loss": 0.4}]), "loss", ".2f", " nats")
@@ -81,12 +81,12 @@ def null_of(null: NullSummary | None, key: str, form: str = ".3f", unit: str = "
 
 
 def said(value: Any, form: str) -> str:
-    """A number in this format; a number that could not be had in words."""
+    """Format a number; None and NaN become "not defined"."""
     return "not defined" if value is None or value != value else unsigned_zero(value, form)
 
 
 def unsigned_zero(value: int | float, form: str) -> str:
-    """A number in this format, never "-0.000".
+    """Format a number, never as "-0.000".
 
     Example:
         >>> [unsigned_zero(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
@@ -97,7 +97,7 @@ def unsigned_zero(value: int | float, form: str) -> str:
 
 
 def at_most(summary: Summary, key: str, digits: int = 3) -> str:
-    """A bound, rounded up so that it holds; of several random inits, the largest of theirs.
+    """Format an upper bound, rounded up so that it holds; of several random inits, the largest bound.
 
     Example:
         >>> at_most({"change": 0.25}, "change"), at_most(NullSummary([{"change": 0.0}, {"change": 2e-5}]), "change")
@@ -107,12 +107,12 @@ def at_most(summary: Summary, key: str, digits: int = 3) -> str:
     largest = max(one[key] for one in seeds)
     if not math.isfinite(largest):
         return said(largest, f".{digits}f")
-    # a float's own error is not rounded up
+    # the inner rounding removes a float's own error, which must not be rounded up
     return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
 def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) -> str | None:
-    """ "3.6": layer and head where a per-head variable is largest, or smallest; None where it has no value.
+    """Return the layer and head, as "3.6", where a per-head variable is largest or smallest; None if all are NaN.
 
     Example:
         >>> r = xr.Dataset({"r": (("layer", "head"), [[0.1, 0.9]])}, {"layer": [3], "head": [5, 6]})
@@ -127,7 +127,7 @@ def head_reference(dataset: xr.Dataset, variable: str, *, largest: bool = True) 
 
 
 def extremes(dataset: xr.Dataset, variable: str) -> dict[str, Any]:
-    """Where a per-head variable is largest and smallest and how large there: `<variable>_highest_head` and so on."""
+    """Return where a per-head variable is largest and smallest, and its values there: `<variable>_highest_head` etc."""
     values = dataset[variable]
     return {
         f"{variable}_highest_head": head_reference(dataset, variable),
@@ -138,12 +138,12 @@ def extremes(dataset: xr.Dataset, variable: str) -> dict[str, Any]:
 
 
 def means(data: xr.Dataset | pd.DataFrame, *names: str) -> dict[str, float]:
-    """The mean over everything of each variable or column, heads without a value left out."""
+    """Return the mean of each variable or column over all its values; NaN is left out."""
     return {name: float(data[name].mean()) for name in names}
 
 
 def at_head(reference: str | None, value: float, form: str = ".3f") -> str:
-    """'layer 3 head 6 (0.642)' for "3.6"."""
+    """Format a head and its value: 'layer 3 head 6 (0.642)' for "3.6"."""
     if reference is None:
         return "none"
     layer, head = reference.split(".")
@@ -151,7 +151,7 @@ def at_head(reference: str | None, value: float, form: str = ".3f") -> str:
 
 
 def caveat(name: str, caveats: Mapping[str, str], encodings: Sequence[str]) -> str | None:
-    """What to keep in mind of a measure for a model of these encodings, or None where it means what it says.
+    """Return the restriction of a measure for a model of these encodings, or None if there is none.
 
     Example:
         >>> caveat("residual", {"none": "there are no planes."}, ["none"])

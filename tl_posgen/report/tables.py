@@ -1,4 +1,4 @@
-"""The tables of a report: one row per head with every headline, the means, and what goes into summary.json."""
+"""Tables of a report: one row per head with every headline, the means, and the content of summary.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from tl_posgen.report.sentences import means
 from tl_posgen.result import Result
 from tl_posgen.summary import jsonable
 
-MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row a layer
+MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
 
 
 def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataFrame:
-    """One row per head: the headlines of each measure, or every scalar of one that has none."""
+    """Return one row per head: the headlines of each measure, or every scalar of a measure without headlines."""
     table = pd.DataFrame(columns=["layer", "head"])
     for name, result in results.items():
         if rows_of(result.dataset) != ("layer", "head") or (null and result.null is None):
@@ -31,8 +31,10 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
 
 
 def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFrame:
-    """A table for a terminal: the result's own short one; else its headlines, or the first `most` columns; means over
-    many heads."""
+    """Return a table for a terminal: the result's own short table, or its headlines, or the first `most` columns.
+
+    Large models get means over the heads of a layer.
+    """
     table = result.table(null=null)
     if table is not None:
         return table
@@ -52,12 +54,12 @@ def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFram
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:
-    """The mean of every measure over heads; a head without a value (constant scores) is left out."""
+    """Return the mean of every measure over heads, without heads that have no value (constant scores)."""
     return means(table, *(name for name in table.columns if name not in ("layer", "head")))
 
 
 def summary_of(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """summary.json: the model, each head's headlines and their means, and the summary of every measure."""
+    """Return summary.json: the model, each head's headlines and their means, and the summary of every measure."""
     table = head_table(results)
     heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
     for row in heads:

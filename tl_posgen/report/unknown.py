@@ -1,4 +1,4 @@
-"""What stands in for a measure whose declaration is not installed: head maps of its scalars."""
+"""Stand-in for a measure whose declaration is not installed: head maps of its per-head numbers."""
 
 import plotly.graph_objects as go
 import xarray as xr
@@ -6,11 +6,11 @@ import xarray as xr
 from tl_posgen.measure import Measure
 from tl_posgen.report.figures import head_maps, model_label
 
-MOST = 12  # maps beside each other
+MOST = 12  # maps in one figure
 
 
 def unknown_measure(name: str) -> Measure:
-    """A measure that maps what it finds, for a saved result whose own is not installed here."""
+    """Return a measure that draws head maps, for a saved result whose own measure is not installed."""
     return Measure(
         name=name,
         question=name.replace("_", " "),
@@ -24,7 +24,7 @@ def unknown_measure(name: str) -> Measure:
 
 
 def every_map(result) -> go.Figure:
-    """A layer x head map for each variable with just these two dimensions."""
+    """Draw a layer x head map for each variable with just these two dimensions."""
     title = f"{result.name.replace('_', ' ')} per head · {model_label(result.dataset)}"
     return head_maps(result.dataset, result.null, {name: name for name in scalars(result.dataset)[:MOST]}, title=title)
 

@@ -1,4 +1,4 @@
-"""Frequency bands of RoPE dropped, frozen or kept alone in a running model."""
+"""Hooks that drop, freeze or keep frequency bands of RoPE in a running model."""
 
 import torch
 from jaxtyping import Float
@@ -23,18 +23,19 @@ def ablate_bands(
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `tl_posgen.slash.ablations.ablate`.
+    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `slash.ablations.ablate`.
 
     Args:
         kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
         band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
             three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
             "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
-        layers, heads: which; all if left out. Heads are indices, (layer, head) pairs or a frame with these columns.
+        layers, heads: chosen layers and heads; all if left out. Heads are indices, (layer, head) pairs or a frame with
+            these columns.
 
     Raises:
-        InputError: an unknown kind, no model, no band where one is needed, something else than a boolean tensor for
-            one, or a band of another length than a chosen layer has planes.
+        InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or
+            does not fit the planes of a chosen layer.
         UnsupportedModelError: see `replace_scores`.
 
     Example:

@@ -12,21 +12,21 @@ from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
 from tl_posgen.rope.spectra import rank_one
 
 Ablation = Literal["none", "drop", "freeze", "keep", "rank_one", "no_rope", "means", "means_no_rope"]
-OF_THE_PROMPT = ("rank_one", "means", "means_no_rope")  # need all its tokens, later ones too
+OF_THE_PROMPT = ("rank_one", "means", "means_no_rope")  # need all tokens of the prompt, later ones too
 
 
 def drop(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " plane"]) -> Float[Tensor, "*batch d_head"]:
-    """The planes of the band set to zero, the others and the unrotated remainder as they were. Before RoPE."""
+    """Set the planes of the band to zero; other planes and the unrotated remainder stay. Before RoPE."""
     return from_planes(to_planes(x, rope) * ~band, x[..., rope.rotary_dim :], rope)
 
 
 def keep(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " plane"]) -> Float[Tensor, "*batch d_head"]:
-    """Only the planes of the band; the others and the unrotated remainder set to zero. Before RoPE."""
+    """Keep only the planes of the band; other planes and the unrotated remainder become zero. Before RoPE."""
     return from_planes(to_planes(x, rope) * band, torch.zeros_like(x[..., rope.rotary_dim :]), rope)
 
 
 def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
-    """theta = 0 in the band: its planes keep their content and no longer turn with the position.
+    """theta = 0 in the band: its planes keep their content and do not rotate with the position.
 
     Example:
         >>> freeze(Rope(torch.tensor([1.0, 0.1])), torch.tensor([True, False])).inv_freq.tolist()
@@ -36,7 +36,7 @@ def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
 
 
 def means(x: Float[Tensor, "*batch pos d_head"]) -> Float[Tensor, "*batch pos d_head"]:
-    """Every vector replaced by the mean over positions: no content is left, only what all tokens share."""
+    """Replace every vector by the mean over positions, which removes the content."""
     return x.mean(-2, keepdim=True).expand_as(x)
 
 
@@ -48,16 +48,16 @@ def ablate(
     band: Bool[Tensor, " plane"] | None = None,
     positions: Real[Tensor, " key"] | None = None,
 ) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head key d_head"]]:
-    """The rotated q and k after an ablation; take the softmax anew, e.g. by `slash_statistics_from_qk`.
+    """Return the rotated q and k after an ablation; compute the softmax anew, e.g. by `slash_statistics_from_qk`.
 
     Args:
         q, k: before RoPE.
         kind: "drop" the band, "freeze" it (theta = 0) or "keep" only it; "rank_one" truncates Q and K and keeps RoPE;
-            "no_rope" keeps Q and K and turns nothing, so a slash of position alone vanishes; "means" replaces q and k
-            by their means over positions, and "means_no_rope" turns nothing then: uniform attention is left.
-            The choice of ablations is ours.
+            "no_rope" keeps Q and K without rotation, so a slash made by position alone vanishes; "means" replaces q and
+            k by their means over positions; "means_no_rope" also leaves out the rotation, which gives uniform
+            attention. "none" changes nothing. The choice of ablations is ours.
         band: planes, for the first three.
-        positions: of the keys, 0, 1, 2, ... by default; fewer queries are the last ones.
+        positions: of the keys, by default 0, 1, 2, ...; fewer queries than keys are the last ones.
 
     Raises:
         InputError: an unknown kind, or no band where one is needed.

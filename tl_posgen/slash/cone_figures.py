@@ -13,7 +13,7 @@ BEST = ("best_measured", "best_axis_only", "best_off_axis", "best_uniform")
 
 
 def ranks(title: str, subtitle: str, names: Mapping[str, str]) -> Callable[[Any], go.Figure]:
-    """r1 by group of heads, with all tokens and without the first."""
+    """Return a figure of r1 by group of heads, with all tokens and without the first."""
 
     def figure(result: Any) -> go.Figure:
         panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, names, "r1")
@@ -26,7 +26,7 @@ def ranks(title: str, subtitle: str, names: Mapping[str, str]) -> Callable[[Any]
 def axis_map(
     title: str, subtitle: str, limits: tuple[float, float] | None, **labels: str
 ) -> Callable[[Any], go.Figure]:
-    """Head maps of what W_Q and W_K do with the axis, all tokens."""
+    """Return a figure of head maps of W_Q's and W_K's effect on the axis, all tokens."""
 
     def figure(result: Any) -> go.Figure:
         both = [data.sel(variant="all") for _, data, _ in sides(result)]
@@ -38,7 +38,7 @@ def axis_map(
 
 
 def cosines(result: Any) -> go.Figure:
-    """Histograms of the cosines of inputs with their axis, a panel a layer."""
+    """Draw histograms of the cosines of inputs with their axis, one panel per layer."""
     layers, data = result.dataset["layer"].values, result.dataset.sel(variant="all")
     titles = [
         f"layer {layer}: mean {mean:.2f}, r1 {r1:.2f}"
@@ -57,7 +57,7 @@ def cosines(result: Any) -> go.Figure:
 
 
 def counterfactual(result: Any) -> go.Figure:
-    """Slash score of the axis part alone, and of the rest, against the measured one."""
+    """Draw the slash score of the axis part alone, and of the rest, against the measured score."""
     panels = Panels(list(TOKENS.values()), columns=2, row_height=280, shared_yaxes=True)
     kinds = {"best_axis_only": ("only the axis part", "circle"), "best_off_axis": ("all but the axis part", "x")}
     top = float(result.dataset[["best_measured", "best_axis_only"]].to_array().max())
@@ -109,6 +109,6 @@ FIGURES = {
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """Biases are drawn where there are any."""
+    """Return the kinds of figures: `bias` only if there are biases."""
     biased = bool((data["bias_share_q"] > 0).any() | (data["bias_share_k"] > 0).any())
     return [*(kind for kind in FIGURES if kind != "bias"), *(["bias"] if biased else [])]

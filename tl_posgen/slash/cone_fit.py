@@ -1,4 +1,4 @@
-"""Why Q and K are almost of rank one: attention inputs lie on a cone, and W_Q, W_K project onto its axis."""
+"""Cone of the attention inputs, whose axis W_Q and W_K amplify, so that Q and K are nearly of rank one."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tl_posgen.rope.spectra import spectrum, top_direction
 
 @dataclass(frozen=True)
 class ConeFit:
-    """The cone that the rows h_i of H lie on: u = argmax |H u|, signed so that sum_i <h_i, u> >= 0.
+    """Cone of the rows h_i of H, with the axis u = argmax |H u|, signed so that sum_i <h_i, u> >= 0.
 
     Attributes:
         axis: u, of length one.
@@ -26,14 +26,14 @@ class ConeFit:
 
 @dataclass(frozen=True)
 class AxisProjection:
-    """What a projection H W + b does with the axis u of H, per head, and what its bias adds.
+    """Effect of a projection H W + b on the axis u of H, per head, and the part of its bias.
 
     Attributes:
         gain: |u' W| / (|W|_F / sqrt(d_model)): the axis' gain over that of a random direction. 1 = no preference.
         axis_share: |H u u' W|^2 / |H W|^2, the share of the energy from the axis part; the two parts are orthogonal.
-        r1_input: s_1^2 / sum s^2 of H W, not centred; beside r1 of H it says how much the projection adds.
-        r1_sum: the same of H W + b. A bias alone is of rank one: where it is large, this says little.
-        bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 where the projection has none.
+        r1_input: s_1^2 / sum s^2 of H W, not centred; its excess over r1 of H is due to the projection.
+        r1_sum: s_1^2 / sum s^2 of H W + b. A bias alone has rank one, so this is uninformative where b is large.
+        bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 without a bias.
     """
 
     gain: Float[Tensor, " head"]
@@ -47,7 +47,7 @@ def fit_cone(inputs: Float[Tensor, "pos d_model"]) -> ConeFit:
     r"""cos_i = <h_i, u> / |h_i| with u the top right-singular vector of H, and r1(H). These measures are ours.
 
     Args:
-        inputs: H, what enters W_Q and W_K: the residual stream after the layer's norm.
+        inputs: H, the input of W_Q and W_K: the residual stream after the layer's norm.
 
     Example:
         >>> found = fit_cone(torch.tensor([[2.0, 0.1], [1.0, -0.1], [3.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Slash-dominant heads: the options that make one, and which heads a dataset finds so."""
+"""Slash-dominant heads: the options that define them, and the heads of a dataset that fulfil them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 @dataclass(frozen=True)
 class Dominance(Options):
-    """What makes a head slash-dominant: SlashScore(D) >= kappa at one of the distances D."""
+    """Definition of a slash-dominant head: SlashScore(D) >= kappa at one of the distances D."""
 
     kappa: float = SHORT_KAPPA
     distances: Sequence[int] = tuple(SHORT_DISTANCES)
@@ -43,7 +43,7 @@ def check_any_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
 
 
 def check_all_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
-    """Refuse distances that no prompt reaches, its first token left out."""
+    """Refuse distances that no prompt without its first token reaches."""
     longest = max(len(prompt) for prompt in tokens)
     if max(options.distances) >= longest - 1:
         raise InputError(
@@ -59,5 +59,5 @@ def dominant_at(score: xr.DataArray, options: Any) -> xr.DataArray:
 
 
 def is_dominant(score: xr.DataArray, options: Any) -> xr.DataArray:
-    """The same at any of them."""
+    """score >= kappa at any of the distances that the prompts reach."""
     return dominant_at(score, options).any("distance")

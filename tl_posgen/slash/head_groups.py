@@ -1,4 +1,4 @@
-"""Slash-dominant heads beside the others, and beside those of the random init: collected, meaned, tabulated, drawn."""
+"""Slash-dominant heads, other heads and heads of the random init: collected, averaged, tabulated, drawn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ Group = tuple[str, str, xr.Dataset]
 
 
 class VariantCollector(Collector):
-    """Takes every prompt in twice, whole and without its first token: a dataset over `variant`."""
+    """Collector of every prompt with and without its first token, as a dataset over `variant`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -46,7 +46,7 @@ class VariantCollector(Collector):
     def measured(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
     ) -> dict[str, Float[Tensor, "head *dims"]]:
-        """What is kept of each head beside its slash scores, from the token `first` on."""
+        """Return the further numbers of each head, from the token `first` on."""
         raise NotImplementedError
 
     def dataset(self) -> xr.Dataset:
@@ -56,16 +56,17 @@ class VariantCollector(Collector):
         return joined.assign_attrs(kappa=self.options.kappa, rows=list(PER_HEAD))
 
     def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
-        """The means over prompts from the token `first` on, and what follows from them."""
+        """Return the means over prompts from the token `first` on, and numbers derived from them."""
         raise NotImplementedError
 
 
 def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
-    """`n_dominant`, `n_other`, and `<name>_dominant`, `<name>_other`, means over these heads; None for an empty group.
-    Where there are left-out numbers, the ends of each mean's interval too, of these heads.
+    """Return `n_dominant`, `n_other`, `<name>_dominant` and `<name>_other`: counts and means over groups of heads.
+
+    A mean is None for an empty group. If `<name>_left_out` is given, the ends of each mean's interval are added.
 
     Args:
-        data: `dominant`, the slash `score`, which tells the heads that were measured, and the variables named, over
+        data: `dominant`, the slash `score` (NaN for heads that were not measured) and the named variables, over
             (variant, layer, head). Means without the first token end in `_without_first_token`.
 
     Example:
@@ -91,19 +92,19 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
 
 
 def mean_of(values: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
-    """The mean over these heads; NaN where one of them has no value."""
+    """Return the mean over these heads; NaN if one of them has no value."""
     return values.where(heads, 0).sum(("layer", "head"), skipna=False) / heads.sum()
 
 
 def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Which heads are slash-dominant, and which of those measured are not."""
+    """Return the masks of the slash-dominant heads and of the other measured heads."""
     measured, dominant = heads["score"].notnull(), heads["dominant"].astype(bool)
     measured = measured.any([dim for dim in measured.dims if dim not in dominant.dims])
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
 
 def in_groups(summary: Summary, names: Sequence[str], *, variant: str = "all", form: str = ".3f") -> str:
-    """'0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads'."""
+    """Format means by group: '0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads'."""
     end, phrases = SUFFIXES[variant], []
     for group, words in GROUPS.items():
         if n := summary[f"n_{group}{end}"]:
@@ -114,7 +115,7 @@ def in_groups(summary: Summary, names: Sequence[str], *, variant: str = "all", f
 
 
 def count(n: int | float, words: str = "") -> str:
-    """How many heads, or how many on average over several random inits.
+    """Format a number of heads, or their mean number over several random inits.
 
     Example:
         >>> count(1, "slash-dominant"), count(9.0), count(5 / 3, "other")
@@ -125,12 +126,12 @@ def count(n: int | float, words: str = "") -> str:
 
 
 def averaged(n: int | float) -> str:
-    """The number alone: '2', or '1.67 on average'."""
+    """Format the number alone: '2', or '1.67 on average'."""
     return f"{n:.3g}" if n == int(n) else f"{n:.3g} on average"
 
 
 def group_table(summary: Summary, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row for each choice of tokens and group of heads, a column for each name (variable -> heading)."""
+    """Return one row per choice of tokens and group of heads, one column per name (variable -> heading)."""
     rows = [
         {
             "tokens": TOKENS[variant],
@@ -145,7 +146,7 @@ def group_table(summary: Summary, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def head_groups(result: Any, variant: str) -> list[Group]:
-    """(name, colour, dataset over `place`), empty groups left out; what has other dims than heads keeps them."""
+    """Return (name, colour, dataset over `place`) of each group of heads that is not empty; other dims are kept."""
 
     def some(data: xr.Dataset, *groups: str) -> xr.Dataset:
         heads = data.sel(variant=variant).stack(place=("layer", "head"))
@@ -162,7 +163,7 @@ def head_groups(result: Any, variant: str) -> list[Group]:
 
 
 def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str], y_title: str) -> Panels:
-    """A panel a title; in it a category for each variable (name -> label), and for each group a box, a point a head."""
+    """Draw one panel per title, with a category per variable (name -> label), a box per group and a point per head."""
     drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
     for number, groups in enumerate(panels.values()):
         for name, colour, group in groups:
@@ -185,7 +186,7 @@ def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str],
 
 
 def head_points(heads: xr.Dataset, x: str, y: str, hover: str, **more: Any) -> go.Scatter:
-    """One variable against another, a point a head."""
+    """Return a scatter of one variable against another, one point per head."""
     names = head_names(heads["place"].values)
     template = f"%{{text}}<br>{hover}<extra></extra>"
     return go.Scatter(x=heads[x].values, y=heads[y].values, mode="markers", text=names, hovertemplate=template, **more)

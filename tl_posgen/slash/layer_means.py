@@ -23,7 +23,7 @@ EXAMPLES = {
 
 
 def statistics_of(layer: LayerCapture) -> SlashStatistics:
-    """Slash statistics of the model's own pattern; ask for them by `layer.once`."""
+    """Return slash statistics of the model's own pattern; call it by `layer.once`."""
 
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return layer.of_heads(heads).pattern_rows(start, stop)
@@ -34,7 +34,7 @@ def statistics_of(layer: LayerCapture) -> SlashStatistics:
 def statistics_from_qk(
     layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
 ) -> SlashStatistics:
-    """Those that other q and k, already rotated, give in this layer; without entropies."""
+    """Return slash statistics of other q and k, already rotated, in this layer; without entropies."""
     geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
     return slash_statistics_from_qk(
         q,
@@ -48,7 +48,7 @@ def statistics_from_qk(
 
 
 def by_head(found: SlashStatistics) -> dict[str, Tensor]:
-    """Every statistic, head first; that of uniform attention is the same for all."""
+    """Return every statistic with the head as first axis; those of uniform attention are repeated."""
     heads = len(found.score)
     return {
         name: value.expand(heads, -1) if name.startswith("uniform") else value for name, value in vars(found).items()
@@ -56,9 +56,9 @@ def by_head(found: SlashStatistics) -> dict[str, Tensor]:
 
 
 def means_over_prompts(rows: HeadRows) -> xr.Dataset:
-    """E_P of what `by_head` gave, each number over the prompts that have it: a distance over those that reach it.
+    """E_P of every statistic of `by_head`, each over the prompts that have it: a distance over those that reach it.
 
-    NaN for a head that a layer was not asked for, and for `*_without_first_token` at the last distance.
+    NaN for heads that were not selected, and for `*_without_first_token` at the last distance.
     """
     over_distances = {name: ["distance"] if name.startswith(("score", "uniform")) else [] for name in rows.names}
     data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in over_distances.items()})
@@ -67,50 +67,50 @@ def means_over_prompts(rows: HeadRows) -> xr.Dataset:
 
 
 def require_two_tokens(layer: LayerCapture) -> None:
-    """Refuse a prompt that has nothing left without its first token."""
+    """Refuse a prompt of one token, which is empty without its first token."""
     if layer.length < 2:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
 
 
 def best_distance(score: xr.DataArray) -> xr.DataArray:
-    """Where each head's score is highest over D < N/2, as the last D are means over few queries; NaN of no score."""
+    """argmax_D score over D < N/2 of each head, since larger D average few queries; NaN without a score."""
     near = score.isel(distance=slice(max(1, score.sizes["distance"] // 2)))
-    # not idxmax: it would give floats even where every head has a score
+    # not idxmax: it would return floats even if every head has a score
     return where_measured(near.fillna(-1.0).argmax("distance"), score)
 
 
 def at_distance(profile: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
-    """A profile at each head's own distance; NaN where that is."""
+    """Return a profile at each head's own distance; NaN where the distance is NaN."""
     found = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
     return where_measured(found, distance)
 
 
 def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
-    """`values` of heads that have a score; integers stay integers where all have one."""
+    """Return `values` of heads that have a score; integers stay integers if all heads have one."""
     measured = score.notnull()
     measured = measured.any("distance") if "distance" in measured.dims else measured
     return values if measured.all() else values.where(measured)
 
 
 def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
-    """(layer, head) of the highest scores, highest first."""
+    """Return (layer, head) of the highest scores, highest first."""
     return score.to_series().dropna().nlargest(most).index.to_list()
 
 
 def of_head(data: xr.Dataset, reference: str) -> xr.Dataset:
-    """The head "3.6", layer 3 head 6."""
+    """Select a head by its reference, "3.6" for layer 3 head 6."""
     layer, head = reference.split(".")
     return data.sel(layer=int(layer), head=int(head))
 
 
 def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
-    """(layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
+    """Return the first CROP x CROP entries of each head's pattern [query, key], by (layer, head)."""
     patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
     return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
 
 
 def examples(data: xr.Dataset) -> list[xr.Dataset]:
-    """What was found of each head that is shown token by token; none where no token ids were given."""
+    """Return the results of each head that is shown token by token; none if no token ids were given."""
     if "pattern" not in data:
         return []
     places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
@@ -118,7 +118,7 @@ def examples(data: xr.Dataset) -> list[xr.Dataset]:
 
 
 def with_and_without(declared: Mapping[str, Variable]) -> dict[str, Variable]:
-    """The declarations, and those of the same numbers without the first token."""
+    """Return the declarations, and those of the same numbers without the first token."""
     without = {
         f"{name}{SUFFIXES['without_first_token']}": Variable(
             f"{one.label} without first token", one.unit, WITHOUT, one.dims, interval=one.interval

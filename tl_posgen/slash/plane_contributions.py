@@ -1,4 +1,4 @@
-"""Which RoPE planes make a slash: contributions by plane, and the profile that rank one predicts."""
+"""Contributions of RoPE planes to a slash, and the slash profile that rank-one queries and keys predict."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ def plane_contributions(
     scale: float = 1.0,
     window: int | None = None,
 ) -> Float[Tensor, "head plane_and_rest distance"]:
-    r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)]: what plane l adds to the logit at D.
+    r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)]: contribution of plane l to the logit at D.
 
-    InnerProd(i, j, l) = |z^q_il| |z^k_jl| cos(theta_l (i-j) + arg z^q_il - arg z^k_jl), exactly the share of plane l in
-    the logit, so the sum over planes is the mean logit on diagonal D less the mean over the triangle. The definition
-    of C is ours. All D come at once from cross-correlations by FFT, in float64.
+    InnerProd(i, j, l) = |z^q_il| |z^k_jl| cos(theta_l (i-j) + arg z^q_il - arg z^k_jl) is the part of plane l in the
+    logit, so the sum over planes is the mean logit on diagonal D less the mean over the triangle. The definition of C
+    is ours. All D are computed at once by cross-correlations with the FFT, in float64.
 
     Args:
         q, k: before RoPE.
@@ -31,7 +31,7 @@ def plane_contributions(
         window: take the second mean over the visible pairs of a sliding window.
 
     Returns:
-        The rotary planes first, then the unrotated remainder paired up as planes that never turn.
+        The rotary planes first, then the unrotated remainder paired up as planes that do not rotate.
     """
     n = q.shape[1]
     # a head at a time, as the transforms take several times the room of the result
@@ -50,7 +50,7 @@ def _turned(x: Float[Tensor, "pos d_head"], rope: Rope) -> Complex[Tensor, "plan
 def _cross_correlation(
     z_q: Complex[Tensor, "plane pos"], z_k: Complex[Tensor, "plane pos"]
 ) -> Float[Tensor, "plane pos"]:
-    """Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n so that nothing wraps round."""
+    """Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round."""
     n = z_q.shape[-1]
     product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
     return torch.fft.ifft(product).real[..., :n]
@@ -58,13 +58,13 @@ def _cross_correlation(
 
 @dataclass(frozen=True)
 class SlashProfile:
-    """g(D) = sum_l A_l cos(theta_l D + phi_l): the logit by distance if Q and K were exactly of rank one.
+    """g(D) = sum_l A_l cos(theta_l D + phi_l): the logit by distance for Q and K of rank one.
 
     Attributes:
         amplitude: A_l >= 0, in logits.
         phase: phi_l in radians.
         logit: g(D).
-        score: the slash score that g alone gives, 1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)} [ours].
+        score: the slash score of the logit g alone, 1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)} [ours].
     """
 
     amplitude: Float[Tensor, "head plane_and_rest"]
@@ -75,15 +75,16 @@ class SlashProfile:
 
 @dataclass(frozen=True)
 class ProfileMatch:
-    """Predicted slash profiles beside the measured ones of the same head, and by chance beside those of the others.
+    """Match of predicted with measured slash profiles of the same head, and by chance with those of the other heads.
 
     Attributes:
-        best_distance, best_score: where each measured profile is highest, and how high.
-        predicted_peak: where the predicted one is highest.
-        score_at_peak: measured score at the predicted peak over the measured highest: 1 where the peaks agree.
-        correlation: Pearson's, of the two over distances, both less the scores of uniform attention.
-        same_peak: 1 where the peaks agree, else 0.
-        chance_correlation, chance_peak: means of the two over the profiles of all other heads; NaN of one head.
+        best_distance, best_score: distance and value of the highest measured score.
+        predicted_peak: distance of the highest predicted score.
+        score_at_peak: measured score at the predicted peak over the highest measured score; 1 if the peaks agree.
+        correlation: Pearson's r of the two profiles over distances, each less the scores of uniform attention.
+        same_peak: 1 if the peaks agree, else 0.
+        chance_correlation, chance_peak: means of correlation and same_peak with the profiles of all other heads; NaN
+            for a single head.
     """
 
     best_distance: Int[Tensor, " head"]
@@ -105,8 +106,8 @@ def rank_one_profile(
 ) -> SlashProfile:
     r"""A_l = scale alpha beta |v^q_l| |v^k_l|, phi_l = arg v^q_l - arg v^k_l, from the top right-singular vectors v.
 
-    alpha and beta are the means over positions of Q v^q and K v^k. That g has this form under exact rank one follows
-    from RoPE; taking the means for alpha_i and beta_j, and the score made of g, are ours.
+    alpha and beta are the means over positions of Q v^q and K v^k. The form of g under exact rank one follows from
+    RoPE; the means in place of alpha_i and beta_j, and the score of g, are ours.
 
     Args:
         q, k: before RoPE.
@@ -127,7 +128,7 @@ def rank_one_profile(
 def score_of_profile(
     logit: Float[Tensor, "head distance"], window: int | None = None
 ) -> Float[Tensor, "head distance"]:
-    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance); in a window d < window.
+    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance), all d in the window.
 
     Example:
         >>> score_of_profile(torch.zeros(1, 2)).tolist()
@@ -146,11 +147,12 @@ def match_profiles(
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
 ) -> ProfileMatch:
-    """Peaks and correlations of two sets of score profiles over D < N/2: the last D are means over few queries [ours].
+    """Return peaks and correlations of two sets of score profiles over D < N/2: larger D average few queries [ours].
 
     Args:
-        uniform: the scores of uniform attention, whose own decay would correlate any two heads that attend nowhere in
-            particular.
+        measured, predicted: slash scores of the same heads.
+        uniform: slash scores of uniform attention, subtracted because their decay with distance would correlate any two
+            heads without a preferred distance.
     """
     reach = max(1, measured.shape[-1] // 2)
     measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
@@ -171,8 +173,10 @@ def match_profiles(
 
 
 def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
-    """Rows without their mean and of length one, so that products of rows are Pearson's correlations; NaN where
-    nothing but rounding is left of them."""
+    """Return rows less their mean, scaled to length one, so that products of rows are Pearson's correlations.
+
+    Rows that are constant up to rounding become NaN.
+    """
     centred = (x - x.mean(-1, keepdim=True)).double()
     size = centred.norm(dim=-1, keepdim=True)
     return (centred / size).masked_fill(size <= ROUNDING, torch.nan)

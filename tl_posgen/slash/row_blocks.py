@@ -1,4 +1,4 @@
-"""Causal attention a block of rows at a time: sums along its diagonals, entropies of its rows."""
+"""Causal attention in blocks of rows: sums along its diagonals, entropies of its rows."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-ROWS = 64  # rows of one block: the R x R corner that has to be copied stays small beside the block
-BLOCK = 2**20  # entries of one block over all its heads: temporaries stay at a few MiB
+ROWS = 64  # rows of one block: small, as an R x R corner of it is copied
+BLOCK = 2**20  # entries of one block over all its heads: keeps temporaries at a few MiB
 
 
-def row_blocks(n_heads: int, n: int) -> Iterator[tuple[slice, int, int]]:
-    """(heads, start, stop) of every block of an n x n pattern; its rows see no key from `stop` on."""
+def pattern_blocks(n_heads: int, n: int) -> Iterator[tuple[slice, int, int]]:
+    """Yield (heads, start, stop) of every block of an n x n pattern; rows up to stop - 1 see only keys below `stop`."""
     per_block = max(1, BLOCK // (ROWS * n))
     for head in range(0, n_heads, per_block):
         for start in range(0, n, ROWS):
@@ -23,9 +23,9 @@ def sums_by_distance(
 ) -> Float[Tensor, "variant head key"]:
     """sum_t weights_t rows[t, i - D] with i = K - R + t: the last R rows of a K x K pattern, summed by distance D.
 
-    The first variant's weights go over all keys, the second's over all but the first token. Read with a row stride
-    one larger than it is, the block shows a diagonal as a column; this holds without a copy for D < K - R. Only the
-    R x R corner of the first keys is copied: there a row of the view would run over the start of its row.
+    The first variant's weights apply to all keys, the second's to all but the first token. With a row stride larger by
+    one, the block's diagonals become columns; this needs no copy for D < K - R. Only the R x R corner of the first keys
+    is copied, because there a row of the view would begin before its row of the block.
     """
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     n_heads, n_rows, n_keys = rows.shape

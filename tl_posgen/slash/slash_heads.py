@@ -1,4 +1,4 @@
-"""The slash-dominant heads of a report, a row each: where, how strongly, on random tokens, and without RoPE."""
+"""Slash-dominant heads of a report, one row each: place, distance and scores."""
 
 from collections.abc import Mapping
 
@@ -17,14 +17,14 @@ ELSEWHERE = {
 
 
 def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
-    """A row a head whose slash score reaches kappa at one of the short distances, strongest first.
+    """Return one row per head whose slash score reaches kappa at one of the short distances, strongest first.
 
     Args:
-        report: with `slash`, and `slash_transfer` and `slash_ablation` where their columns are wanted.
+        report: results with `slash`; with `slash_transfer` and `slash_ablation` for their columns.
 
     Returns:
         layer, head, distance (of its highest score among those distances), slash score; the score there on random
-        tokens, and with nothing rotated in the head's own layer. No rows where no head is slash-dominant.
+        tokens, and without rotation in the head's own layer. No rows if no head is slash-dominant.
 
     Example:
         >>> import tl_posgen

@@ -17,7 +17,7 @@ ALL_BANDS = (*BANDS, "unrotated")
 
 
 def planes(result: Any) -> go.Figure:
-    """The lift of the best diagonal by wavelength, strongest heads."""
+    """Draw the lift of the best diagonal by wavelength for the strongest heads."""
     subtitle = "how far each plane lifts the best diagonal above the mean logit, and (edge) above those near it"
     if np.isinf(result.dataset["wavelength"]).any():
         subtitle += "; at the far right: not rotated"
@@ -26,14 +26,14 @@ def planes(result: Any) -> go.Figure:
 
 
 def profiles(result: Any) -> go.Figure:
-    """Predicted and measured slash scores by distance, strongest heads."""
+    """Draw predicted and measured slash scores by distance for the strongest heads."""
     subtitle = "slash score by distance, measured and as queries and keys of rank one would have it; all tokens"
     panels = strongest_heads(result, profile_curves, "distance + 1", "slash score")
     return panels.finish(f"Slash profiles predicted from rank one · {model_label(result.dataset)}", subtitle)
 
 
 def strongest_heads(result: Any, draw: Callable[..., list[go.Scatter]], x_title: str, y_title: str) -> Panels:
-    """A panel for each of the strongest heads, and the null's head of the same place behind."""
+    """Return one panel per strongest head, with the random init's head of the same place behind."""
     whole = result.dataset.sel(variant="all")
     best = whole["best_score"].to_series().dropna().nlargest(N_HEADS)
     titles = [
@@ -49,7 +49,7 @@ def strongest_heads(result: Any, draw: Callable[..., list[go.Scatter]], x_title:
 
 def plane_curves(head: xr.Dataset, side: str, colour: str, is_null: bool) -> list[go.Scatter]:
     wavelength = head["wavelength"].values
-    # what is not rotated has no wavelength: a place of its own
+    # unrotated planes have no wavelength: draw them to the right of the longest
     x = np.where(np.isfinite(wavelength), wavelength, 10 * wavelength[np.isfinite(wavelength)].max(initial=1.0))
     curves = [(side, "all", "best", colour, "solid")]
     if not is_null:
@@ -75,11 +75,11 @@ def profile_curves(head: xr.Dataset, side: str, colour: str, is_null: bool) -> l
 
 
 def bands(at: str, title: str) -> Callable[[Any], go.Figure]:
-    """The lift summed into bands, by group of heads."""
+    """Return a figure of the lift summed into bands, by group of heads."""
 
     def figure(result: Any) -> go.Figure:
         data = result.dataset
-        # a model that rotates all of a head has nothing to show there
+        # the band of unrotated coordinates is empty in fully rotary models
         shown = [band for band in ALL_BANDS if band in BANDS or (data["bands"].sel(band=band) != 0).any()]
         panels = {
             words: [
@@ -100,7 +100,7 @@ def bands(at: str, title: str) -> Callable[[Any], go.Figure]:
 
 
 def match(result: Any) -> go.Figure:
-    """The correlation of predicted and measured profiles, by group of heads."""
+    """Draw the correlation of predicted and measured profiles, by group of heads."""
     names = {"correlation": "its own profile", "chance_correlation": "those of other heads"}
     boxes = group_boxes({title: head_groups(result, one) for one, title in TOKENS.items()}, names, "correlation")
     subtitle = "correlation of predicted and measured slash scores over D < N/2, less uniform attention; a point a head"
@@ -117,6 +117,6 @@ FIGURES = {
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """Where nothing turns there are no wavelengths to draw over, and rank one predicts nothing."""
+    """Return the kinds of figures: without rotation there are no wavelengths, and rank one predicts nothing."""
     kinds = ["bands", "edge", "profiles"]
     return ["planes", *kinds, "match"] if np.isfinite(data["wavelength"]).any() else kinds

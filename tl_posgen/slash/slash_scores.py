@@ -1,4 +1,4 @@
-"""How much attention each head pays at every distance: slash scores."""
+"""Slash scores: the mean attention of each head at every distance."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.slash.row_blocks import row_blocks, row_entropies, sums_by_distance
+from tl_posgen.slash.row_blocks import pattern_blocks, row_entropies, sums_by_distance
 
 SHORT_DISTANCES = range(5)
 SHORT_KAPPA = 0.1
@@ -23,10 +23,10 @@ def long_distances(n: int) -> range:
 
 @dataclass(frozen=True)
 class SlashStatistics:
-    """SlashScore(D) = 1/(N-D) sum_{i=D}^{N-1} S_{i,i-D}, and what else one pass over a causal pattern S tells.
+    """SlashScore(D) = 1/(N-D) sum_{i=D}^{N-1} S_{i,i-D} of a causal pattern S, and further statistics of the same pass.
 
-    Every field `<name>_without_first_token` is the same measure after the first token's column was removed and each row
-    renormalised [ours]; a query with nothing left counts as attending nowhere, and the prompt is one token shorter.
+    Every field `<name>_without_first_token` is the statistic after the first token's column is removed and each row
+    renormalised [ours]; a query with no key left counts as attending nowhere, and the prompt is one token shorter.
 
     Attributes:
         score: SlashScore of each head at every distance, in [0, 1]. With the paper's 1-based positions the sum
@@ -34,7 +34,7 @@ class SlashStatistics:
         uniform: SlashScore of uniform attention over the visible keys: (H_N - H_D) / (N-D), H the harmonic numbers.
         attention_distance: mean over queries of sum_j S_ij (i-j), in tokens.
         entropy: mean over queries of -sum_j S_ij log S_ij, in nats.
-        relative_entropy: the same, each query's divided by log(keys it sees); queries that see one are left out.
+        relative_entropy: mean over queries of the entropy over log(number of visible keys), without queries of one key.
         first_token: mean over queries of the attention paid to the first token.
 
     Source: the slash score is Cheng et al. 2026 (arXiv 2601.08297); the rest is ours.
@@ -58,13 +58,13 @@ def slash_statistics(
 ) -> SlashStatistics:
     r"""SlashScore(D) = 1/(N-D) sum_{i>=D} S_{i,i-D} for all D at once, from a post-softmax causal pattern.
 
-    Each row block is read once, through a strided view in which a diagonal is a column; no second N x N is made.
+    Each block of rows is read once, through a strided view in which a diagonal is a column; no second N x N is made.
     Sums are taken in float32 (float64 for float64 patterns) within a block of rows and in float64 over the blocks.
 
     Args:
         pattern: S, zero above the diagonal.
-        window: keys a query sees, itself included, in a sliding-window layer (only `uniform` depends on it).
-        entropy: False leaves the entropies NaN and saves the logarithms, most of the time.
+        window: number of keys that a query sees, itself included, in a sliding-window layer (for `uniform` only).
+        entropy: False leaves the entropies NaN and saves their logarithms, which take most of the time.
 
     Raises:
         InputError: the pattern is not square, or a key after its query is attended.
@@ -95,12 +95,12 @@ def slash_statistics_from_qk(
     alibi_slopes: Float[Tensor, " head"] | None = None,
     entropy: bool = True,
 ) -> SlashStatistics:
-    r"""The same of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), row block by row block: no N x N matrix.
+    r"""Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix.
 
     Args:
         rotated_q, rotated_k: after RoPE, float32 at least; keys repeated for grouped heads.
         scale: multiplies <q, k>.
-        window: keys a query sees, itself included; None sees all.
+        window: number of keys that a query sees, itself included; None for all.
         soft_cap: c in c tanh(score / c), or None.
         alibi_slopes: slope of each head, or None.
 
@@ -131,7 +131,7 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
 
 
 def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
-    """How many keys each of n queries sees: min(i+1, window)."""
+    """min(i+1, window): the number of keys that each of n queries sees."""
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
 
 
@@ -168,7 +168,7 @@ def slash_statistics_of_rows(
     entropy: bool,
     device: torch.device,
 ) -> SlashStatistics:
-    """The same of S whose rows are made when they are read: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
+    """Return `slash_statistics` of S given by its rows: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
 
     For the other arguments see `slash_statistics`.
 
@@ -181,7 +181,7 @@ def slash_statistics_of_rows(
     sums = torch.zeros(2, n_heads, n, dtype=torch.float64, device=device)
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=torch.float64, device=device)
     first = torch.zeros(n_heads, dtype=torch.float64, device=device)
-    for heads, start, stop in row_blocks(n_heads, n):
+    for heads, start, stop in pattern_blocks(n_heads, n):
         rows = rows_of(heads, start, stop)
         rest = rows[..., 1:].sum(-1)
         weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
@@ -198,7 +198,7 @@ def _summary(
     first: Float[Tensor, " head"],
     window: int | None,
 ) -> SlashStatistics:
-    """Divide the sums by what they run over: n tokens, then the n - 1 after the first."""
+    """Divide the sums by the numbers of queries: n tokens, and n - 1 without the first."""
     n = sums.shape[-1]
     values: dict[str, Tensor] = {"first_token": first}
     for variant, (suffix, size) in enumerate([("", n), ("_without_first_token", n - 1)]):

@@ -1,4 +1,4 @@
-"""Figures of slash heads on text beside random tokens: scores of all heads, attention of the strongest."""
+"""Figures of slash heads on text and on random tokens: scores of all heads, attention of the strongest."""
 
 from itertools import product
 from typing import Any
@@ -14,11 +14,11 @@ from tl_posgen.slash.layer_means import SUFFIXES, examples
 SOURCES = ("natural", "random")
 TOKENS = {"all": "all keys", "without_first_token": "first token left out"}
 N_PANELS = 5  # distances drawn in one row
-N_HEADS = 2  # whose attention is drawn; of the random init the strongest
+N_HEADS = 2  # heads whose attention is drawn; of the random init only the strongest
 
 
 def scatter(result: Any) -> go.Figure:
-    """Random tokens against text, a point a head: a column a distance, a row with and without the first token."""
+    """Draw scores on random tokens against scores on text: a column per distance, a row per choice of tokens."""
     own, null, distances = result.summary, result.null_summary, result.summary["distances"][:N_PANELS]
     places = list(product(SUFFIXES.values(), distances))
     titles = []
@@ -42,7 +42,7 @@ def scatter(result: Any) -> go.Figure:
 
 
 def maps(result: Any) -> go.Figure:
-    """Attention of the strongest heads on text, and beside it on random tokens; the random init's strongest below."""
+    """Draw attention of the strongest heads on text and on random tokens; the random init's strongest head below."""
     rows = [
         (side, one, number)
         for side, data, _ in sides(result)

@@ -1,4 +1,4 @@
-"""A shallow RoPE transformer that learns a slash head: the model, its task, and what is measured of a moment."""
+"""Shallow RoPE transformer that learns a slash head: the model, its task, and the measurements of one training step."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 
 @dataclass(frozen=True)
 class ToySettings(Options):
-    """What one training run is; see `slash_toy`."""
+    """Settings of one training run; see `slash_toy`."""
 
     distance: int
     planes: Planes
@@ -63,7 +63,7 @@ class ToySettings(Options):
 
     @property
     def kept_steps(self) -> list[int]:
-        """The steps at which a pattern is kept: those asked for, else some early ones and the last."""
+        """Return the steps at which a pattern is kept: the chosen snapshots, or some early steps and the last."""
         early = {step for step in SNAPSHOTS if step < self.steps}
         return sorted(early | {self.steps} if self.snapshots is None else set(self.snapshots))
 
@@ -78,14 +78,14 @@ class ToySettings(Options):
 
     @property
     def embeddings(self) -> Float[Tensor, "features=2 feature d_model"]:
-        """e_k = cos(a) u + sin(a) v_k on the standard basis, u first; trained features, then unseen ones."""
+        """e_k = cos(a) u + sin(a) v_k in the standard basis, u first; trained features, then unseen ones."""
         angle, size = math.radians(self.angle), 2 * self.n_features
         around = math.sin(angle) * torch.eye(size)
         return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
 
 
 class ShallowTransformer(torch.nn.Module):
-    """Two layers, one copy per seed, trained side by side: the copies share nothing but the clock.
+    """Transformer of two layers, with one independent copy per seed, trained side by side.
 
     Layer 1: one head, pattern S = softmax_i(<R_j W_Q' e(x_j), R_i W_K' e(x_i)>), output c_j = sum_i S_ji onehot(x_i).
     Layer 2: a = softmax_j(onehot(x_N)' M c_j) over j = D .. N-2, prediction sum_j a_j y_j.
@@ -104,13 +104,13 @@ class ShallowTransformer(torch.nn.Module):
     def projected(
         self, weight: Float[Tensor, "seed d_model d_head"], features: Float[Tensor, "feature d_model"]
     ) -> Float[Tensor, "seed feature d_head"]:
-        """The query or key of each feature before RoPE, with the kept planes only."""
+        """Return the query or key of each feature before RoPE, with the kept planes only."""
         return keep(features @ weight, self.rope, self.kept)
 
     def pattern(
         self, tokens: Int[Tensor, "seed prompt pos"], features: Float[Tensor, "feature d_model"], first_query: int = 0
     ) -> Float[Tensor, "seed prompt query pos"]:
-        """S of the queries from `first_query` on; tokens number the given features."""
+        """Return S of the queries from `first_query` on; tokens are indices into the given features."""
         n_seeds, n_prompts, n = tokens.shape
         positions = torch.arange(n)
         row = (torch.arange(n_seeds)[:, None, None] * len(features) + tokens) * n + positions
@@ -129,7 +129,7 @@ class ShallowTransformer(torch.nn.Module):
         values: Float[Tensor, "seed prompt pos"],
         features: Float[Tensor, "feature d_model"],
     ) -> Float[Tensor, "seed prompt"]:
-        """The prediction of values[..., -1]; the value of position j - D is the label shown at position j."""
+        """Return the prediction of values[..., -1]; position j shows the value of position j - D."""
         distance, n_features = self.settings.distance, len(features)
         context = self.pattern(tokens, features, distance)[:, :, :-1] @ one_hot(tokens, n_features).float()
         asked = tokens[..., -1:].expand(-1, -1, n_features)
@@ -140,7 +140,7 @@ class ShallowTransformer(torch.nn.Module):
 def draw_prompts(
     settings: ToySettings, generators: Sequence[torch.Generator], n_prompts: int
 ) -> tuple[Int[Tensor, "seed prompt pos"], Float[Tensor, "seed prompt pos"]]:
-    """Tokens x_j, and the value w[x_j] of each, with a new w per prompt; every seed draws from its own generator."""
+    """Draw tokens x_j and their values w[x_j], with a new w per prompt; every seed has its own generator."""
     shape, n = (n_prompts, settings.n_tokens), settings.n_features
     tokens = torch.stack([torch.randint(n, shape, generator=generator) for generator in generators])
     weights = torch.stack([torch.randn(n_prompts, n, generator=generator) for generator in generators])
@@ -151,17 +151,17 @@ def draw_prompts(
 def measure(
     model: ShallowTransformer, tokens: Int[Tensor, "seed prompt pos"], values: Float[Tensor, "seed prompt pos"]
 ) -> xr.Dataset:
-    """Everything that is recorded of one moment, by seed; slash scores also by trained and unseen features."""
+    """Return all measurements of one training step, by seed; slash scores also by trained and unseen features."""
     trained, _ = embeddings = model.settings.embeddings
     n_seeds, n_prompts, _ = tokens.shape
     profiles = []
     for features in embeddings:
-        # prompts stand where heads do: one score per prompt, then their mean
+        # prompts take the place of heads: one score per prompt, then their mean
         found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
         profiles.append(found.score.view(n_seeds, n_prompts, -1).mean(1))
     off_diagonal = ~torch.eye(len(trained), dtype=torch.bool)
     error = (model(tokens, values, trained) - values[..., -1]).square()
-    # where x_N never came before, its value was never shown: a few prompts in a thousand would drown the rest
+    # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss
     shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
     numbers = {
         "loss": (error * shown).sum(-1) / shown.sum(-1),

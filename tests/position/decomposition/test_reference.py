@@ -61,7 +61,7 @@ def measure(model, tokens: Tensor) -> dict[str, float | list[float]]:
         ]:
             rows["r" + ending].append(fit.r)
             rows["r_within_rows" + ending].append(fit.r_within_rows)
-        shares = variance_shares(TripleMoments.of(q, k, rope, first_token=False), rope, 8**-0.5, N_TOKENS - 1)
+        shares = variance_shares(TripleMoments.from_qk(q, k, rope, first_token=False), rope, 8**-0.5, N_TOKENS - 1)
         for name in COMPONENTS:
             rows[name].append(shares.share(name))
     found = {name: float(torch.stack(values).mean()) for name, values in rows.items()}

@@ -56,7 +56,7 @@ def sums_of(scores: torch.Tensor, *blocks: int, window: int | None = None, **par
 def test_products_with_planes_are_those_of_one_fit_a_plane(rope):
     q, k = rotated_head(rope)
     left = three_axis_residual(SCALE * q @ k.mT)
-    shares = PlaneParts.of(q, k, rope, SCALE).products(left) / left.square().sum((1, 2))[:, None]
+    shares = PlaneParts.from_qk(q, k, rope, SCALE).products(left) / left.square().sum((1, 2))[:, None]
     torch.testing.assert_close(shares.sum(-1), torch.ones(2, dtype=torch.float64))
     first = [0, len(rope.inv_freq)] if rope.pairing == "half" else [0, 1]
     own = three_axis_residual(SCALE * q[..., first] @ k[..., first].mT)
@@ -71,7 +71,7 @@ def test_sums_over_blocks_of_rows_are_those_of_dense_least_squares(cut, window):
     visible = (distance >= 0) & (distance < (window or N))
     scores = (SCALE * q @ k.mT).masked_fill(~visible, -torch.inf)
     visible[:, 0] = False
-    planes = PlaneParts.of(q, k, ROPES["half"], SCALE)
+    planes = PlaneParts.from_qk(q, k, ROPES["half"], SCALE)
     sums = sums_of(scores, cut, window=window, planes=planes)
     left = three_axis_residual(scores, visible)
     torch.testing.assert_close(sums.corner, left)
@@ -93,7 +93,7 @@ def test_token_pairs_of_blocks_are_those_of_the_whole():
     tokens = torch.arange(N) % 4
     sums = sums_of(random_tensor(2, N, N), 3, 4, tokens=tokens)
     mask = VISIBLE & (torch.arange(N) > 0)
-    found, whole = sums.tokens.tally(sums.energy), TokenPairTally.of(sums.corner, mask, tokens)
+    found, whole = sums.tokens.tally(sums.energy), TokenPairTally.from_residual(sums.corner, mask, tokens)
     for name in ("kind", "total", "count", "energy"):
         torch.testing.assert_close(getattr(found, name), getattr(whole, name))
 

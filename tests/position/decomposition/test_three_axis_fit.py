@@ -346,12 +346,12 @@ def test_a_set_without_pairs_is_refused():
 def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):
     monkeypatch.setattr(equations, "MAX_ITERATIONS", 30)
     monkeypatch.setattr(equations, "BAND_ENTRIES", 200)
-    equations.band_of.cache_clear()
+    equations.preconditioner_band.cache_clear()
     q, k = random_qk(200)
     with pytest.raises(InputError, match="a window of 2 ties 200 tokens"):
         three_axis_from_qk(q, k, window=2)
     assert three_axis_from_qk(q, k).r.isfinite().all()
-    equations.band_of.cache_clear()
+    equations.preconditioner_band.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

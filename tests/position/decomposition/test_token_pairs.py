@@ -20,7 +20,7 @@ def test_a_tally_over_prompts_is_that_of_all_pairs(ids):
     count, total, energy, tallies = Counter(), defaultdict(float), 0.0, []
     for row in ids:
         e = torch.randn(2, 6, 6, generator=generator, dtype=torch.float64)
-        tallies.append(TokenPairTally.of(e, mask, torch.tensor(row)))
+        tallies.append(TokenPairTally.from_residual(e, mask, torch.tensor(row)))
         energy += float(e[1].tril().square().sum())
         for i in range(6):
             for j in range(i + 1):
@@ -38,7 +38,7 @@ def test_a_tally_over_prompts_is_that_of_all_pairs(ids):
 
 def test_a_full_tally_keeps_the_kinds_that_explain_most():
     e = torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None]
-    tally = TokenPairTally.of(e, torch.eye(3).bool(), torch.tensor([4, 5, 6]), keep=2)
+    tally = TokenPairTally.from_residual(e, torch.eye(3).bool(), torch.tensor([4, 5, 6]), keep=2)
     assert tally.query_token.tolist() == [[5, 6]]
     torch.testing.assert_close(tally.share, torch.tensor([[9 / 14, 4 / 14]], dtype=torch.float64))
 
@@ -46,8 +46,8 @@ def test_a_full_tally_keeps_the_kinds_that_explain_most():
 def test_tallies_of_some_heads_each_are_one_of_all_of_them():
     e, tokens = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([1, 2, 1, 3, 2])
     mask = torch.ones(5, 5).tril().bool()
-    parts = [TokenPairTally.of(some, mask, tokens, keep=4) for some in (e[:1], e[1:])]
-    together, whole = TokenPairTally.of_heads(parts), TokenPairTally.of(e, mask, tokens, keep=4)
+    parts = [TokenPairTally.from_residual(some, mask, tokens, keep=4) for some in (e[:1], e[1:])]
+    together, whole = TokenPairTally.join_heads(parts), TokenPairTally.from_residual(e, mask, tokens, keep=4)
     assert together.keep == 4
     for name in ("kind", "total", "count", "energy"):
         torch.testing.assert_close(getattr(together, name), getattr(whole, name))

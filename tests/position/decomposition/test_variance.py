@@ -44,7 +44,7 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result):
         run_capture(mini, tokens[None], kept.append, layers=[2])
     geometry = kept[0].geometry
     q, k = (torch.cat([getattr(one, name)[:, 1:] for one in kept], 1).double() for name in "qk")
-    found = variance_shares(TripleMoments.of(q, k, geometry.rope), geometry.rope, geometry.scale, 64)
+    found = variance_shares(TripleMoments.from_qk(q, k, geometry.rope), geometry.rope, geometry.scale, 64)
     np.testing.assert_allclose(result.dataset["share_kd"].sel(layer=2), found.share("kd"), rtol=1e-5)
     np.testing.assert_allclose(result.dataset["variance"].sel(layer=2), found.total, rtol=1e-5)
 
@@ -52,7 +52,7 @@ def test_shares_are_those_of_all_tokens_of_all_prompts(mini, prompts, result):
 def test_distances_and_weights_are_those_asked_for(capture, collected):
     few = collected(variance, capture, n_distances=5, weights="causal")
     geometry = capture.geometry
-    moments = TripleMoments.of(capture.q, capture.k, geometry.rope, first_token=False)
+    moments = TripleMoments.from_qk(capture.q, capture.k, geometry.rope, first_token=False)
     expected = variance_shares(moments, geometry.rope, geometry.scale, 5, weights="causal")
     np.testing.assert_allclose(few["share_d"].squeeze("layer"), expected.share("d"))
 

@@ -61,7 +61,7 @@ def hoeffding(w: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def test_every_component_equals_brute_force(rope, weights):
     d_head = 7 if rope.scaling != 1 else 6
     q, k = random_qk(6, 6, d_head)
-    found = variance_shares(TripleMoments.of(q, k, rope), rope, 0.3, 5, weights=weights)
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 5, weights=weights)
     p = {"uniform": torch.ones(5), "causal": torch.arange(5.0, 0, -1)}[weights] if isinstance(weights, str) else weights
     p = p.double() / p.sum()
     w = all_triples(q, k, rope, 0.3, 5)
@@ -83,7 +83,7 @@ def test_every_component_equals_brute_force(rope, weights):
 )
 def test_shares_add_up_to_one(n, half, n_distances, causal, seed):
     rope = Rope(inverse_frequencies(2 * half, 100.0))
-    moments = TripleMoments.of(*random_qk(n, n, 2 * half, seed), rope)
+    moments = TripleMoments.from_qk(*random_qk(n, n, 2 * half, seed), rope)
     found = variance_shares(moments, rope, 1.0, n_distances, weights="causal" if causal else "uniform")
     assert bool((found.shares >= 0).all())
     torch.testing.assert_close(found.shares.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -98,7 +98,7 @@ def test_a_factor_that_does_not_vary_has_no_share(constant, gone):
     q, k = random_qk(6, 6, 6)
     q = q[:, :1].expand_as(q) if constant == "q" else q
     k = k[:, :1].expand_as(k) if constant == "k" else k
-    found = variance_shares(TripleMoments.of(q, k, rope), rope, 1.0, 1 if constant == "d" else 9)
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 1 if constant == "d" else 9)
     assert float(found.share(*gone).abs().max()) < 1e-12
     assert float(found.shares.sum(-1).min()) == pytest.approx(1)
 
@@ -106,7 +106,7 @@ def test_a_factor_that_does_not_vary_has_no_share(constant, gone):
 def test_a_large_constant_costs_no_digits():
     rope = Rope(torch.zeros(3, dtype=torch.float64))
     q, k = random_qk(20, 20, 6)
-    found = variance_shares(TripleMoments.of(q + 1e5, k, rope), rope, 1.0, 3)
+    found = variance_shares(TripleMoments.from_qk(q + 1e5, k, rope), rope, 1.0, 3)
     w = all_triples(q + 1e5, k, rope, 1.0, 3)
     expected = hoeffding(w, torch.full((3,), 1 / 3, dtype=torch.float64))
     torch.testing.assert_close(found.shares * found.total[:, None], expected, rtol=1e-4, atol=1e-4)
@@ -119,8 +119,8 @@ def test_additive_r_is_the_correlation_with_the_best_two_axis_split():
     rope = ROPES["half"]
     q, k = random_qk(7, 6, 6)
     w = all_triples(q, k, rope, 1.0, 5)
-    moments = TripleMoments.of(q, q, rope)
-    moments = TripleMoments(moments.q, TripleMoments.of(k, k, rope).k)
+    moments = TripleMoments.from_qk(q, q, rope)
+    moments = TripleMoments(moments.q, TripleMoments.from_qk(k, k, rope).k)
     best = w.mean(2, keepdim=True) + w.mean(3, keepdim=True) - w.mean((2, 3), keepdim=True)
     expected = [torch.corrcoef(torch.stack([w[h].flatten(), best[h].flatten()]))[0, 1] for h in range(2)]
     found = variance_shares(moments, rope, 1.0, 5)
@@ -134,7 +134,7 @@ def test_three_axis_share_is_what_the_best_sum_of_three_explains():
     mean = w.mean((1, 2, 3), keepdim=True)
     best = w.mean((2, 3), keepdim=True) + w.mean((1, 3), keepdim=True) + w.mean((1, 2), keepdim=True) - 2 * mean
     expected = 1 - (w - best).square().mean((1, 2, 3)) / (w - mean).square().mean((1, 2, 3))
-    found = variance_shares(TripleMoments.of(q, k, rope), rope, 1.0, 5)
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5)
     torch.testing.assert_close(found.three_axis_share, expected)
 
 
@@ -143,14 +143,14 @@ def test_shares_within_rows_are_those_of_the_score_less_each_querys_mean():
     q, k = random_qk(6, 6, 6)
     w = all_triples(q, k, rope, 1.0, 5)
     variances = hoeffding(w - w.mean((2, 3), keepdim=True), torch.full((5,), 0.2, dtype=torch.float64))
-    found = variance_shares(TripleMoments.of(q, k, rope), rope, 1.0, 5).within_rows
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5).within_rows
     torch.testing.assert_close(found.shares, variances / variances.sum(-1, keepdim=True), atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(found.total, variances.sum(-1))
 
 
 def test_causal_weights_are_the_distances_of_a_text():
     rope = ROPES["half"]
-    moments = TripleMoments.of(*random_qk(6, 6, 6), rope)
+    moments = TripleMoments.from_qk(*random_qk(6, 6, 6), rope)
     counts = torch.tensor([float(sum(i - j == d for i in range(7) for j in range(i + 1))) for d in range(7)])
     causal, counted = (variance_shares(moments, rope, 1.0, 7, weights=w).shares for w in ("causal", counts))
     torch.testing.assert_close(causal, counted)
@@ -162,8 +162,8 @@ def test_causal_weights_are_the_distances_of_a_text():
 def test_moments_of_prompts_add_up_to_those_of_the_corpus():
     rope = ROPES["partial, odd rest, scaled"]
     q, k = random_qk(30, 30, 7)
-    parts = [TripleMoments.of(q[:, part], k[:, part], rope) for part in (slice(3), slice(3, 20), slice(20, 30))]
-    together, added = TripleMoments.of(q, k, rope), parts[0] + parts[1] + parts[2]
+    parts = [TripleMoments.from_qk(q[:, part], k[:, part], rope) for part in (slice(3), slice(3, 20), slice(20, 30))]
+    together, added = TripleMoments.from_qk(q, k, rope), parts[0] + parts[1] + parts[2]
     for whole, merged in [(together.q, added.q), (together.k, added.k)]:
         assert whole.n == merged.n
         torch.testing.assert_close(merged.mean, whole.mean)
@@ -174,15 +174,15 @@ def test_moments_of_prompts_add_up_to_those_of_the_corpus():
 def test_the_first_token_can_be_left_out():
     rope = ROPES["half"]
     q, k = random_qk(9, 9, 6)
-    found = TripleMoments.of(q, k, rope, first_token=False)
-    torch.testing.assert_close(found.k.mean, TripleMoments.of(q[:, 1:], k[:, 1:], rope).k.mean)
+    found = TripleMoments.from_qk(q, k, rope, first_token=False)
+    torch.testing.assert_close(found.k.mean, TripleMoments.from_qk(q[:, 1:], k[:, 1:], rope).k.mean)
     assert found.q.n == 8
 
 
 def test_a_head_that_never_varies_has_no_shares():
     rope = Rope(torch.zeros(2, dtype=torch.float64))
     found = variance_shares(
-        TripleMoments.of(torch.full((1, 6, 4), 0.1), torch.full((1, 6, 4), 0.7), rope), rope, 1.0, 4
+        TripleMoments.from_qk(torch.full((1, 6, 4), 0.1), torch.full((1, 6, 4), 0.7), rope), rope, 1.0, 4
     )
     assert found.shares.isnan().all()
     assert found.additive_r.isnan().all()
@@ -193,7 +193,7 @@ def test_a_head_that_never_varies_has_no_shares():
 
 def test_a_prompt_of_one_token_cannot_lose_it():
     with pytest.raises(InputError, match="no token is left of a prompt of 1;"):
-        TripleMoments.of(*random_qk(1, 1, 6), ROPES["half"], first_token=False)
+        TripleMoments.from_qk(*random_qk(1, 1, 6), ROPES["half"], first_token=False)
 
 
 def test_a_bias_by_distance_joins_the_distance_share():
@@ -201,6 +201,6 @@ def test_a_bias_by_distance_joins_the_distance_share():
     rope, weights = ROPES["half"], torch.full((5,), 1 / 5, dtype=torch.float64)
     bias = -0.4 * torch.arange(5, dtype=torch.float64).expand(2, 5)
     w = all_triples(q, k, rope, 0.5, 5) + bias[:, None, None]
-    shares = variance_shares(TripleMoments.of(q, k, rope), rope, 0.5, 5, bias=bias)
+    shares = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.5, 5, bias=bias)
     torch.testing.assert_close(shares.shares * shares.total[:, None], hoeffding(w, weights), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(shares.mean, w.mean((1, 2, 3)))

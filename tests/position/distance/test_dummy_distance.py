@@ -19,7 +19,7 @@ from tl_posgen.position.distance.curves import curve_under_intervention
 from tl_posgen.position.distance.distance_table import table_energies
 from tl_posgen.position.distance.dummy_distance import MEASURE as dummy_distance
 from tl_posgen.position.distance.dummy_distance import DummyDistance
-from tl_posgen.position.distance.hooks import at_dummy_distance, seen_at
+from tl_posgen.position.distance.hooks import at_dummy_distance, scores_at_distance
 from tl_posgen.report.sentences import with_interval
 
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
@@ -41,7 +41,7 @@ def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
     below = torch.ones(20, 20).tril().bool()
     curve = curve_under_intervention(captures[0])
     for d in (0, 7, 19):
-        brute = seen_at(captures[0], d, None)[:, below].mean(1)
+        brute = scores_at_distance(captures[0], d, None)[:, below].mean(1)
         torch.testing.assert_close(curve[:, d].float(), brute, atol=1e-4, rtol=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_examples_are_tables_of_the_heads_whose_key_part_stays_most_and_least(mi
     layer, head = map(int, data["example"].values[0].split("."))
     capture = captures[layer]
     for d in (0, 7, 39):
-        scores = seen_at(capture, d, None)[head]
+        scores = scores_at_distance(capture, d, None)[head]
         np.testing.assert_allclose(data["table"][0, 0].sel(table_distance=d), scores[-1], atol=1e-4)
         np.testing.assert_allclose(data["table"][0, 1].sel(table_distance=d), scores.mean(0), atol=1e-4)
 

@@ -69,8 +69,8 @@ def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, ali
     for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
         run_capture(mini, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
-    halves = tuple(OutputMoments.of(o[:, 8:16]) for o in outputs)
-    beyond = OutputMoments.of(outputs[0][:, 32:48]) + OutputMoments.of(outputs[1][:, 32:48])
+    halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
+    beyond = OutputMoments.from_outputs(outputs[0][:, 32:48]) + OutputMoments.from_outputs(outputs[1][:, 32:48])
     expected = output_drift(halves, beyond)
     found = result.dataset.sel(condition="vanilla", layer=2, segment=2)
     for name in ("frechet", "mahalanobis", "norm_ratio", "off_axes", "noise_level"):

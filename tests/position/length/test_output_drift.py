@@ -24,7 +24,7 @@ def outputs(n: int, seed: int, shift: float = 0.0, stretch: float = 1.0) -> torc
 
 
 def halves(n: int = 4000) -> tuple[OutputMoments, OutputMoments]:
-    return OutputMoments.of(outputs(n, 0)), OutputMoments.of(outputs(n, 1))
+    return OutputMoments.from_outputs(outputs(n, 0)), OutputMoments.from_outputs(outputs(n, 1))
 
 
 @settings(max_examples=25, deadline=None)
@@ -54,7 +54,7 @@ def test_frechet_distance_is_symmetric_and_zero_from_itself(seed):
 
 def test_moments_of_prompts_add_up_to_those_of_their_outputs():
     one, other = outputs(20, 0), outputs(30, 1)
-    total, joined = OutputMoments.of(one) + OutputMoments.of(other), torch.cat([one, other], 1)
+    total, joined = OutputMoments.from_outputs(one) + OutputMoments.from_outputs(other), torch.cat([one, other], 1)
     torch.testing.assert_close(total.mean, joined.mean(1))
     for head in range(2):
         torch.testing.assert_close(total.cov[head], torch.cov(joined[head].T, correction=0))
@@ -62,7 +62,7 @@ def test_moments_of_prompts_add_up_to_those_of_their_outputs():
 
 
 def test_axes_are_the_fewest_that_hold_the_share_of_variance():
-    axes = principal_axes(OutputMoments.of(outputs(4000, 0)), 0.95)
+    axes = principal_axes(OutputMoments.from_outputs(outputs(4000, 0)), 0.95)
     variance = torch.tensor([16.0, 9, 4, 1, 0.01, 1e-4])
     assert variance[:2].sum() < 0.95 * variance.sum() < variance[:3].sum()
     assert axes.kept.tolist() == [3, 3]
@@ -73,11 +73,11 @@ def test_axes_are_the_fewest_that_hold_the_share_of_variance():
 def test_axes_without_variance_are_never_kept():
     o = outputs(100, 0)
     o[..., 3:] = 0
-    assert principal_axes(OutputMoments.of(o), 1.0).kept.tolist() == [3, 3]
+    assert principal_axes(OutputMoments.from_outputs(o), 1.0).kept.tolist() == [3, 3]
 
 
 def test_no_drift_stays_at_the_noise_level():
-    drift = output_drift(halves(), OutputMoments.of(outputs(4000, 2)))
+    drift = output_drift(halves(), OutputMoments.from_outputs(outputs(4000, 2)))
     assert (drift["frechet"] < 3 * drift["noise_level"]).all()
     torch.testing.assert_close(drift["mahalanobis"], torch.ones(2).double(), rtol=0.05, atol=0)
     torch.testing.assert_close(drift["norm_ratio"], torch.ones(2).double(), rtol=0.05, atol=0)
@@ -85,7 +85,7 @@ def test_no_drift_stays_at_the_noise_level():
 
 @pytest.mark.parametrize("change", [{"shift": 2.0}, {"stretch": 2.0}])
 def test_a_shift_or_a_stretch_leaves_the_noise_level_far_behind(change):
-    drift = output_drift(halves(), OutputMoments.of(outputs(4000, 2, **change)))
+    drift = output_drift(halves(), OutputMoments.from_outputs(outputs(4000, 2, **change)))
     assert (drift["frechet"] > 50 * drift["noise_level"]).all()
     assert (drift["mahalanobis"] > 1.2).all()
     assert (drift["norm_ratio"] > 1.1).all()
@@ -96,7 +96,7 @@ def test_mahalanobis_is_the_root_mean_square_over_the_outputs():
     axes = principal_axes(inside[0] + inside[1])
     away = (beyond - axes.mean[:, None]) @ axes.axes[..., :3]
     expected = (away.square() / axes.variance[:, None, :3]).sum(-1).mean(-1)
-    found = output_drift(inside, OutputMoments.of(beyond))
+    found = output_drift(inside, OutputMoments.from_outputs(beyond))
     torch.testing.assert_close(found["mahalanobis"], (expected / 3).sqrt())
 
 
@@ -110,9 +110,9 @@ def test_the_outputs_inside_have_mahalanobis_one():
 def test_outputs_off_the_axes_are_noticed():
     o = outputs(4000, 2)
     o[..., 5] += 50
-    drift = output_drift(halves(), OutputMoments.of(o))
+    drift = output_drift(halves(), OutputMoments.from_outputs(o))
     assert (drift["off_axes"] > 0.95).all()
-    assert (output_drift(halves(), OutputMoments.of(outputs(4000, 2)))["off_axes"] < 0.06).all()
+    assert (output_drift(halves(), OutputMoments.from_outputs(outputs(4000, 2)))["off_axes"] < 0.06).all()
 
 
 def test_frechet_along_the_axes_equals_that_of_projected_samples():
@@ -121,7 +121,7 @@ def test_frechet_along_the_axes_equals_that_of_projected_samples():
     basis = axes.axes[..., :3]
     projected = [torch.cat([outputs(60, 0), outputs(60, 1)], 1) @ basis, beyond @ basis]
     stats = [x for o in projected for x in (o[0].mean(0), torch.cov(o[0].T, correction=0))]
-    found = output_drift(inside, OutputMoments.of(beyond))
+    found = output_drift(inside, OutputMoments.from_outputs(beyond))
     torch.testing.assert_close(found["frechet"][0], frechet_distance(*stats) / axes.variance[0].sum())
 
 

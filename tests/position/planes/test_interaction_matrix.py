@@ -38,7 +38,7 @@ def each_plane(q, k, rope, scale, n_distances, p):
 @pytest.mark.parametrize(("rope", "d_head"), ROPES.values(), ids=ROPES.keys())
 def test_it_is_the_covariance_over_all_triples_and_adds_up_to_the_interaction(rope, d_head, weights):
     q, k = random_qk(6, d_head, seed=0)
-    moments = TripleMoments.of(q, k, rope)
+    moments = TripleMoments.from_qk(q, k, rope)
     found = interaction_matrix(moments, rope, 0.3, 5, weights=weights)
     p = {"uniform": torch.ones(5), "causal": torch.arange(5.0, 0, -1)}[weights].double()
     p = p / p.sum()
@@ -80,7 +80,7 @@ def holds(found: InteractionMatrix) -> None:
 def test_what_is_proved_holds(n, half, rest, n_distances, base, causal, seed):
     rope = Rope(inverse_frequencies(2 * half, base))
     q, k = random_qk(n, 2 * half + rest, seed)
-    moments = TripleMoments.of(q, k, rope)
+    moments = TripleMoments.from_qk(q, k, rope)
     holds(interaction_matrix(moments, rope, 0.7, n_distances, weights="causal" if causal else "uniform"))
 
 
@@ -89,7 +89,7 @@ def test_the_bound_is_reached_where_one_plane_turns_along_its_queries_and_keys()
     rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
     q = torch.tensor([[[1.0, 0.0], [3.0, 0.0]]], dtype=torch.float64)
     k = torch.tensor([[[-2.0, 5.0], [2.0, 5.0]]], dtype=torch.float64)
-    found = interaction_matrix(TripleMoments.of(q, k, rope), rope, 1.0, 4)
+    found = interaction_matrix(TripleMoments.from_qk(q, k, rope), rope, 1.0, 4)
     assert float(found.total) == pytest.approx(5 * 4)
     assert float(found.bound) == pytest.approx(float(found.total))
     assert float(found.estimate) == pytest.approx(float(found.total) / 2)  # a factor of two: phases that do not vary
@@ -98,7 +98,7 @@ def test_the_bound_is_reached_where_one_plane_turns_along_its_queries_and_keys()
 def test_the_estimate_is_exact_on_average_where_every_direction_is_alike():
     rope = Rope(inverse_frequencies(8, 1e4))
     q, k = torch.randn(2, 1, 20000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = interaction_matrix(TripleMoments.of(q, k, rope), rope, 1.0, 64)
+    found = interaction_matrix(TripleMoments.from_qk(q, k, rope), rope, 1.0, 64)
     assert float(found.estimate / found.total) == pytest.approx(1, abs=0.02)
 
 
@@ -107,7 +107,7 @@ def test_keys_that_are_their_mean_leave_no_interaction_whatever_their_rank():
     rope = Rope(inverse_frequencies(8, 100.0))
     q, k = random_qk(500, 8, seed=1, heads=1)
     direction, sign = k[:, :1], torch.randn(1, 500, 1, generator=torch.Generator().manual_seed(0)).sign()
-    same, signed = (TripleMoments.of(q, x.expand_as(k), rope) for x in (direction, direction * sign))
+    same, signed = (TripleMoments.from_qk(q, x.expand_as(k), rope) for x in (direction, direction * sign))
     none, some = (variance_shares(moments, rope, 1.0, 64).interaction for moments in (same, signed))
     assert float(same.k.r1) == pytest.approx(1)
     assert float(signed.k.r1) == pytest.approx(1)
@@ -120,7 +120,7 @@ def test_keys_that_are_their_mean_leave_no_interaction_whatever_their_rank():
 def test_r1_and_the_mean_energy_are_those_of_the_samples():
     rope = Rope(inverse_frequencies(4, 100.0))
     q, k = random_qk(30, 7, seed=2)
-    moments = TripleMoments.of(q[:, :12], k[:, :12], rope) + TripleMoments.of(q[:, 12:], k[:, 12:], rope)
+    moments = TripleMoments.from_qk(q[:, :12], k[:, :12], rope) + TripleMoments.from_qk(q[:, 12:], k[:, 12:], rope)
     singular = torch.linalg.svdvals(k)
     torch.testing.assert_close(moments.k.r1, singular[:, 0] ** 2 / singular.square().sum(-1))
     torch.testing.assert_close(moments.q.mean_energy, q.mean(1).square().sum(-1) / q.square().sum(-1).mean(-1))

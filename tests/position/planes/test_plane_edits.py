@@ -34,7 +34,7 @@ def random_planes(size, seed=0, dtype=torch.complex128):
 
 
 def draw_for(size, seed=0):
-    draw = Draw.of(*size, torch.Generator().manual_seed(seed))
+    draw = Draw.from_generator(*size, torch.Generator().manual_seed(seed))
     return Draw(draw.order, draw.noise.double())
 
 

@@ -41,8 +41,8 @@ def random_head(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
 def test_moments_of_prompts_add_up_to_those_of_their_tokens():
     (q1, k1), (q2, k2) = random_head(0), random_head(1, n=7)
     rope = ROPES["half"]
-    total = PlaneMoments.of(q1, k1, rope) + PlaneMoments.of(q2, k2, rope)
-    joined = PlaneMoments.of(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), rope)
+    total = PlaneMoments.from_qk(q1, k1, rope) + PlaneMoments.from_qk(q2, k2, rope)
+    joined = PlaneMoments.from_qk(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), rope)
     found, expected = side_pattern(total.q, total.n), side_pattern(joined.q, joined.n)
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], msg=name)
@@ -50,7 +50,7 @@ def test_moments_of_prompts_add_up_to_those_of_their_tokens():
 
 def test_side_pattern_equals_the_statistics_of_the_samples(rope):
     _, k = random_head()
-    moments = PlaneMoments.of(k, k, rope)
+    moments = PlaneMoments.from_qk(k, k, rope)
     found = side_pattern(moments.k, N)
     z = complex_planes(k, rope)
     torch.testing.assert_close(found["mean"], z.mean(1).abs())
@@ -66,7 +66,7 @@ def test_side_pattern_equals_the_statistics_of_the_samples(rope):
 @pytest.mark.parametrize("centred", [False, True])
 def test_participation_is_that_of_the_singular_values(rope, centred):
     _, k = random_head()
-    found = side_pattern(PlaneMoments.of(k, k, rope).k, N)
+    found = side_pattern(PlaneMoments.from_qk(k, k, rope).k, N)
     values = torch.linalg.svdvals(k - k.mean(1, keepdim=True) if centred else k).square()
     expected = values.sum(-1).square() / values.square().sum(-1)
     torch.testing.assert_close(found["centred_participation"] if centred else found["participation"], expected)
@@ -76,14 +76,14 @@ def test_rank_counts_directions_and_centring_removes_the_mean_one():
     direction = torch.randn(2, 1, D_HEAD, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     _, k = random_head()
     k = k[..., :1] * direction + torch.arange(D_HEAD)
-    pattern = side_pattern(PlaneMoments.of(k, k, ROPES["half"]).k, N)
+    pattern = side_pattern(PlaneMoments.from_qk(k, k, ROPES["half"]).k, N)
     assert pattern["rank"].tolist() == [2, 2]
     assert pattern["centred_rank"].tolist() == [1, 1]
 
 
 def test_a_constant_key_is_fully_concentrated():
     _, k = random_head()
-    pattern = side_pattern(PlaneMoments.of(k, k[:, :1].expand_as(k), ROPES["half"]).k, N)
+    pattern = side_pattern(PlaneMoments.from_qk(k, k[:, :1].expand_as(k), ROPES["half"]).k, N)
     torch.testing.assert_close(pattern["concentration"], torch.ones(2, 4, dtype=torch.float64))
     torch.testing.assert_close(pattern["phase_std"], torch.zeros(2, 4, dtype=torch.float64), atol=1e-6, rtol=0)
 
@@ -93,7 +93,7 @@ def test_relative_phase_is_the_distance_at_which_a_plane_scores_highest():
     rope = Rope(theta)
     k = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(1, N, 2)
     q = torch.tensor([math.cos(-0.1 * best), math.sin(-0.1 * best)], dtype=torch.float64).expand(1, N, 2)
-    phase = relative_phase(PlaneMoments.of(q, k, rope))
+    phase = relative_phase(PlaneMoments.from_qk(q, k, rope))
     torch.testing.assert_close(-phase / theta, torch.full((1, 1), float(best), dtype=torch.float64))
     table = distance_table(q[:, 0], k, rope, SCALE, torch.arange(20))
     assert table[0, :, 0].argmax() == best
@@ -103,7 +103,7 @@ def test_relative_phase_is_over_causal_pairs(rope):
     q, k = random_head()
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     pairs = (zq[:, :, None] * zk[:, None].conj())[:, torch.ones(N, N).tril().bool()]
-    moments = PlaneMoments.of(q, k, rope)
+    moments = PlaneMoments.from_qk(q, k, rope)
     torch.testing.assert_close(relative_phase(moments), pairs.mean(1).angle())
     assert moments.n_pairs == pairs.shape[1]
 
@@ -111,7 +111,7 @@ def test_relative_phase_is_over_causal_pairs(rope):
 def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):
     q, k = random_head()
     distances = torch.arange(12)
-    parts = plane_parts(PlaneMoments.of(q, k, rope), rope, SCALE, D_HEAD, distances)
+    parts = plane_parts(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, distances)
     tables = [distance_table(q[:, i], k, rope, SCALE, distances) for i in range(N)]
     position = torch.stack([additive_fit(table).rows.square().mean(-1) for table in tables]).mean(0)
     content = torch.stack([additive_fit(table).columns.square().mean(-1) for table in tables]).mean(0)
@@ -124,7 +124,7 @@ def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):
 def test_a_plane_is_its_covariance_with_the_whole_part():
     q, k = random_head()
     rope, distances = ROPES["half"], torch.arange(12)
-    parts = plane_parts(PlaneMoments.of(q, k, rope), rope, SCALE, D_HEAD, distances)
+    parts = plane_parts(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, distances)
     for m in range(4):
         alone = torch.zeros(D_HEAD, dtype=torch.float64)
         alone[[m, m + 4]] = 1.0
@@ -141,7 +141,7 @@ def test_slow_planes_carry_content_and_constant_keys_position():
     q, k = random_head()
     k = k[..., :4].clone()
     k[..., [0, 2]] = 1.0
-    parts = plane_parts(PlaneMoments.of(q[..., :4], k, rope), rope, SCALE, 4, torch.arange(12))
+    parts = plane_parts(PlaneMoments.from_qk(q[..., :4], k, rope), rope, SCALE, 4, torch.arange(12))
     share = {name: part / part.sum(-1, keepdim=True) for name, part in parts.items()}
     expected = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
     torch.testing.assert_close(share["position"], expected)
@@ -153,7 +153,7 @@ def test_slow_planes_carry_content_and_constant_keys_position():
 def test_plane_scores_bound_the_mean_residual_at_every_distance(seed, reference, name):
     q, k = random_head(seed)
     rope = ROPES[name]
-    bound = plane_scores(PlaneMoments.of(q, k, rope), rope, SCALE, D_HEAD, 12, reference).sum(-1)
+    bound = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 12, reference).sum(-1)
     spread = k - k.mean(1, keepdim=True)
     distances = torch.cat([torch.tensor([reference]), torch.arange(12)])
     tables = torch.stack([distance_table(q[:, i], spread, rope, SCALE, distances) for i in range(N)])
@@ -167,7 +167,7 @@ def test_plane_scores_equal_the_formula():
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     turn = [2 * abs(math.sin(rope.inv_freq[2].item() * (d - 5) / 2)) for d in range(12)]
     expected = SCALE * zq[:, :, 2].abs().mean(1) * (zk - zk.mean(1, keepdim=True))[:, :, 2].abs().mean(1) * max(turn)
-    found = plane_scores(PlaneMoments.of(q, k, rope), rope, SCALE, D_HEAD, 12, reference=5)
+    found = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 12, reference=5)
     torch.testing.assert_close(found[:, 2], expected)
 
 
@@ -177,7 +177,7 @@ def test_each_condition_of_the_criterion_marks_its_plane():
     q, k = q.clone(), k.clone()
     k[..., [0, 4]] = 1.0
     q[..., [1, 5]] = 1e-4
-    found = sufficiency(PlaneMoments.of(q, k, rope), rope, SCALE, D_HEAD, 16, torch.ones(2, dtype=torch.float64))
+    found = sufficiency(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 16, torch.ones(2, dtype=torch.float64))
     assert found["position"].tolist() == [[True, False, False, False]] * 2
     assert found["quiet"].tolist() == [[False, True, False, False]] * 2
     assert found["slow"].tolist() == [[False, False, True, False]] * 2
@@ -189,7 +189,9 @@ def test_a_head_whose_planes_all_meet_a_condition_is_additive():
     q, k = random_head()
     k = k[..., :4].clone()
     k[..., [0, 2]] = 1.0
-    found = sufficiency(PlaneMoments.of(q[..., :4], k, rope), rope, SCALE, 4, 16, torch.ones(2, dtype=torch.float64))
+    found = sufficiency(
+        PlaneMoments.from_qk(q[..., :4], k, rope), rope, SCALE, 4, 16, torch.ones(2, dtype=torch.float64)
+    )
     assert (found["position"] | found["quiet"] | found["slow"]).all()
 
 
@@ -199,7 +201,7 @@ def test_a_plane_that_meets_a_condition_has_a_small_score(seed, eps, quiet, name
     q, k = random_head(seed)
     q = q * quiet
     rope, std = ROPES[name], torch.ones(2, dtype=torch.float64)
-    moments = PlaneMoments.of(q, k, rope)
+    moments = PlaneMoments.from_qk(q, k, rope)
     found = sufficiency(moments, rope, SCALE, D_HEAD, 12, std, eps)
     scores = plane_scores(moments, rope, SCALE, D_HEAD, 12)
     gain = torch.ones(4)

@@ -16,7 +16,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import PlanePerturbation, perturb_planes, plane_costs, plane_perturbation
 from tl_posgen.position.planes.plane_costs import MOST_CELLS, OF
-from tl_posgen.position.planes.plane_shares import PARTS, correlations, plane_shares
+from tl_posgen.position.planes.plane_shares import PARTS, cost_share_correlations, plane_shares
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
@@ -152,7 +152,7 @@ def made_up(n_prompts=6, seed=0):
 
 def test_correlations_are_spearmans_over_the_cells_that_are_there():
     data = made_up()
-    found, mean = correlations(data), data["map_rise_each"].mean("prompt")
+    found, mean = cost_share_correlations(data), data["map_rise_each"].mean("prompt")
     known = data["position"].notnull().values
     assert int(found["n_cells"]) == 9
     for edit in data["map_edit"].values:
@@ -178,7 +178,7 @@ def test_intervals_of_rho_are_those_of_resampled_prompts():
     each, share = data["map_rise_each"].values[:, 0, ..., 0].reshape(5, -1)[:, :9], data["content"].values.ravel()[:9]
     counts = np.random.default_rng(0).multinomial(5, np.full(5, 0.2), size=2000)
     drawn = [stats.spearmanr(row @ each / 5, share).statistic for row in counts]
-    found = correlations(data).sel(map_edit="mean_phase", cost="edit", share="content")
+    found = cost_share_correlations(data).sel(map_edit="mean_phase", cost="edit", share="content")
     ends = float(found["rho"]) + stats.t.ppf([0.025, 0.975], 4) * (5 / 4) ** 0.5 * np.std(drawn, ddof=1)
     np.testing.assert_allclose([found["rho_low"], found["rho_high"]], np.clip(ends, -1, 1), atol=1e-4)
 
@@ -199,7 +199,7 @@ def test_the_cells_that_carry_half_are_the_fewest_that_do(result):
 
 
 def test_without_shuffled_positions_there_is_no_cost_of_position():
-    found = correlations(made_up().isel(map_edit=[0]))
+    found = cost_share_correlations(made_up().isel(map_edit=[0]))
     assert found["share"].values.tolist() == list(PARTS)
 
 

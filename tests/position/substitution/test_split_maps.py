@@ -60,7 +60,7 @@ def test_over_every_triple_they_hold_what_variance_calls_position_and_content():
     """f(q, d) and g(q, k) of all queries, keys and distances, each less its mean over what it does not share."""
     generator, rope, n = torch.Generator().manual_seed(0), Rope(inverse_frequencies(4)), 6
     q, k = 0.5 + torch.randn(2, 1, n, 4, generator=generator, dtype=torch.float64)
-    shares = variance_shares(TripleMoments.of(q, k, rope, first_token=False), rope, 1.0, n).within_rows
+    shares = variance_shares(TripleMoments.from_qk(q, k, rope, first_token=False), rope, 1.0, n).within_rows
     _, g = by_hand(q[0], k[0], rope, 1.0, n)
     at = torch.stack([rotate(q[0, 1:], torch.full((n - 1,), d), rope) for d in range(n)], 1)  # [query, distance, d]
     kbar, w = k[0, 1:].mean(0), at @ k[0, 1:].T

@@ -1,4 +1,4 @@
-"""Scores as position + query + key: exact fits, variance shares, what is left (Han & Ji 2025, arXiv 2503.13305)."""
+"""Scores as position + query + key: exact fits, variance shares, residuals (Han & Ji 2025, arXiv 2503.13305)."""
 
 from tl_posgen.position.decomposition.across_prompts import MEASURE as across_prompts
 from tl_posgen.position.decomposition.across_prompts import AcrossPrompts

@@ -1,4 +1,4 @@
-"""Which (query, key) pairs a fit is made over, and the normal equations of three additive axes over them."""
+"""Causal (query, key) pairs that a fit is made over, and the normal equations of three additive axes on them."""
 
 import math
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from torch.nn.functional import pad
 from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
-SPAN = 1e15  # of weights: float64 cannot tell what lighter pairs add
+SPAN = 1e15  # largest ratio of weights: in float64 lighter pairs would be lost
 
 
 @dataclass(frozen=True)
 class CausalPairs:
-    r"""The causal pairs (i, j) that count: 0 <= i - j < window, less what is left out: token 0, or the diagonal i = j.
+    r"""Causal pairs (i, j) that count: 0 <= i - j < window, without token 0 or the diagonal if these are left out.
 
-    Leaving out the first token (as query and as key) or the diagonal leaves a causal triangle again, one smaller. Its
-    three axes are alike: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
+    Without the first token (as query and as key) or without the diagonal a causal triangle remains, smaller by one. Its
+    three axes are symmetric: count the queries from the last one backwards, s = (n - 1) - i, and every visible pair has
 
         distance + s + key = n - 1,      all three >= 0,
 
-    so each axis at index t has n - t pairs, and meets the indices 0 .. n - 1 - t of the other two. Every array on
-    `corner coordinates` below is [axis, head, t] with the axes in the order distance, query (from the last), key.
+    so index t of an axis has n - t pairs, one with each of the indices 0 .. n - 1 - t of either other axis. Arrays in
+    "corner coordinates" are [axis, head, t] with the axes in the order distance, query (from the last), key.
 
     Attributes:
         n_tokens: length of the text.
-        window: a query sees the `window` last keys, itself included; None sees all.
+        window: a query sees the `window` last keys, itself included; None for all.
         first_token: whether token 0 counts.
         diagonal: whether a query paired with its own key counts.
-        distance_weights: w_0, w_1, ...: how much a pair at each distance counts; the last one holds for all beyond.
+        distance_weights: w_0, w_1, ...: weight of a pair at each distance; the last holds for all larger distances.
 
     Raises:
-        InputError: where no pair is left, a weight is not above 0, or weights are further apart than `SPAN`.
+        InputError: no pair is left, a weight is not above 0, or the ratio of two weights is above `SPAN`.
 
     Example:
         >>> pairs = CausalPairs(1024)
@@ -82,12 +82,12 @@ class CausalPairs:
 
     @property
     def size(self) -> int:
-        """n: as many queries as keys are left, and as many distances where there is no window."""
+        """Return n, the number of queries, of keys and, without a window, of distances."""
         return self.n_tokens - self.first_query
 
     @property
     def width(self) -> int:
-        """Number of distances."""
+        """Return the number of distances."""
         return min(self.window or self.n_tokens, self.n_tokens - self.first_key) - self.first_distance
 
     @property
@@ -96,25 +96,26 @@ class CausalPairs:
 
     @property
     def rank(self) -> int:
-        """Independent parameters among distances, queries and keys: all but two constants and one straight line.
+        """Return the number of independent parameters of distances, queries and keys.
 
-        With a single distance every pair has a query and a key of its own, and those fit anything.
+        Two constants and one straight line are free. With a single distance every pair has its own query and key, so
+        any scores are fitted.
         """
         return self.size if self.width == 1 else self.width + 2 * self.size - 3
 
     @property
     def saturated(self) -> bool:
-        """Whether there are as many parameters as pairs, so that any scores are fitted exactly: 3 tokens or fewer."""
+        """Return whether there are as many parameters as pairs (up to 3 tokens): any scores are then fitted exactly."""
         return self.rank >= self.n_pairs
 
     @property
     def iid_r(self) -> float:
-        """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): what iid Gaussian scores reach by chance, unweighted."""
+        """sqrt(E R^2) = sqrt((rank - 1) / (n_pairs - 1)): r of iid Gaussian scores by chance, without weights."""
         return math.sqrt((self.rank - 1) / (self.n_pairs - 1)) if self.n_pairs > 1 else math.nan
 
     @cached_property
     def own_weights(self) -> tuple[float, ...]:
-        """w at the distances that count; the last holds for all beyond."""
+        """Return w at the distances that count; the last holds for all larger distances."""
         return self.distance_weights[self.first_distance :][: self.width] or self.distance_weights[-1:]
 
     @property
@@ -123,23 +124,23 @@ class CausalPairs:
 
     @cached_property
     def total(self) -> float:
-        """The weights of all pairs together: their number where nothing is weighted."""
+        """Return the sum of the weights of all pairs; without weights, their number."""
         return float(self.counts()[1].sum())
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
-        """w by distance, from the first one that counts; 0 beyond the window."""
+        """Return w by distance, beginning with the first distance that counts; 0 beyond the window."""
         given = torch.tensor(self.own_weights, dtype=torch.float64, device=device)
         far = given[-1:].expand(self.width - len(given))
         return pad(torch.cat([given, far]), (0, self.size - self.width))
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
-        """Weight of the pairs at every index of every axis, in corner coordinates: their number without weights."""
+        """Return the summed weight of the pairs at every index of every axis, in corner coordinates."""
         weights = self.weights(device)
         at_tokens = weights.cumsum(0).flip(0)
         return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
 
     def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
-        """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum where nothing is weighted, else by FFT."""
+        """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum without weights, else by FFT."""
         if not self.unweighted:
             length = fft_length(2 * self.size)
             spectrum = torch.fft.rfft(self.weights(x.device), length) * torch.fft.rfft(x, length)
@@ -154,21 +155,20 @@ class CausalPairs:
     ) -> Float[Tensor, "axis=3 head size"]:
         r"""X'WX x, X the design matrix of pairs by (distance, query, key), W the weights: O(n), by FFT O(n log n).
 
-        (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the indices that t meets. Also the distance,
-        query and key sums of the additive matrix x stands for.
+        (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the pairs of t. These are also the distance,
+        query and key sums of the additive matrix a_{i-j} + b_i + c_j with x = (a, b, c).
         """
         weights = self.weights(x.device)
-        of_tokens = weights * x[1:].sum(0).cumsum(-1).flip(-1)
-        of_distances = (weights * x[0]).cumsum(-1).flip(-1)
-        met = self.over_band(x[1:]).flip(0, -1) + of_distances
-        return torch.cat([of_tokens[None], met]).addcmul_(counts, x)
+        at_distances = weights * x[1:].sum(0).cumsum(-1).flip(-1)
+        at_tokens = self.over_band(x[1:]).flip(0, -1) + (weights * x[0]).cumsum(-1).flip(-1)
+        return torch.cat([at_distances[None], at_tokens]).addcmul_(counts, x)
 
     def consistent(
         self, sums: Float[Tensor, "axis=3 head size"], counts: Float[Tensor, "axis=3 1 size"]
     ) -> Float[Tensor, "axis=3 head size"]:
-        """Sums made those of one matrix: by any axis they have one total, and distance + s + key = n - 1 in the mean.
+        """Project sums onto those of one matrix: equal totals on the three axes, and mean distance + s + key = n - 1.
 
-        What rounding added across the three free directions is taken out, spread in proportion to the counts.
+        Rounding adds a part along the three free directions; it is removed in proportion to the counts.
         """
         t = torch.arange(self.size, dtype=counts.dtype, device=counts.device) / self.size
         one = torch.ones_like(t)
@@ -180,7 +180,7 @@ class CausalPairs:
         return sums - (excess @ weighted).unflatten(1, (3, -1)).transpose(0, 1)
 
     def mask(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
-        """Whether query i paired with key j counts, for tokens numbered as in the text."""
+        """Return whether query i paired with key j counts, for tokens numbered as in the text."""
         distance = queries[:, None] - keys
         stop = self.first_distance + self.width
         return (distance >= self.first_distance) & (distance < stop) & (keys >= self.first_key)
@@ -188,7 +188,7 @@ class CausalPairs:
     def spread(
         self, x: Float[Tensor, "axis=3 head size"], fill: int | float = math.nan
     ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head query"], Float[Tensor, "head key"]]:
-        """From corner coordinates to arrays as long as the text; `fill` where no pair is."""
+        """Return arrays as long as the text from corner coordinates, with `fill` where there is no pair."""
         distance, query, key = x[0, :, : self.width], x[1].flip(-1), x[2]
 
         def place(part: Tensor, start: int) -> Tensor:

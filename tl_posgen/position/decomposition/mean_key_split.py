@@ -1,4 +1,4 @@
-"""How well the mean key's split into position and content, f(q, i - j) + g(q, k), follows a head's scores."""
+"""Correlation of a head's scores with the mean key's split into position and content, f(q, i - j) + g(q, k)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ class MeanKeyCorrelation:
 
     Attributes:
         r: over all pairs.
-        r_within_rows: within rows, which is all that softmax sees.
-        without_first_token: the same with token 0 left out as query, as key and of the mean key.
+        r_within_rows: within rows; the mean of a row does not affect softmax.
+        without_first_token: the correlations with token 0 left out as query, as key and from the mean key.
     """
 
     r: Float[Tensor, "distance head"]
@@ -42,21 +42,21 @@ def mean_key_r(
     rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
     scores: PairMoments | None = None,
 ) -> MeanKeyCorrelation:
-    r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; corr(W, f + g).
+    r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; r = corr(W, f + g).
 
-    W, f and g are bilinear, so their variances and covariances come from sums of products of two of them, without a
+    W, f and g are bilinear, so their variances and covariances are sums of products of two of them, without a
     [query, key] matrix:
 
         cov(W, f + g) = cov(W, f) + cov(W, g),   var(f + g) = var f + 2 cov(f, g) + var g.
 
-    They are taken over the pairs without token 0; its column, and what another kbar adds to a row, are put back.
+    The sums are over the pairs without token 0; then its column is added, and each row's change by the other kbar.
 
     Args:
         q, k: before RoPE.
-        distances: dummy distances d0, a row of the result each. kbar is the mean of the keys that count.
+        distances: dummy distances d0, one row of the result each. kbar is the mean of the keys that count.
         window: a query sees the `window` last keys, itself included.
-        rotated: q and k after RoPE, where they are known.
-        scores: the moments of W over all pairs, where they are known.
+        rotated: q and k after RoPE; computed if not given.
+        scores: the moments of W over all pairs; computed if not given.
 
     Raises:
         InputError: fewer than two tokens; a distance below 0.
@@ -92,7 +92,7 @@ def mean_key_r(
 
 
 def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
-    """x @ turn = R_d x, by what <R_d q, R_0 k> is."""
+    """x @ turn = R_d x for each distance d, as matrices from <R_d q, R_0 k>."""
     factors = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, like.shape[-1])
     planes = complex_planes(torch.eye(like.shape[-1], dtype=torch.float64), rope)
     return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
@@ -107,11 +107,11 @@ def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores:
 
 
 class _Heads(NamedTuple):
-    """What the split of a few heads is formed of."""
+    """Tensors of the split for a few heads."""
 
     q: Tensor  # before RoPE
-    content: Tensor  # keys before RoPE, less the mean of all but the first
-    moved: Tensor  # what the first key adds to that mean
+    content: Tensor  # keys before RoPE less the mean of all but the first
+    moved: Tensor  # mean key with token 0 less the mean key without it
     turned_q: Tensor
     turned_k: Tensor
     turned_mean: Tensor
@@ -120,12 +120,12 @@ class _Heads(NamedTuple):
 
 @dataclass(frozen=True)
 class _Rows:
-    """W and S = f + g, without the scale, by rows.
+    """Row means and centred sums of W and S = f + g, without the scale.
 
     Attributes:
-        counts: pairs of each row.
-        w, split: their means of each row.
-        within: sums of (W - its mean of the row) (S - its mean of the row), and of the square of the latter.
+        counts: number of pairs of each row.
+        w, split: row means of W and of S.
+        within: sums of (W - row mean) (S - row mean) and of (S - row mean)^2.
     """
 
     counts: Float[Tensor, " row"]
@@ -134,7 +134,7 @@ class _Rows:
     within: Float[Tensor, "with=2 distance head"]
 
     def with_first_key(self, w: Float[Tensor, "head row"], split: Tensor, width: int) -> "_Rows":
-        """The same with token 0, from the scores of its key: of every query, also of token 0's own."""
+        """Return the rows with token 0 added, from the scores of its key for every query and its own query."""
         seen = (torch.arange(1, w.shape[-1], device=w.device) < width).double()
         w_apart, split_apart = w[..., 1:] - self.w, split[..., 1:] - self.split
         share = seen / (self.counts + 1)
@@ -146,7 +146,7 @@ class _Rows:
         )
 
     def products(self) -> Float[Tensor, "rows=2 with=2 distance head"]:
-        """Centred sums of W S and of S^2, over all pairs and within rows."""
+        """Return centred sums of W S and of S^2, over all pairs and within rows."""
         w, split = (x - (self.counts * x).sum(-1, keepdim=True) / self.counts.sum() for x in (self.w, self.split))
         return torch.stack([self.within + _sums(self.counts, w, split), self.within])
 
@@ -158,7 +158,7 @@ def _sums(weights: Tensor, w: Tensor, split: Tensor) -> Float[Tensor, "with=2 di
 def _products(
     heads: _Heads, turns: Tensor, pairs: CausalPairs
 ) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
-    """Of f + g with W and with itself; with token 0, and without it."""
+    """Return the centred sums of (f + g) W and of (f + g)^2, with token 0 and without it."""
     turned = [heads.q @ turn for turn in turns]
     keys = (heads.turned_k, heads.turned_mean, heads.turned_mean_of_rest)
     forms = [*((heads.turned_q, k) for k in keys), *((q, heads.content) for q in turned)]
@@ -185,11 +185,12 @@ def _products(
 def _within_rows(
     forms: Sequence[Form], which: Sequence[tuple[int, int]], counts: Float[Tensor, " row"], width: int
 ) -> tuple[list[Float[Tensor, "head row"]], list[Float[Tensor, " head"]]]:
-    """Without token 0: the mean of every row of each w_ij = <q_i, k_j>; and of pairs of such scores the sum of their
-    products about those means. The mean key is taken out first and put back as what rows add.
+    """Return row means of each w_ij = <q_i, k_j>, and sums of products of pairs of such scores about them.
+
+    Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
     """
     queries = {id(q): q[:, 1:] for q, _ in forms}
-    keys = {id(k): _Keys.of(k[:, 1:], width) for _, k in forms}
+    keys = {id(k): _Keys.centre(k[:, 1:], width) for _, k in forms}
     centred = [(queries[id(q)], keys[id(k)].centred) for q, k in forms]
     seen = [torch.linalg.vecdot(queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
     found = [
@@ -203,14 +204,14 @@ def _within_rows(
 
 
 class _Keys(NamedTuple):
-    """Keys about their mean."""
+    """Keys, their mean, and their sums over the keys that each query sees."""
 
     mean: Float[Tensor, "head 1 d_head"]
     centred: Float[Tensor, "head pos d_head"]
-    seen: Float[Tensor, "head pos d_head"]  # the sum of those that a query sees
+    seen: Float[Tensor, "head pos d_head"]  # sum of the centred keys that a query sees
 
     @classmethod
-    def of(cls, k: Tensor, width: int) -> "_Keys":
+    def centre(cls, k: Tensor, width: int) -> "_Keys":
         mean = k.mean(-2, keepdim=True)
         centred = k - mean
         seen = centred.cumsum(-2)

@@ -1,4 +1,4 @@
-"""The normal equations of three additive axes, solved for all heads at once in a few steps."""
+"""Normal equations of three additive axes, solved for all heads at once in a few steps."""
 
 import math
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 
 MAX_ITERATIONS = 10_000
-SPREAD = 8.0  # of the eigenvalues, as estimated: about 25 steps
+SPREAD = 8.0  # largest estimated ratio of eigenvalues: about 25 steps
 BANDS = (64, 128, 256, 512, 1024)
-BAND_ENTRIES = 2**22  # tokens times band: 192 MiB of factors
+BAND_ENTRIES = 2**22  # largest tokens times band: 192 MiB of factors
 
 
 def solve(
@@ -26,30 +26,31 @@ def solve(
     tolerance: float,
     rounding: Float[Tensor, "axis=3 head size"],
 ) -> tuple[Float[Tensor, "axis=3 head size"], int]:
-    r"""theta = (X'WX + ridge)^-1 right, no closer than the rounding of the right side makes sense; and the steps taken.
+    r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side; returns (theta, number of steps).
 
-    The distances among themselves are diagonal, so they are eliminated exactly:
+    The block of the distances is diagonal, so they are eliminated exactly:
 
         a_d = (right_d - w_d sum_{pairs at d} (b_i + c_j)) / (w_d N_d + ridge).
 
-    What is left for b and c is solved by conjugate gradients. On a full triangle without weights its diagonal is
-    preconditioner enough: averaging over the indices that an index meets maps a polynomial of degree p to one of degree
+    The remaining system for b and c is solved by conjugate gradients. On a full triangle without weights its diagonal
+    is a sufficient preconditioner: averaging over the pairs of an index maps a polynomial of degree p to one of degree
     p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of which three
     are zero and the others lie between 5/8 and 3/2 at any length.
 
-    Near distances alone tie far tokens loosely: waves along the text cost nearly nothing, and the diagonal would take
-    about 4 n / width steps. There the preconditioner is the matrix of b and c itself up to some distance, with what
-    pairs beyond it add to the diagonal: pairs at far distances tie everything to everything, which the diagonal says
-    well; pairs at near ones make a band, factored once into blocks of as many tokens and kept for all heads, layers
-    and prompts of the length. The method is ours.
+    A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
+    and the diagonal would need about 4 n / width steps. Then the preconditioner is the matrix of b and c up to some
+    distance (a band, factored once into blocks of as many tokens and cached for all heads, layers and prompts of this
+    length); pairs beyond it enter by the diagonal alone, which describes them well as they couple all tokens evenly.
+    The method is ours.
 
     Args:
-        right: consistent, see `CausalPairs.consistent`; 0 at distances beyond the window.
+        counts: `pairs.counts()`.
+        right: right side, projected by `CausalPairs.consistent`; 0 at distances beyond the window.
         tolerance: of the residual in the norm of the preconditioner, relative to the right side.
-        rounding: of the right side, entry by entry.
+        rounding: error of the right side, entry by entry.
 
     Raises:
-        InputError: where the tolerance is not reached in MAX_ITERATIONS.
+        InputError: the tolerance is not reached in MAX_ITERATIONS.
 
     Example:
         >>> pairs = CausalPairs(4096, distance_weights=(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 1e-3))
@@ -64,19 +65,19 @@ def solve(
     eliminated = weights.square() * at_distance
     precondition = _preconditioner(pairs, ridge, right.device)
 
-    def met(x: Tensor) -> Tensor:
-        """The sum of an axis over the indices that each index of another one meets."""
+    def sum_over_pairs(x: Tensor) -> Tensor:
+        """Return the sum of one axis over the pairs of each index of another axis."""
         return x.cumsum(-1).flip(-1)
 
     def image(x: Tensor) -> Tensor:
         others = pairs.over_band(x).flip(0, -1)
-        return others.sub_(met(eliminated * met(x.sum(0)))).addcmul_(diagonal, x)
+        return others.sub_(sum_over_pairs(eliminated * sum_over_pairs(x.sum(0)))).addcmul_(diagonal, x)
 
-    left = right[1:] - met(weights * at_distance * right[0])
-    operands = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # of a difference that may cancel
-    rounded = operands[1:] + met(weights * at_distance * operands[0])
+    left = right[1:] - sum_over_pairs(weights * at_distance * right[0])
+    errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
+    rounded = errors[1:] + sum_over_pairs(weights * at_distance * errors[0])
     x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal)
-    a = at_distance * (right[0] - weights * met(x.sum(0)))
+    a = at_distance * (right[0] - weights * sum_over_pairs(x.sum(0)))
     return torch.cat([a[None], x]), steps
 
 
@@ -110,8 +111,8 @@ def _conjugate_gradients(
 
 
 def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> Operator:
-    if band := band_of(pairs):
-        banded = _Band(band, *blocks(pairs, ridge, band, device)).solve
+    if band := preconditioner_band(pairs):
+        banded = _Band(band, *band_factors(pairs, ridge, band, device)).solve
         whole = band >= pairs.size and ridge == 0
         return (lambda x: without_free_constant(banded(without_free_constant(x)))) if whole else banded
     inverse = 1 / (pairs.counts(device)[1] + ridge)
@@ -119,18 +120,21 @@ def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> O
 
 
 def without_free_constant(x: Float[Tensor, "axis=2 head size"]) -> Float[Tensor, "axis=2 head size"]:
-    """b and c less what a constant from one to the other makes of them: no score has it, and a band with every distance
-    would blow up what rounding leaves of it."""
+    """Remove the free direction in which b gains a constant and c loses it.
+
+    No score contains it, and a band with every distance would amplify its rounding error.
+    """
     apart = (x[0] - x[1]).mean(-1, keepdim=True) / 2
     return torch.stack([x[0] - apart, x[1] + apart])
 
 
 @lru_cache(maxsize=256)
-def band_of(pairs: CausalPairs) -> int:
-    r"""The fewest distances that a preconditioner must hold: 0 where its diagonal does, or where the band is too large.
+def preconditioner_band(pairs: CausalPairs) -> int:
+    r"""Return the least number of distances that a preconditioner must hold; 0 if its diagonal is enough.
 
-    Away from the ends waves e^{i theta t} along b and c cost D - |sum_d w_d e^{i theta d}|, D = sum_d w_d; in the
-    preconditioner only the distances below the band stand in the sum. Their largest ratio is kept below SPREAD.
+    It is also 0 where the band would be too large. Away from the ends of the text, waves e^{i theta t} along b and c
+    have the eigenvalue D - |sum_d w_d e^{i theta d}|, D = sum_d w_d; in the preconditioner the sum has only the
+    distances below the band. The largest ratio of the two is kept below SPREAD.
     """
     n = pairs.size
     weights = pairs.counts()[0, 0] / n
@@ -150,13 +154,13 @@ def band_of(pairs: CausalPairs) -> int:
 
 
 @lru_cache(maxsize=2)
-def blocks(pairs: CausalPairs, ridge: float, band: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Block Cholesky factors: the inverse of every pivot, and the pivot's rows of the block before it."""
+def band_factors(pairs: CausalPairs, ridge: float, band: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return block Cholesky factors: the inverse of every pivot, and the pivot's rows for the block before it."""
     size, n_blocks = pairs.size, -(-pairs.size // band)
     at_keys = pairs.counts(device)[2, 0] + ridge
     filled = (0, n_blocks * band - size)
     diagonal = torch.stack([pad(x, filled, value=1.0) for x in (at_keys.flip(0), at_keys)])  # queries from the first
-    diagonal = diagonal.unflatten(1, (n_blocks, band)).mul_(1 + 1e-9)  # what pairs beyond the band leave free
+    diagonal = diagonal.unflatten(1, (n_blocks, band)).mul_(1 + 1e-9)  # for free directions
     index = torch.arange(band, device=device)
     distance = index[:, None] - index
     weights = pad(pairs.weights(device), (0, 2 * band))
@@ -178,7 +182,7 @@ def blocks(pairs: CausalPairs, ridge: float, band: int, device: torch.device) ->
 
 
 class _Band:
-    """[D_b T; T' D_c]^-1 by block Cholesky: T the weights below the band, tokens in blocks of as many."""
+    """[D_b T; T' D_c]^-1 by block Cholesky, with T the weights below the band, in blocks of `band` tokens."""
 
     def __init__(self, band: int, inverses: Tensor, ties: Tensor):
         self.band, self.inverses, self.ties = band, inverses, ties

@@ -1,4 +1,4 @@
-"""What several measures and hooks ask of their arguments: refused before anything runs, with place and remedy."""
+"""Checks of arguments that several measures and hooks share: refused before work starts, with place and remedy."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 
-MOST_DISTANCES = 2**20  # longer than any context, and still held in memory
+MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
 
 
 def check_whole(place: str, least: int, /, most: int | None = None, **values: Any) -> None:
-    """Refuse values that are no whole numbers from `least` to `most`.
+    """Refuse values that are not whole numbers from `least` to `most`.
 
     Example:
         >>> check_whole("residual", 1, n_pairs=0)
@@ -28,22 +28,22 @@ def check_whole(place: str, least: int, /, most: int | None = None, **values: An
 
 
 def check_share(name: str, value: Any) -> None:
-    """Refuse what is no number from 0 to 1."""
+    """Refuse a value that is not a number from 0 to 1."""
     if not is_number(value) or value > 1:
         raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
 
 
 def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
-    """Refuse what is none of these words."""
+    """Refuse a value that is not one of the known words."""
     if not isinstance(value, str) or value not in known:
         raise InputError(f"{name} {value!r}: choose from {', '.join(known)}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that counts or measures: finite, not negative, and no truth value."""
+    """Return whether a value is a finite number, not negative and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
 
 
 def is_real_tensor(value: Any, ndim: int) -> bool:
-    """Whether a value is a tensor of numbers with so many axes."""
+    """Return whether a value is a real tensor with `ndim` axes."""
     return isinstance(value, Tensor) and value.ndim == ndim and not value.is_complex()

@@ -1,4 +1,4 @@
-"""The few numbers per head on which a three-axis fit depends: sums along distances, queries, keys, and of squares."""
+"""Pair moments of a head's scores, which determine its three-axis fit: sums by distance, query and key, and squares."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
 
-QUERIES_AT_ONCE = 2**18  # elements of q: heads are taken in groups that fit the cache
-SCORES_AT_ONCE = 2**18  # entries of a block of rows: it stays in the cache
+QUERIES_AT_ONCE = 2**18  # elements of q in a group of heads: fits the cache
+SCORES_AT_ONCE = 2**18  # entries of a block of rows: fits the cache
 ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
@@ -23,15 +23,15 @@ ROUNDING = 1e-14  # variance below this share of the mean square is float32 roun
 class PairMoments:
     r"""Pair moments of W: its sums over the pairs of each axis, and its sum of squares within rows; float64.
 
-    Where the pairs have weights by distance, every sum and mean here is weighted.
+    If the pairs have weights by distance, every sum and mean here is weighted.
 
     Attributes:
         pairs: the pairs that count, and their weights.
         sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `CausalPairs`.
-        within_rows: sum_ij w_{i-j} (W_ij - mean of row i)^2. Squares are taken about the row mean because softmax does
-            not see that mean, and because nothing then cancels when the scores are large and nearly constant.
-        without_first_token: the moments of the same scores with token 0 left out as query and as key; None where
-            nothing would be left, or where it is left out already.
+        within_rows: sum_ij w_{i-j} (W_ij - mean of row i)^2. Squares are about the row mean because it does not affect
+            softmax, and to avoid cancellation where scores are large and nearly constant.
+        without_first_token: the moments of the same scores with token 0 left out as query and as key; None if no pair
+            would be left, or if token 0 is left out already.
     """
 
     pairs: CausalPairs
@@ -51,9 +51,11 @@ class PairMoments:
         return self.within_rows + between.sum(-1)
 
     def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
-        """Whether a sum of squares of these scores, `tss` or `within_rows`, is no more than rounding leaves.
+        """Return whether a sum of squares of these scores, `tss` or `within_rows`, is only rounding error.
 
-        Also where scores vary by less than float32 can tell from zero: of such there are none but rounded ones.
+        A variation below the smallest normal float32 also counts as rounding.
+
+        It also is where scores vary by less than the smallest float32, since such scores can only be rounded ones.
         """
         total = self.pairs.total
         rounded = ROUNDING * (self.tss + total * self.mean.square())
@@ -69,32 +71,32 @@ def pair_moments(
     diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
-    r"""The moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
+    r"""Return the moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
 
         row_i  = <q_i, sum_{j <= i} k_j>                          cumulative sum
         col_j  = <k_j, sum_{i >= j} q_i>                          cumulative sum
         diag_d = sum_i <q_i, k_{i-d}>                             cross-correlation by FFT
         sum W^2 = sum_i q_i' (sum_{j <= i} k_j k_j') q_i          running second moment, in chunks
 
-    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k and
-    summed in float64 from chunk to chunk. The mean query and the mean key are taken out first and put back as the
-    row and column they add, so that large constant parts cost no digits.
+    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k, and
+    chunks are added up in float64. The mean query and the mean key are subtracted first and added back as parts of
+    each row and column, so that large constant parts cost no digits.
 
-    With `distance_weights` that stay the same from distance p on, the pairs nearer than p are formed too, in blocks of
-    rows, in float64: O(L p d_head) operations more.
+    With `distance_weights` that are constant from distance p on, scores at distances below p are formed too, in blocks
+    of rows in float64: O(L p d_head) further operations.
 
     Args:
         q, k: queries and keys after RoPE.
         scale: the attention scale.
         window: a query sees the `window` last keys, itself included.
         diagonal: whether a query paired with its own key counts.
-        distance_weights: w_0, w_1, ...: how much a pair at each distance counts, above 0; the last one holds for all
-            beyond.
+        distance_weights: w_0, w_1, ...: weight of a pair at each distance, above 0; the last holds for all larger
+            distances.
 
     Raises:
-        InputError: where a score would not be finite, no pair is left, or a weight is not above 0.
+        InputError: a score is not finite, no pair is left, or a weight is not above 0.
 
-    Source: the four moments suffice because the design matrix of the fit depends on the mask alone [ours].
+    Source: ours. The four moments suffice because the design matrix of the fit depends on the mask alone.
 
     Example:
         >>> q, k = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
@@ -124,10 +126,10 @@ def pair_moments_from_scores(
     diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
-    r"""The same moments from the scores themselves; entries that the mask hides are not read, whatever they hold.
+    r"""Return the pair moments of given scores; entries outside the mask are not read.
 
     Raises:
-        InputError: where an entry that the mask shows is not finite.
+        InputError: a visible score is not finite.
 
     Example:
         >>> scores = torch.tensor([[[1.0, -torch.inf], [2.0, 4.0]]])
@@ -147,21 +149,22 @@ def pair_moments_from_rows(
     diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
-    r"""The same moments from a block of rows of the scores at a time, each asked for once: for scores that are not
-    bilinear in q and k (soft cap, ALiBi, edited by a hook), and where every digit of them counts.
+    r"""Return the pair moments of scores that are computed in blocks of rows, each block once.
+
+    For scores that are not bilinear in q and k (soft cap, ALiBi, edited by a hook), and for full precision.
 
     Args:
-        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`. Entries that the mask
-            hides (j > i, or i - j >= window) are not read, whatever they hold.
+        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`. Entries outside the mask
+            (j > i, or i - j >= window) are not read.
 
     Raises:
-        InputError: where an entry that the mask shows is not finite.
+        InputError: a visible score is not finite.
     """
     pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
     first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
     rest = _RowSums(_without_first_token(pairs), first_key[:, 1:]) if pairs.size > 1 else None
-    for start, stop in row_blocks(len(one), pairs.size):
+    for start, stop in query_ranges(len(one), pairs.size):
         block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
         first_key[:, start:stop] = block[..., 0]
         if rest is not None and stop > 1:
@@ -172,14 +175,14 @@ def pair_moments_from_rows(
     return moments
 
 
-def row_blocks(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
+def query_ranges(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
+    """Return (start, stop) of ranges of queries whose scores over all keys fit `SCORES_AT_ONCE`."""
     step = max(1, SCORES_AT_ONCE // (n_heads * n))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
 def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tensor, "head row key"]:
-    """A block whose last row and last key are one token, 0 where a key is after the query or `width` or more before."""
+    """Return a block whose last row and last key are one token, with 0 where j > i or i - j >= width."""
     start = block.shape[2] - block.shape[1]
     seen = block.tril(start)
     return seen if width > start + block.shape[1] else seen.triu_(start - width + 1)
@@ -187,12 +190,12 @@ def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tenso
 
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
-    parted = pairs.width < pairs.size or not pairs.unweighted  # then sums are added up from parts, and digits are lost
+    parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
     dtype = torch.float64 if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     if not pairs.diagonal:
         q, k = q[:, 1:], k[:, :-1]
-    others = slice(min(1, pairs.size - 1), None)  # the means of the others: token 0 is often far from them
+    others = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
     mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
     q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
     query_part, first_key = (q @ torch.cat([mean_k, k[:, :1]], 1).mT).double().unbind(-1)
@@ -210,7 +213,7 @@ def _without_first_token(pairs: CausalPairs) -> CausalPairs:
 
 
 def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
-    """Moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
+    """Return the moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
     counts = pairs.counts(q.device)
     distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)
     sums = torch.stack([distance, query.flip(-1), key])
@@ -222,7 +225,7 @@ def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: Cau
 
 
 class _RowSums:
-    """Moments of scores, [head, query, key] over the pairs, from blocks of rows."""
+    """Moments of scores [head, query, key] over the pairs, added up from blocks of rows."""
 
     def __init__(self, pairs: CausalPairs, like: Float[Tensor, "head query"]):
         self.pairs, self.weights = pairs, pairs.weights(like.device)
@@ -230,7 +233,7 @@ class _RowSums:
         self.within_rows = like.new_zeros(len(like))
 
     def add(self, block: Float[Tensor, "head row key"], start: int) -> None:
-        """Take in the rows from `start` on, over the keys up to the last of them."""
+        """Add the rows from `start` on, over the keys up to the last of these rows."""
         stop, width = block.shape[2], self.pairs.width
         keys = slice(max(0, start - width + 1), stop)
         block = causal_rows(block[..., keys].double(), width)
@@ -249,7 +252,7 @@ class _RowSums:
 
 
 def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:
-    """Add the scores of key 0, [head, query], to the moments of all the other keys."""
+    """Add the scores of key 0, [head, query], to the moments of all other keys."""
     n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
     first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
     weighted = weights * first_key

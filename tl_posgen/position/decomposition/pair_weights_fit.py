@@ -1,4 +1,4 @@
-"""The three-axis fit with a weight for each pair, such as the attention it gets: by the [query, key] matrix itself."""
+"""Three-axis fit with a weight for each pair, such as its attention, from the [query, key] matrix."""
 
 import torch
 from jaxtyping import Float, Real
@@ -10,8 +10,8 @@ from tl_posgen.position.decomposition.pair_moments import ROUNDING
 from tl_posgen.position.decomposition.three_axis_fit import Gauge, ThreeAxisFit, in_gauge
 
 LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for every head
-LEAST = 1e-12  # of a head's largest weight: pairs with less count as much
-SHIFT = 1e-13  # of the diagonal, so that the free directions have a solution too
+LEAST = 1e-12  # least weight of a pair, as a share of its head's largest
+SHIFT = 1e-13  # share added to the diagonal, which makes the free directions regular
 
 
 def fit_pair_weights(
@@ -25,13 +25,12 @@ def fit_pair_weights(
     r"""min over a, b, c of sum_ij w_ij (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
 
     Distances are eliminated exactly, and the matrix of b and c is factored head by head: O(L^3), up to LONGEST tokens.
-    Means and correlations are weighted alike; `iid_r` is NaN, as noise may make weights of its own. A pair with less
-    than LEAST of its head's largest weight counts as much as that, so that no entry of a, b or c is left without a
-    pair.
+    Means and correlations have the same weights. `iid_r` is NaN, since weights that depend on the scores change it. A
+    pair has at least LEAST of its head's largest weight, so that every entry of a, b and c has a pair.
 
     Args:
-        weights: not negative; entries that the pairs leave out are not read.
-        pairs: which pairs count, without weights of their own.
+        weights: not negative; entries at pairs that do not count are not read.
+        pairs: the pairs that count, without distance weights.
         ridge, gauge: as in `fit_three_axis`.
 
     Raises:
@@ -52,7 +51,7 @@ def fit_pair_weights(
     r, within, mean, tss = numbers
     a, b, c = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     n_distance, n_query, n_key = (n[0].long() for n in pairs.spread(pairs.counts(scores.device), fill=0))
-    unknown = torch.full_like(r, torch.nan)  # of weights that the scores themselves may have made
+    unknown = torch.full_like(r, torch.nan)  # weights may depend on the scores
     return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, tss, unknown, pairs, 1)
 
 
@@ -67,7 +66,7 @@ def refuse_long(n_tokens: int) -> None:
 def _fit_head(
     scores: Float[Tensor, "query key"], weights: Real[Tensor, "query key"], head: int, pairs: CausalPairs, ridge: float
 ) -> tuple[Float[Tensor, "axis=3 size"], Float[Tensor, " 4"]]:
-    """a, b and c of one head in corner coordinates; r, r within rows, the mean, TSS."""
+    """Return a, b and c of one head in corner coordinates, and (r, r within rows, mean, TSS)."""
     rows, keys = slice(pairs.first_query, None), slice(pairs.first_key, pairs.n_tokens - pairs.first_distance)
     index = torch.arange(pairs.size, device=scores.device)
     distance = index[:, None] - index
@@ -99,7 +98,7 @@ def _fit_head(
 
 
 class _NormalEquations:
-    """X'PX + ridge of one head, its distances eliminated: the matrix of queries and keys, factored."""
+    """X'PX + ridge of one head with its distances eliminated: the matrix of queries and keys, factored."""
 
     def __init__(self, p: Float[Tensor, "query key"], ridge: float):
         of_distances, mixed, tokens = _normal(p)
@@ -116,27 +115,27 @@ class _NormalEquations:
         return self.scale[:, None] * torch.cholesky_solve(self.scale[:, None] * right, self.factor)
 
     def fit(self, right: Float[Tensor, "axis=3 size"]) -> Float[Tensor, "axis=3 size"]:
-        """a, b and c in the order of tokens, from the sums over the pairs of each distance, query and key."""
+        """Return a, b and c in the order of tokens, from the sums over the pairs of each distance, query and key."""
         left = (right[1:].flatten() - self.mixed.T @ right[0])[:, None]
         x = self.solve(left)
-        x = (x + self.solve(left - self.matrix @ x))[:, 0]  # what the shift and rounding left
+        x = (x + self.solve(left - self.matrix @ x))[:, 0]  # one refinement step against the shift and rounding
         return torch.stack([self.at_distance * right[0] - self.mixed @ x, *x.view(2, -1)])
 
 
 def _sums(x: Float[Tensor, "query key"]) -> Float[Tensor, "axis=3 size"]:
-    """Sums over the pairs of each distance, query and key."""
+    """Return sums over the pairs of each distance, query and key."""
     return torch.stack([_by_distance(x).sum(0), x.sum(1), x.sum(0)])
 
 
 def _by_distance(x: Float[Tensor, "query key"]) -> Float[Tensor, "query distance"]:
-    """Entry (i, d) is that of the pair (i, i - d); 0 where there is none."""
+    """Return entry (i, i - d) of x at (i, d), and 0 where there is none."""
     index = torch.arange(len(x), device=x.device)
     key = index[:, None] - index
     return x.gather(1, key.clamp(min=0)).masked_fill(key < 0, 0)
 
 
 def _normal(p: Float[Tensor, "query key"]) -> tuple[Tensor, Tensor, Tensor]:
-    """X'PX in three blocks: distances (its diagonal), distances with queries and keys, queries and keys."""
+    """Return X'PX in three blocks: distances (its diagonal), distances with queries and keys, queries and keys."""
     at_query = _by_distance(p)
     at_key = _by_distance(p.T.flip(0, 1)).flip(0)  # entry (j, d): the pair (j + d, j)
     tokens = torch.cat([torch.cat([p.sum(1).diag(), p], 1), torch.cat([p.T, p.sum(0).diag()], 1)])

@@ -1,4 +1,4 @@
-"""How much of a head's scores is the same in every prompt, and what kind of function of position that part is."""
+"""Part of a head's scores that is the same in every prompt, and its projections on functions of position."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,13 +8,16 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
 PARTS = ("all", "distance", "key", "either", "line")
-NOTHING = 1e-10  # eigenvalues below this share of the largest are the directions that cancel within rows
+NOTHING = 1e-10  # eigenvalues below this share of the largest belong to directions that cancel within rows
 
 
 def row_centred(
     scores: Float[Tensor, "head query key"], mask: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
-    """Each row less its mean over the keys that count, which is all that softmax sees; 0 elsewhere. float64."""
+    """W_ij - mean of row i over the keys that count, float64; 0 at other keys.
+
+    The mean of a row does not affect softmax.
+    """
     scores = scores.double().masked_fill(~mask, 0)
     mean = scores.sum(-1) / mask.sum(-1).clamp(min=1)
     return (scores - mean[..., None]).masked_fill_(~mask, 0)
@@ -23,12 +26,12 @@ def row_centred(
 class PositionParts:
     r"""Energies of row-centred matrices w in the spaces of `PARTS`, over one set of pairs.
 
-    The best a_{i-j} + c_j (each row's mean taken out) of w has the energy x' G^+ x, where x holds the sums of w by
-    distance and by key, and G = Z'Z - Z' R Z, Z the indicators of distance and key and R the mean over a row. For
-    a(i-j) or c(j) alone take that part of x and G. G depends on the mask alone and is inverted once.
+    The least-squares fit a_{i-j} + c_j (less its row means) to w has the energy x' G^+ x, where x holds the sums of w
+    by distance and by key, and G = Z'Z - Z' R Z, Z the indicators of distance and key and R the mean over a row. For
+    a(i-j) or c(j) alone only that part of x and G enters. G depends on the mask alone and is inverted once.
 
     Raises:
-        InputError: where no row sees two keys.
+        InputError: no row sees two keys.
 
     Example:
         >>> mask = torch.ones(4, 4, dtype=torch.bool).tril()
@@ -52,7 +55,7 @@ class PositionParts:
         self.line_square = self.position @ gram[key, key] @ self.position
 
     def energy(self, w: Float[Tensor, "head query key"]) -> Float[Tensor, "head part=5"]:
-        """Sum of squares of w, and of its projection on each space, in the order of `PARTS`."""
+        """Return the sum of squares of w and of its projection on each space, in the order of `PARTS`."""
         by_key = w.sum(1)
         x = torch.cat([sums_along_diagonals(w), by_key], -1)
         found = {name: ((x[:, part] @ inverse) * x[:, part]).sum(-1) for name, (part, inverse) in self.inverses.items()}
@@ -65,18 +68,19 @@ def position_shares(
 ) -> dict[str, Float[Tensor, " head"]]:
     r"""W^p = P + M^p, P the same in every prompt: |P|^2 = B - S / (n - 1), with S = T - B.
 
-    T is the mean over prompts of |W^p|^2 and B the energy of the mean W. Prompts count as independent, so
-    E B = |P|^2 + Var M / n and E T = |P|^2 + Var M, whence the correction; the same holds for any projection.
+    T is the mean over prompts of |W^p|^2 and B the energy of the mean W. For independent prompts
+    E B = |P|^2 + Var M / n and E T = |P|^2 + Var M, which gives the correction; it also holds for any projection.
 
     Args:
         prompts: T, the mean over prompts of `PositionParts.energy`.
         mean: B, the energy of the mean over prompts.
 
     Returns:
-        Shares of the mean square of row-centred scores, which is `variance`; unbiased, so chance may take a small one
-        below 0. `position` is the same in every prompt (the rest is content); of it, `by_distance` is a function of
-        i - j alone, `by_key` of j alone, `by_either` a(i - j) + c(j), and `by_line`, a straight line in j, is in each,
-        since within a row it is one in i - j. `chance` is what chance alone leaves, already subtracted.
+        Shares of the mean square of row-centred scores, which is `variance`; unbiased, so small shares may be below 0
+        by chance. `position` is the same in every prompt (the rest is content). Of this part, `by_distance` is a
+        function of i - j alone, `by_key` of j alone, and `by_either` a(i - j) + c(j); `by_line`, a straight line in j,
+        is contained in all three, since within a row it is a line in i - j. `chance` is S / (n - 1) as a share: the
+        part of B that is due to chance, already subtracted.
     """
     noise = (prompts - mean) / (n_prompts - 1)
     total = prompts[:, :1]

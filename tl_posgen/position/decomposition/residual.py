@@ -17,7 +17,7 @@ from tl_posgen.measure import Measure, TokenView
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.options import Options
 from tl_posgen.position.decomposition.option_checks import check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, row_blocks
+from tl_posgen.position.decomposition.pair_moments import pair_moments_from_rows, query_ranges
 from tl_posgen.position.decomposition.residual_figures import FIGURES, drawn, labels, show, strongest_pairs, table
 from tl_posgen.position.decomposition.residual_moments import PlaneParts, ResidualSums, less_fit
 from tl_posgen.position.decomposition.rounding import is_rounding
@@ -94,7 +94,7 @@ class ResidualCollector(Collector):
         sums, tallies = zip(*groups, strict=True)
         self.add(layer, **{name: torch.cat([group[name] for group in sums]) for name in sums[0]})
         for suffix in tallies[0]:
-            key, tally = (layer.layer, suffix), TokenPairTally.of_heads([group[suffix] for group in tallies])
+            key, tally = (layer.layer, suffix), TokenPairTally.join_heads([group[suffix] for group in tallies])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
     def _measure(self, part: LayerCapture, fit: ThreeAxisFit) -> tuple[dict[str, Tensor], dict[str, TokenPairTally]]:
@@ -232,10 +232,10 @@ def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
     moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
-    planes = PlaneParts.of(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    planes = PlaneParts.from_qk(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
-    for start, stop in row_blocks(len(part.heads), n):
+    for start, stop in query_ranges(len(part.heads), n):
         scores, rest = part.score_rows(start, stop), rows(start, stop)
         for sums in found:
             sums.add(scores, rest)

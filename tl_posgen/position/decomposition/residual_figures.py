@@ -1,4 +1,4 @@
-"""What the three-axis fit leaves, in pictures and a table: by direction, distance, plane, token pair; by token."""
+"""Figures and table of the three-axis residual: by direction, distance, plane and token pair, and token by token."""
 
 from functools import partial
 from itertools import product, zip_longest
@@ -33,14 +33,14 @@ PLANES = {
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """Planes where the encoding has some, tokens where the model was given token ids; all where something is left."""
+    """Return the kinds of figures that have data: planes need an encoding with planes, tokens need token ids."""
     needed = {"planes": "plane_share", "tokens": "pair_share", "spectrum": "spectrum", "distances": "distance_ratio"}
     shown = {kind: data.get(f"{needed.get(kind, 'share')}_without_first_token") for kind in FIGURES}
     return [kind for kind, array in shown.items() if array is not None and bool(array.notnull().any())]
 
 
 def planes(result: Any) -> go.Figure:
-    """Heads down, planes across: the residual's share beside the scores'; the null below."""
+    """Draw the share of each plane in the residual and in the scores, one row per head; the random init below."""
     both = sides(result)
     n_heads = result.dataset.sizes["layer"] * result.dataset.sizes["head"]
     panels = Panels(
@@ -69,7 +69,7 @@ def planes(result: Any) -> go.Figure:
 
 
 def tokens(result: Any) -> go.Figure:
-    """A panel for each of the heads that leave most, the null's heads to the right: a bar a kind of token pair."""
+    """Draw one panel per head with the largest residual, one bar per kind of token pair; the random init at right."""
     both = sides(result)
     left = [data["share_without_first_token"].to_series().dropna() for _, data, _ in both]
     shown = list(zip_longest(*(shares.nlargest(N_PANELS).index.to_list() for shares in left)))
@@ -91,7 +91,7 @@ def tokens(result: Any) -> go.Figure:
 
 
 def bars(pairs: xr.Dataset) -> go.Bar:
-    """The kinds of token pair of one head."""
+    """Return bars of the kinds of token pair of one head."""
     query, key = (token_texts(pairs, f"{side}_token_without_first_token").values for side in ("query", "key"))
     mean, count, share = (pairs[f"pair_{name}_without_first_token"].values for name in ("mean", "count", "share"))
     known = np.flatnonzero((count > 0) & (share == share))
@@ -113,12 +113,12 @@ def quoted(token: object) -> str:
 
 
 def token_texts(data: xr.Dataset, name: str) -> xr.DataArray:
-    """The texts of a variable of token ids; the ids where no tokenizer was known."""
+    """Return the texts of a variable of token ids, or the ids if there is no tokenizer."""
     return data.get(f"{name}_text", data[name])
 
 
 def table(data: xr.Dataset) -> pd.DataFrame:
-    """The heads that leave most and their token pairs; without token ids, what every head leaves."""
+    """Return the heads with the largest residual and their token pairs; without token ids, every head's residual."""
     if len(pairs := strongest_pairs(data)):
         return pairs
     shares = ["share", "share_without_first_token", "std", "top_share_without_first_token"]
@@ -127,7 +127,10 @@ def table(data: xr.Dataset) -> pd.DataFrame:
 
 
 def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
-    """The strongest kind of token pair of each of the heads that leave most, first token left out; none without ids."""
+    """Return the strongest kind of token pair of each head with a large residual, first token left out.
+
+    Empty without token ids.
+    """
     if "query_token_without_first_token" not in data:
         return pd.DataFrame()
     first = data.isel(rank=0)
@@ -141,7 +144,7 @@ def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Which head each example is, and how much the fit leaves of it on this prompt."""
+    """Return the label of each example: its head, and the residual's share on this prompt."""
     if "example_share" not in data:
         return []
     places = zip(data["example_layer"].values, data["example_head"].values, data["example_share"].values, strict=True)
@@ -152,9 +155,9 @@ def labels(data: xr.Dataset) -> list[str]:
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """A circuitsvis page of one head: what is left over, position + key, and the scores, all within rows, in logits.
+    """Return a circuitsvis page of one head: residual, position + key, and scores, all within rows, in logits.
 
-    One colour scale for the three: red above the row's mean, blue below; full colour at four times the standard
+    The three maps share one colour scale: red above the row's mean, blue below; full colour at four times the standard
     deviation of the residual.
     """
     head = data.isel(example=example)

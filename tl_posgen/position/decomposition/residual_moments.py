@@ -1,4 +1,4 @@
-"""What a fit leaves of a head's scores: how much, at which distances, in which planes and token pairs."""
+"""Residual of a three-axis fit to a head's scores: its energy by distance, by plane and by token pair."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,10 @@ from tl_posgen.rope.rotation import Rope, complex_planes
 
 @dataclass(frozen=True)
 class PlaneParts:
-    """Rotated q and k by plane, float64: the real part of every plane, then the imaginary ones.
+    """Rotated q and k by plane, float64: the real part of every plane, then the imaginary parts.
 
-    W_m, the part of the score in plane m, is scale Re(z^q_m conj(z^k_m)); the remainder as in `complex_planes`.
+    W_m, the part of the score in plane m, is scale Re(z^q_m conj(z^k_m)); `complex_planes` defines the planes of the
+    unrotated remainder.
     """
 
     q: Float[Tensor, "head query two_planes"]
@@ -25,7 +26,7 @@ class PlaneParts:
     scale: float
 
     @classmethod
-    def of(
+    def from_qk(
         cls,
         rotated_q: Float[Tensor, "head query d_head"],
         rotated_k: Float[Tensor, "head key d_head"],
@@ -38,9 +39,9 @@ class PlaneParts:
     def products(self, e: Float[Tensor, "head row key"]) -> Float[Tensor, "head plane_and_rest"]:
         r"""<W_m, e>: the sum of W_m e over pairs.
 
-        Over <e, e> they add up to 1 when e is what a least-squares fit leaves of W = sum_m W_m. The fit is linear, so
-        e = sum_m e_m with e_m what it leaves of plane m alone, and <e_m, e> = <W_m, e> because e is at right angles to
-        every fit: the planes' shares need no fit a plane. Negative: the plane works against e.
+        Divided by <e, e> they add up to 1 if e is the residual of a least-squares fit to W = sum_m W_m. The fit is
+        linear, so e = sum_m e_m with e_m the residual of plane m alone, and <e_m, e> = <W_m, e> because e is orthogonal
+        to every fit: the planes' shares need no fit per plane. A negative product means that the plane opposes e.
 
         Args:
             e: 0 at the pairs that do not count; its last row and last key are one token.
@@ -56,29 +57,29 @@ def less_fit(
     b: Float[Tensor, "head pos"],
     c: Float[Tensor, "head pos"],
 ) -> Float[Tensor, "head row key"]:
-    """W_ij - a_{i-j} - b_i - c_j, float64, of rows whose last one and last key are one token; no number where j > i."""
+    """W_ij - a_{i-j} - b_i - c_j, float64, of rows that end with their last key's token; meaningless where j > i."""
     rows, keys = scores.shape[1:]
     e = scores.double() - along_diagonals(a[:, :keys], rows)
     return e.sub_(b[:, keys - rows : keys, None]).sub_(c[:, None, :keys])
 
 
 class ResidualSums:
-    r"""Sums over pairs of e_ij = W_ij - a_{i-j} - b_i - c_j, what a fit leaves, from blocks of rows of the scores W.
+    r"""Sums over pairs of the residual e_ij = W_ij - a_{i-j} - b_i - c_j of a fit, from blocks of rows of the scores W.
 
-    No [query, key] matrix is held. float64; all but the corners add up over heads, prompts and blocks.
+    No [query, key] matrix is formed. Everything is float64.
 
     Args:
-        fit: whose a, b and c are taken out.
-        planes: where scores are a sum over planes.
-        tokens: ids, where they are known.
-        crop, crop_within: how many of the first tokens the corners hold.
+        fit: the fit with a, b and c.
+        planes: q and k by plane, if scores are a sum over planes.
+        tokens: token ids, if known.
+        crop, crop_within: numbers of first tokens in `corner` and in `within_corner`.
 
     Attributes:
         energy_at, abs_at: sums of e^2 and of |e| at each distance.
-        energy: sum of e^2. squares: of W^2.
-        within: sum of squares of W, each row less its mean over the keys that count, which is all that softmax sees.
+        energy: sum of e^2. squares: sum of W^2.
+        within: sum of squares of W less its row means over the keys that count.
         in_planes, within_planes: <W_m, e> and <W_m, W less its row means>, see `PlaneParts`.
-        corner, within_corner: e and W less its row means, of the first tokens.
+        corner, within_corner: e, and W less its row means, of the first tokens.
         tokens: sums of e by token pair; None without ids.
         n_distance: pairs at each distance.
 
@@ -118,10 +119,10 @@ class ResidualSums:
         return self.energy_at.sum(-1)
 
     def add(self, scores: Float[Tensor, "head row key"], rest: Float[Tensor, "head row key"] | None = None) -> None:
-        """Take in the scores of some rows over the keys up to the last of them; at other pairs they are not read.
+        """Add the scores of some rows over the keys up to the last of these rows; other entries are not read.
 
         Args:
-            rest: what the fit is of: the scores less some additive part, if not the scores themselves.
+            rest: the scores that were fitted, if these are the scores less an additive part.
         """
         rows, keys = scores.shape[1:]
         start = keys - rows
@@ -136,9 +137,9 @@ class ResidualSums:
         self.abs_at[:, :keys] += sums_along_diagonals(e.abs())
         self.squares += torch.linalg.vecdot(scores, scores).sum(-1)
         self.within += torch.linalg.vecdot(within, within).sum(-1)
-        for corner, of in ((self.corner, e), (self.within_corner, within)):
+        for corner, block in ((self.corner, e), (self.within_corner, within)):
             n = corner.shape[-1]
-            corner[:, start:keys, :keys] = of[:, : max(0, n - start), :n]
+            corner[:, start:keys, :keys] = block[:, : max(0, n - start), :n]
         if self.planes is not None:
             self.in_planes += self.planes.products(e)
             self.within_planes += self.planes.products(within)
@@ -146,7 +147,7 @@ class ResidualSums:
             self.tokens.add(e, seen)
 
     def drop(self, left: Bool[Tensor, " head"], within: Bool[Tensor, " head"]) -> None:
-        """Make all sums of e, and of W less its row means, zero in these heads."""
+        """Set all sums of e, and of W less its row means, to zero in these heads."""
         of_tokens = [] if self.tokens is None else [self.tokens.total]
         for x in (self.energy_at, self.abs_at, self.in_planes, self.corner, *of_tokens):
             x[left] = 0

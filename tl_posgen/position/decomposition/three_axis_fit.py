@@ -1,4 +1,4 @@
-"""How far a head's scores are a function of distance plus one of the query plus one of the key."""
+"""Three-axis fit: a head's scores as a function of distance plus one of the query plus one of the key."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,29 +15,29 @@ from tl_posgen.position.decomposition.pair_moments import PairMoments
 
 Gauge = Literal["flat_keys", "flat_queries", "flat_distance"]
 
-SIGNS = 2**14  # drawn for a trace
+SIGNS = 2**14  # random signs drawn for a trace
 
 
 @dataclass(frozen=True)
 class ThreeAxisFit:
-    r"""The least-squares fit W_ij ~ a_{i-j} + b_i + c_j of every head, over the pairs that count.
+    r"""Least-squares fit W_ij ~ a_{i-j} + b_i + c_j of every head, over the pairs that count.
 
-    a, b, c are as long as the text and NaN where no pair is; their levels and slopes are a convention (`gauge`),
-    since a_d + t d, b_i - t i, c_j + t j is the same fit for every t. r, fitted values and curvature are not.
+    a, b, c are as long as the text and NaN where there is no pair. Their levels and slopes are a convention (`gauge`),
+    since a_d + t d, b_i - t i, c_j + t j is the same fit for every t; r, fitted values and curvature do not depend on
+    it.
 
     Attributes:
-        r: Pearson's correlation between W and the fit, weighted as the pairs are; NaN where W is constant, or where the
-            fit has as many parameters as pairs: 3 tokens or fewer, 4 without the first token or the diagonal. Even then
-            chance has most of it: iid Gaussian scores reach .94 over 4 tokens, .69 over 10, .52 over 20, .24 over 100,
-            and more with weights (`iid_r`).
-        r_within_rows: the same within rows, the mean of each row removed, which is all that softmax sees.
+        r: Pearson's correlation between W and the fit, with the weights of the pairs; NaN where W is constant, or where
+            the fit has as many parameters as pairs: up to 3 tokens, 4 without the first token or the diagonal. In short
+            texts r is high by chance: iid Gaussian scores reach .94 over 4 tokens, .69 over 10, .52 over 20, .24 over
+            100, and more with weights (`iid_r`).
+        r_within_rows: correlation within rows: each row less its mean, which does not affect softmax.
         a, b, c: float64.
-        n_distance, n_query, n_key: number of pairs behind each entry of a, b and c.
+        n_distance, n_query, n_key: number of pairs of each entry of a, b and c.
         tss: weighted sum of (W - mean)^2; `pooled_r` needs it.
-        iid_r: the r that iid Gaussian scores reach by chance on these pairs, with these weights; NaN where pairs have
-            weights of their own.
-        pairs: which pairs counted, and with which weights.
-        iterations: conjugate-gradient steps taken.
+        iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair.
+        pairs: the pairs that counted, and their weights.
+        iterations: number of conjugate-gradient steps.
     """
 
     r: Float[Tensor, " head"]
@@ -54,14 +54,14 @@ class ThreeAxisFit:
     iterations: int
 
     def of_heads(self, part: slice) -> "ThreeAxisFit":
-        """The fits of some heads."""
+        """Return the fits of some heads."""
         per_head = ("r", "r_within_rows", "a", "b", "c", "tss", "iid_r")
         return replace(self, **{name: getattr(self, name)[part] for name in per_head})
 
     def fitted(
         self, queries: Int[Tensor, " crop_query"], keys: Int[Tensor, " crop_key"]
     ) -> Float[Tensor, "head crop_query crop_key"]:
-        """a_{i-j} + b_i + c_j for the tokens asked for; NaN at pairs that did not count."""
+        """a_{i-j} + b_i + c_j for the given tokens; NaN at pairs that did not count."""
         counted = self.pairs.mask(queries, keys)
         distance = (queries[:, None] - keys).clamp(min=0)
         values = self.a[:, distance] + self.b[:, queries, None] + self.c[:, None, keys]
@@ -73,22 +73,22 @@ def fit_three_axis(
 ) -> ThreeAxisFit:
     r"""min over a, b, c of sum_ij w_{i-j} (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
 
-    w are the `distance_weights` of the moments, 1 if left out; means and correlations are weighted alike. The normal
+    w are the `distance_weights` of the moments, 1 by default; means and correlations have the same weights. The normal
     equations are solved for all heads at once, see `normal_equations.solve`.
 
-    Goodness of fit needs no residual: with theta the solution and m the weighted sums of W - mean,
+    The correlation needs no residual: with theta the solution and m the weighted sums of W - mean,
     r = theta.m / sqrt(TSS (theta' X'WX theta - n mean(fit)^2)), n the sum of the weights.
 
     Args:
         moments: from `pair_moments` or `pair_moments_from_scores`.
         ridge: in units of pairs: an axis entry with pairs of weight N is shrunk by about N / (N + ridge).
-        gauge: all have sum b = sum c = 0, levels in a, and no linear trend (least squares over the entries, each
-            counting once) in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
+        gauge: each has sum b = sum c = 0, with all levels in a, and no linear trend (by least squares over the entries)
+            in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
         tolerance: of the residual in the norm of the preconditioner, relative to the right side.
 
     Raises:
-        InputError: where the tolerance cannot be reached, in a window thousands of times shorter than a text of more
-            than 65,536 tokens.
+        InputError: the tolerance cannot be reached, which happens with windows thousands of times shorter than a text
+            of more than 65,536 tokens.
 
     Source: Han & Ji 2025 (arXiv 2503.13305) propose the three axes; the method of solution is ours.
 
@@ -114,12 +114,14 @@ def fit_three_axis(
 
 @lru_cache(maxsize=64)
 def iid_r(pairs: CausalPairs) -> float:
-    r"""sqrt(E ESS / E TSS), the r that iid Gaussian scores reach by chance: with weights W and design matrix X
+    r"""sqrt(E ESS / E TSS): r of iid Gaussian scores by chance, for weights W and design matrix X.
 
-        E ESS = tr((X'WX)^+ X'W^2 X) - sum w^2 / sum w,    E TSS = sum w - sum w^2 / sum w,
+        E ESS = tr((X'WX)^+ X'W^2 X) - sum w^2 / sum w,    E TSS = sum w - sum w^2 / sum w
 
-    which is `pairs.iid_r` without weights. Else the trace is Hutchinson's estimate from vectors of signs, the same in
-    every call, shorter ones the more of them: good to about half a percent of r; of short texts it is exact. Ours.
+    Without weights this is `pairs.iid_r`. With weights the trace is exact for short texts, else Hutchinson's estimate
+    from random signs, SIGNS in all and the same in every call: accurate to about half a percent of r.
+
+    Source: ours.
 
     Example:
         >>> near = CausalPairs(256, distance_weights=(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05))
@@ -139,7 +141,7 @@ def iid_r(pairs: CausalPairs) -> float:
 
 
 def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
-    """tr((X'WX)^+ X'W^2 X), of short texts: as many eigenvalues count as there are independent parameters."""
+    """tr((X'WX)^+ X'W^2 X) of short texts, from as many eigenvalues as there are independent parameters."""
     units = torch.eye(3 * pairs.size, dtype=torch.float64, device="cpu").unflatten(1, (3, -1)).transpose(0, 1)
     units[0, :, pairs.width :] = 0
     whole, of_squares = (one.normal(units, one.counts()).transpose(0, 1).flatten(1) for one in (pairs, squared))
@@ -149,7 +151,7 @@ def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
 
 
 def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) -> float:
-    """The same from vectors of signs."""
+    """tr((X'WX)^+ X'W^2 X) ~ mean of s' (X'WX)^+ X'W^2 X s over random sign vectors s (Hutchinson)."""
     generator = torch.Generator("cpu").manual_seed(0)
     probes = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
     probes[0, :, pairs.width :] = 0
@@ -159,8 +161,9 @@ def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) ->
 
 
 def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
-    r"""sqrt(sum_h r_h^2 TSS_h / sum_h TSS_h): one correlation over the entries of all heads together, W against the
-    fits, each head's own mean removed from both. Heads of constant scores (r NaN) count nothing.
+    r"""sqrt(sum_h r_h^2 TSS_h / sum_h TSS_h): correlation of W with the fits over the entries of all heads together.
+
+    Each head's mean is removed from both. Heads with constant scores (r NaN) are left out.
 
     Example:
         >>> pooled_r(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 3.0]))
@@ -174,7 +177,7 @@ def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
 def _correlations(
     moments: PairMoments, counts: Tensor, centred: Tensor, theta: Tensor
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Pearson's r between W and its fit over all pairs, and within rows."""
+    """Return Pearson's r between W and its fit over all pairs, and within rows."""
     fit_sums = moments.pairs.normal(theta, counts)
     shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
     fit_total = fit_sums[1].sum(-1)
@@ -192,12 +195,12 @@ def _correlations(
 
 
 def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[Tensor, " head"]:
-    """0 where the fit is constant."""
+    """shared / sqrt(squares fit_squares), and 0 where the fit is constant."""
     return (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
 
 
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
-    """Move along the three free directions until the gauge holds; the mean of W goes to a."""
+    """Move along the three free directions until the gauge holds; the mean of W is added to a."""
     t = torch.arange(pairs.size, device=theta.device)
     theta = theta.clone()
     distance, query, key = theta[0, :, : pairs.width], theta[1], theta[2]

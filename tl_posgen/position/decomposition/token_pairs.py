@@ -1,4 +1,4 @@
-"""Residuals gathered by which tokens meet, for all heads at once and over any number of prompts."""
+"""Residuals by kind of token pair, for all heads at once and over any number of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,22 +7,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-ID_BITS = 32  # a kind of pair is query id * 2^32 + key id
-KEEP = 1024  # kinds of pair that a tally holds of each head
+ID_BITS = 32  # kind of pair = query id * 2^32 + key id
+KEEP = 1024  # kinds of pair that a tally keeps per head
 
 
 @dataclass(frozen=True)
 class TokenPairTally:
     r"""Sum and number of the residuals e of each kind of pair (query token, key token); float64, all heads.
 
-    `of` one prompt, then add prompts: `a + b`. Kinds stand in the order of n mean(e)^2, the energy that knowing the two
-    tokens takes out of the residual: a frequent pair whose residuals cancel comes last. Each head keeps the first
-    `keep`, so the tally is exact while it has met no more kinds than that; beyond, a kind that was dropped on the way
-    counts from its return on.
+    Tallies of prompts add up: `a + b`. Kinds are sorted by n mean(e)^2, the energy of the residual that the two tokens
+    explain: a frequent pair whose residuals cancel comes last. Each head keeps the first `keep` kinds, so the tally is
+    exact for up to `keep` kinds; with more, a kind that was dropped and occurs again counts only from then on.
 
     Attributes:
         kind: query id * 2^32 + key id; -1 where there is none.
-        total: sum of e. count: how many pairs.
+        total: sum of e. count: number of pairs.
         energy: sum of e^2 over all kinds, kept or not.
     """
 
@@ -33,18 +32,18 @@ class TokenPairTally:
     keep: int
 
     @classmethod
-    def of(
+    def from_residual(
         cls,
         residual: Float[Tensor, "head query key"],
         mask: Bool[Tensor, "query key"],
         tokens: Int[Tensor, " pos"],
         keep: int = KEEP,
     ) -> "TokenPairTally":
-        """Of one prompt, whose queries and keys are `tokens`.
+        """Return the tally of one prompt whose queries and keys are `tokens`.
 
         Example:
             >>> left, tokens = torch.tensor([[[1.0, 0.0], [-3.0, 5.0]]]), torch.tensor([7, 7])
-            >>> tally = TokenPairTally.of(left, torch.ones(2, 2, dtype=torch.bool).tril(), tokens)
+            >>> tally = TokenPairTally.from_residual(left, torch.ones(2, 2, dtype=torch.bool).tril(), tokens)
             >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
             ([[7]], [[1.0]], [[3.0]])
         """
@@ -53,14 +52,14 @@ class TokenPairTally:
         return sums.tally(values.square().sum((1, 2)), keep)
 
     @classmethod
-    def of_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
-        """Tallies of the same prompt for some heads each, made one for all of them."""
+    def join_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
+        """Join tallies of the same prompt for some heads each into one for all heads."""
         names = ("kind", "total", "count", "energy")
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names), keep=parts[0].keep)
 
     def __add__(self, other: "TokenPairTally") -> "TokenPairTally":
         kind, order = torch.cat([self.kind, other.kind], 1).sort(dim=1)
-        again = kind[:, 1:] == kind[:, :-1]  # a kind stands once on each side, so twice at most
+        again = kind[:, 1:] == kind[:, :-1]  # a kind occurs once in each summand, so twice at most
 
         def merged(name: str) -> Tensor:
             x = torch.cat([getattr(self, name), getattr(other, name)], 1).gather(1, order)
@@ -82,7 +81,7 @@ class TokenPairTally:
 
     @property
     def mean(self) -> Float[Tensor, "head kind"]:
-        """NaN where there is no kind."""
+        """Return the mean residual of each kind; NaN where there is no kind."""
         return self.total / self.count
 
     @property
@@ -101,7 +100,7 @@ class TokenPairTally:
 
 
 class TokenSums:
-    """Sums of residuals over the pairs of each two tokens of one prompt, from blocks of rows."""
+    """Sums of residuals over the pairs of each two tokens of one prompt, added up from blocks of rows."""
 
     def __init__(self, tokens: Int[Tensor, " pos"], n_heads: int, device: torch.device):
         self.ids, self._which = tokens.to(device).long().unique(return_inverse=True)
@@ -109,7 +108,7 @@ class TokenSums:
         self.total, self._count = (torch.zeros(n, *shape, dtype=torch.float64, device=device) for n in (n_heads, 1))
 
     def add(self, e: Float[Tensor, "head row key"], mask: Bool[Tensor, "row key"] | Float[Tensor, "row key"]) -> None:
-        """Take in some rows, over the keys up to the last of them; e is 0 where the mask is."""
+        """Add some rows over the keys up to the last of them; e must be 0 where the mask is."""
         rows, keys = mask.shape
         of_keys = self._which[:keys]
         for sums, x in ((self.total, e), (self._count, mask[None].double())):

@@ -69,7 +69,7 @@ class VarianceCollector(MomentsCollector):
 
     def update(self, layer: LayerCapture) -> None:
         rest = layer.once(moments_of)
-        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
+        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
         self.take(layer, {(layer.layer, True): first + rest, (layer.layer, False): rest})
 
     def dataset(self) -> xr.Dataset:
@@ -108,7 +108,7 @@ class VarianceCollector(MomentsCollector):
 
 def moments_of(layer: LayerCapture) -> TripleMoments:
     """Moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=False)
+    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
 
 
 def shares_of(

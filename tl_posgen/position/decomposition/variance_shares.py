@@ -15,21 +15,21 @@ COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
 
 DistanceWeights = Literal["uniform", "causal"]
 
-NOTHING = 1e-24  # variance below this share of the squared mean is rounding, and has no shares
+NOTHING = 1e-24  # variance below this share of the squared mean is rounding: no shares
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and second moments about it of complex vectors, float64. `a + b` is the spread of both samples together."""
+    """Mean of complex vectors and second moments about it, float64. `a + b` is the spread of both samples together."""
 
     n: int
     mean: Complex[Tensor, "head plane"]
     about_mean: SecondMoments
 
     @classmethod
-    def of(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
+    def from_samples(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
         mean = z.mean(1)
-        return cls(z.shape[1], mean, SecondMoments.of(z - mean[:, None]))
+        return cls(z.shape[1], mean, SecondMoments.from_samples(z - mean[:, None]))
 
     @property
     def energy(self) -> Float[Tensor, "head plane"]:
@@ -38,7 +38,7 @@ class Spread:
 
     @property
     def mean_energy(self) -> Float[Tensor, " head"]:
-        """|E x|^2 / E|x|^2: 1 where x never changes, 0 where its mean vanishes."""
+        """|E x|^2 / E|x|^2: 1 for constant x, 0 where the mean vanishes."""
         of_mean = self.mean.abs().square().sum(-1)
         return of_mean / (of_mean + self.energy.sum(-1))
 
@@ -50,13 +50,13 @@ class Spread:
 
     @property
     def second_moments(self) -> SecondMoments:
-        """About zero."""
-        of_mean = SecondMoments.of(self.mean[:, None])
+        """Return the second moments about zero."""
+        of_mean = SecondMoments.from_samples(self.mean[:, None])
         return SecondMoments(self.about_mean.plain + of_mean.plain, self.about_mean.conjugate + of_mean.conjugate)
 
     def __add__(self, other: "Spread") -> "Spread":
         step, share = other.mean - self.mean, other.n / (self.n + other.n)
-        parts = (self.about_mean, other.about_mean, SecondMoments.of(step[:, None]))
+        parts = (self.about_mean, other.about_mean, SecondMoments.from_samples(step[:, None]))
         mine, theirs, gap = (torch.stack([part.plain, part.conjugate]) for part in parts)
         moments = SecondMoments(*((1 - share) * mine + share * theirs + share * (1 - share) * gap))
         return Spread(self.n + other.n, self.mean + share * step, moments)
@@ -64,17 +64,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class TripleMoments:
-    """All that the decomposition needs of q and k BEFORE RoPE. `of` one prompt, then add prompts: `a + b`.
+    """Moments of q and k BEFORE RoPE that determine the decomposition. Moments of prompts add up: `a + b`.
 
     Attributes:
-        q, k: over all tokens taken in, in the complex planes of `rope.complex_planes`.
+        q, k: over all tokens, in the planes of `rotation.complex_planes`.
     """
 
     q: Spread
     k: Spread
 
     @classmethod
-    def of(
+    def from_qk(
         cls,
         q: Float[Tensor, "head pos d_head"],
         k: Float[Tensor, "head pos d_head"],
@@ -82,12 +82,12 @@ class TripleMoments:
         *,
         first_token: bool = True,
     ) -> "TripleMoments":
-        """Of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
+        """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
         first = 0 if first_token else 1
         if q.shape[1] <= first:
             raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
         zq, zk = (complex_planes(x[:, first:].double(), rope) for x in (q, k))
-        return cls(Spread.of(zq), Spread.of(zk))
+        return cls(Spread.from_samples(zq), Spread.from_samples(zk))
 
     def __add__(self, other: "TripleMoments") -> "TripleMoments":
         return TripleMoments(self.q + other.q, self.k + other.k)
@@ -95,13 +95,13 @@ class TripleMoments:
 
 @dataclass(frozen=True)
 class VarianceShares:
-    """Shares of Var w(q_i, k_j, d), d an independent distance; they add up to 1. NaN for a head that never varies.
+    """Shares of Var w(q_i, k_j, d) with d an independent distance; they add up to 1. NaN for a constant head.
 
     Attributes:
-        shares: in the order of `COMPONENTS`: what the query alone moves, the key alone, the distance alone, then what
-            only two together move, and all three.
+        shares: in the order of `COMPONENTS`: main effects of query, key and distance, interactions of two, and of all
+            three.
         total: the variance, in squared score units.
-        mean: of the score over all triples.
+        mean: mean score over all triples.
     """
 
     shares: Float[Tensor, "head component=7"]
@@ -109,7 +109,7 @@ class VarianceShares:
     mean: Float[Tensor, " head"]
 
     def share(self, *components: str) -> Float[Tensor, " head"]:
-        """The sum of the shares named."""
+        """Return the sum of the named shares."""
         return self.shares[:, [COMPONENTS.index(name) for name in components]].sum(-1)
 
     @property
@@ -124,12 +124,12 @@ class VarianceShares:
 
     @property
     def three_axis_share(self) -> Float[Tensor, " head"]:
-        """q + k + d: what a(d) + b(q) + c(k) can explain over all triples."""
+        """q + k + d: the share that a(d) + b(q) + c(k) explains over all triples."""
         return self.share("q", "k", "d")
 
     @property
     def within_rows(self) -> "VarianceShares":
-        """The same with the query's own share left out of numerator and denominator: softmax does not see it."""
+        """Return the shares within rows: without the query's own share, which does not affect softmax."""
         keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])
         rest = 1 - self.share("q")
         shares = self.shares * keep / rest[:, None]
@@ -147,21 +147,21 @@ def variance_shares(
 ) -> VarianceShares:
     r"""Var of w(q_i, k_j, d) = scale Re sum_m z^q_im conj(z^k_jm) u_m(d) over ALL triples (i, j, d), split by factor.
 
-    w is linear in each of its three factors, so putting every factor as its mean plus its deviation multiplies out
-    into eight terms, and those are the Hoeffding components: the one of a set S of {q, k, d} has deviations at the
-    members of S and means elsewhere. Its variance, with P = E[x_l x_m] and H = E[x_l conj(x_m)] of each factor's
-    deviation (of its mean, outside S), is
+    w is linear in each of its three factors. Each factor is its mean plus its deviation, so w expands into eight terms,
+    the Hoeffding components: the component of a subset S of {q, k, d} has the deviations of the members of S and the
+    means of the others. With P = E[x_l x_m] and H = E[x_l conj(x_m)] of each factor's deviation (or mean, outside S),
+    its variance is
 
         1/2 Re sum_lm (P^q conj(P^k) P^d + H^q conj(H^k) H^d)_lm.
 
-    No subtraction, so nothing cancels. O(L d_head^2) for the moments, O(n_distances d_head^2) after.
+    Nothing is subtracted, so nothing cancels. O(L d_head^2) for the moments, then O(n_distances d_head^2).
 
     Args:
         moments: of q and k before RoPE, over any number of prompts.
         n_distances: distances 0 .. n_distances - 1 count.
-        weights: "uniform"; "causal": as often as a text of n_distances tokens has them, n_distances - d; or a weight
-            per distance, not negative.
-        bias: added to w at each distance (ALiBi); it joins d.
+        weights: "uniform"; "causal": n_distances - d, the number of such pairs in a text of n_distances tokens; or a
+            weight per distance, not negative.
+        bias: added to w at each distance (ALiBi); it belongs to d.
 
     Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
     is the split of Han & Ji 2025 (arXiv 2503.13305).
@@ -169,14 +169,14 @@ def variance_shares(
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
         >>> ones = torch.ones(1, 5, 2)
-        >>> found = variance_shares(TripleMoments.of(ones, ones, rope), rope, 1.0, n_distances=4)
+        >>> found = variance_shares(TripleMoments.from_qk(ones, ones, rope), rope, 1.0, n_distances=4)
         >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
         ([1.0], [4.0])
     """
     turn, p = turning(moments, rope, n_distances, weights)
     distance = weighted_spread(turn, p)
     factors = {"q": moments.q, "k": moments.k, "d": distance}
-    at_mean = {name: SecondMoments.of(factor.mean[:, None]) for name, factor in factors.items()}
+    at_mean = {name: SecondMoments.from_samples(factor.mean[:, None]) for name, factor in factors.items()}
     parts = [
         _mean_square(*(factors[name].about_mean if name in component else at_mean[name] for name in factors))
         for component in COMPONENTS
@@ -195,7 +195,7 @@ def variance_shares(
 def turning(
     moments: TripleMoments, rope: Rope, n_distances: int, weights: DistanceWeights | Float[Tensor, " distance"]
 ) -> tuple[Complex[Tensor, "distance plane"], Float[Tensor, " distance"]]:
-    """u_m(d) of the distances that count, and their weights, which sum to 1."""
+    """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
     return turn, _distance_weights(weights, n_distances).to(turn.device)
@@ -209,7 +209,7 @@ def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[
 
 
 def weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
-    """Of samples that count as much as their weights say, which sum to 1; `head` is an axis of one."""
+    """Return the spread of samples with weights that add up to 1; its `head` axis has length one."""
     mean = weights.to(x) @ x
     x = x - mean
     weighted = (weights[:, None] * x).mT

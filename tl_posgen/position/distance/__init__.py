@@ -1,4 +1,4 @@
-"""Controlled distance: every pair at a distance of your choosing."""
+"""Controlled distance: every pair scored at a chosen distance."""
 
 from tl_posgen.position.distance.dummy_distance import MEASURE as dummy_distance
 from tl_posgen.position.distance.dummy_distance import DummyDistance

@@ -1,4 +1,4 @@
-"""The mean score by distance with every pair put at it, and that curve beside the one of a three-axis fit."""
+"""Mean score by distance with every pair put at that distance, and its comparison with a three-axis fit."""
 
 import xarray as xr
 from jaxtyping import Float
@@ -10,7 +10,7 @@ from tl_posgen.rope.rotation import complex_planes
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
-    """Mean over j <= i of scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1: one product of cumulative sums."""
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
     geometry = capture.geometry
     zq, zk = (complex_planes(x.double(), geometry.rope) for x in (capture.q, capture.k))
     n = zq.shape[1]
@@ -23,7 +23,7 @@ def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head dista
 
 
 def curve_comparison(one: xr.DataArray, other: xr.DataArray) -> xr.Dataset:
-    """Slopes of two curves, and the correlation of what is left of them without their slopes."""
+    """Return the slopes of two curves, and the correlation of the curves after their slopes are removed."""
     t = one["distance"] - one["distance"].mean()
     slopes = [(curve * t).mean("distance") / (t * t).mean("distance") for curve in (one, other)]
     rests = [curve - slope * t for curve, slope in zip((one, other), slopes, strict=True)]

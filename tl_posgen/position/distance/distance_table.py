@@ -1,4 +1,4 @@
-"""What a head's scores would be if a pair stood at another distance than it does, and how additive that table is."""
+"""Table of a head's scores for every distance and key, and how nearly additive it is."""
 
 import torch
 from jaxtyping import Float, Real
@@ -18,12 +18,12 @@ def distance_table(
     scale: float,
     distances: Real[Tensor, " distance"],
 ) -> Float[Tensor, "head distance key"]:
-    """M_dj = scale <R_d q, R_0 k_j>: one query per head against every key, each put at every distance in turn.
+    """M_dj = scale <R_d q, R_0 k_j>: one query per head with every key at every distance.
 
-    q and k are before RoPE. For all queries at once do not build tables: `table_energies` has their closed form.
+    q and k are before RoPE. `table_energies` gives the energies for all queries in closed form, without tables.
 
-    Source: the controlled-distance claim of Han & Ji 2025, "Computation Mechanism Behind LLM Position Generalization";
-    the table and its additive fit are our reconstruction.
+    Source: our reconstruction of the controlled-distance claim of Han & Ji 2025, "Computation Mechanism Behind LLM
+    Position Generalization".
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
@@ -42,15 +42,15 @@ def table_energies(
     scale: float,
     distances: Real[Tensor, " distance"],
 ) -> Float[Tensor, "part=3 head query"]:
-    r"""var of M_dj = scale Re sum_m z^q_m u_m(d) conj(z^k_jm) over d and j, for every query: of the row means
-    (distance), of the column means (key), and of what neither explains.
+    r"""distance = Q(cov u, kbar kbar'), key = Q(ubar ubar', cov k), neither = Q(cov u, cov k), for every query.
 
-    M is bilinear in u(d) and k_j, so centring an axis of M centres that factor: with cov over distances and over keys
+    These are the variances of the row means, of the column means and of the rest of the table
+    M_dj = scale Re sum_m z^q_m u_m(d) conj(z^k_jm), where
 
-    distance = Q(cov u, kbar kbar'), key = Q(ubar ubar', cov k), neither = Q(cov u, cov k),
-    Q(A, B) = scale^2 / 2 Re sum_lm (z_l z_m A_lm conj(B_lm) + z_l conj(z_m) A*_lm conj(B*_lm)),
+        Q(A, B) = scale^2 / 2 Re sum_lm (z_l z_m A_lm conj(B_lm) + z_l conj(z_m) A*_lm conj(B*_lm)),
 
-    where A, A* are the plain and the conjugate second moments. Cost (query + key + distance) x plane^2 instead of
+    A, A* are the plain and the conjugate second moments, and cov is over distances or over keys. M is bilinear in u(d)
+    and k_j, so centring an axis of M centres that factor. The cost is (query + key + distance) x plane^2 instead of
     query x key x distance x plane. Ours.
 
     Example:
@@ -61,8 +61,8 @@ def table_energies(
     """
     turn = turning_factors(distances.to(q.device), rope, q.shape[-1])
     z, key = complex_planes(q.double(), rope), complex_planes(k.double(), rope)
-    mean_turn, turn_spread = SecondMoments.of_mean_and_spread(turn)
-    mean_key, key_spread = SecondMoments.of_mean_and_spread(key)
+    mean_turn, turn_spread = SecondMoments.from_mean_and_spread(turn)
+    mean_key, key_spread = SecondMoments.from_mean_and_spread(key)
     parts = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
     return torch.stack([scale**2 * a.times(b).mean_square(z) for a, b in parts])
 
@@ -73,11 +73,11 @@ def key_agreement(
     rope: Rope,
     distances: Real[Tensor, " distance"],
 ) -> Float[Tensor, "head distance distance"]:
-    """E_i corr_j(M_dj, M_d'j), mean over queries i, for every pair of distances d, d': 1 if the key part stays.
+    """E_i corr_j(M_dj, M_d'j), mean over queries i, for every pair of distances d, d': 1 if the key part is constant.
 
     From the keys' covariance C: corr = x'Cy / sqrt(x'Cx y'Cy) with x = R_d q_i, y = R_d' q_i, in blocks of queries.
-    The same weighted by variance, over all pairs of the distances of a table, d = d' too, is what `table_energies` has
-    in closed form: sum of cov_j(M_d, M_d') over sum of var_j(M_d) = key / (key + neither). Ours.
+    Its mean weighted by variance over all pairs of distances of a table, d = d' included, has a closed form by
+    `table_energies`: the mean of cov_j(M_d, M_d') over the mean of var_j(M_d) is key / (key + neither). Ours.
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Figures of dummy distances: agreement of the key part, fits made again, curves of the intervention, and the loss."""
+"""Figures of dummy distances: agreement of the key part, refits, curves of the intervention, and the loss."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ KEPT = {OUT: "first token out", "": "all tokens"}
 
 
 def agreement(result: Result) -> go.Figure:
-    """Whether the key part stays: its correlation between every two distances, mean over heads."""
+    """Draw the correlation of the key part between every two distances, mean over heads."""
     shown = [(side, data, out) for side, data, _ in sides(result) for out in KEPT]
     panels = Panels([f"{side}, {KEPT[out]}" for side, _, out in shown], columns=2, row_height=380)
     for panel, (_, data, out) in enumerate(shown):
@@ -49,7 +49,7 @@ refits = partial(
 
 
 def curves(result: Result) -> go.Figure:
-    """The distance curve of the intervention beside the fitted one, a panel a layer and a colour a head."""
+    """Draw the distance curve of the intervention and the fitted one, one panel per layer, one colour per head."""
     layers, data = result.dataset["layer"].values, thinned(result.dataset, share=1.0)
     panels = Panels([f"layer {layer}" for layer in layers], row_height=250)
     for panel, layer in enumerate(layers):
@@ -65,7 +65,7 @@ def curves(result: Result) -> go.Figure:
 
 
 def loss(result: Result) -> go.Figure:
-    """The model's loss with every pair at one distance, and with distances frozen beyond a limit."""
+    """Draw the model's loss with every pair at one distance, and with distances frozen beyond a limit."""
     panels = Panels(["every pair at d0", "distances frozen beyond the limit"], columns=2, row_height=280)
     for side, data, colour in sides(result):
         for panel, (name, along) in enumerate((("loss_at", "d0"), ("loss_beyond", "limit"))):

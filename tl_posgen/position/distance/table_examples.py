@@ -1,4 +1,4 @@
-"""Tables of distance and key, whole, for the heads whose key part stays most and least: what the numbers are of."""
+"""Tables of distance and key for the heads whose key part agrees most and least."""
 
 from functools import partial
 from typing import Any
@@ -23,10 +23,10 @@ SHOWN = ("last query", "mean over queries")
 def table_examples(
     model: Model, tokens: Int[Tensor, " pos"], key_part_r: xr.DataArray, training_length: int
 ) -> xr.Dataset:
-    """M_dj of one prompt, for the heads of highest and lowest `key_part_r`: of the last query, and mean over queries.
+    """M_dj of one prompt for the heads of highest and lowest `key_part_r`: of the last query, and mean over queries.
 
-    M is linear in the query, so the mean over queries is the table of the mean query. Of the distances that the
-    table's numbers are of, a choice is kept: all the short ones, ever fewer of the long.
+    M is linear in the query, so the mean over queries is the table of the mean query. The kept distances are all the
+    short ones and ever fewer of the long.
     """
     ranked = key_part_r.to_series().dropna().sort_values()
     picks = [(int(layer), int(head)) for layer, head in dict.fromkeys([*ranked.index[-1:], *ranked.index[:1]])]
@@ -34,29 +34,29 @@ def table_examples(
     distances = thinned(every, share=1.0)["distance"].values
     found: dict[tuple[int, int], np.ndarray] = {}
     if picks:
-        run_capture(model, tokens[None], partial(take_tables, found, torch.tensor(distances)), heads=picks)
+        run_capture(model, tokens[None], partial(keep_tables, found, torch.tensor(distances)), heads=picks)
     tables = [found[pick] for pick in picks] or np.zeros((0, len(SHOWN), len(distances), len(tokens)))
     names = [f"{layer}.{head}" for layer, head in picks]
     coords = {"example": names, "query_shown": list(SHOWN), "table_distance": distances}
     return xr.Dataset({"table": (TABLE, np.asarray(tables))}, coords)
 
 
-def take_tables(
+def keep_tables(
     found: dict[tuple[int, int], np.ndarray], distances: Int[Tensor, " distance"], layer: LayerCapture
 ) -> None:
-    """The two tables of every captured head of a layer, by (layer, head)."""
+    """Store the two tables of every captured head of a layer, by (layer, head)."""
     geometry, q = layer.geometry, layer.q.double()
     queries = (q[:, -1], q.mean(1))
     distances = distances.to(q.device)
     tables = [distance_table(one, layer.k.double(), geometry.rope, geometry.scale, distances) for one in queries]
-    if geometry.window is not None:  # the table's numbers are of distances inside it
+    if geometry.window is not None:  # the table's statistics are over distances in the window
         tables = [one.masked_fill((distances >= geometry.window)[:, None], torch.nan) for one in tables]
     for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):
         found[layer.layer, head] = two
 
 
 def tables(result: Any) -> go.Figure:
-    """The tables as heat maps: horizontal stripes are the distance part, vertical ones the key part."""
+    """Draw the tables as heat maps: horizontal stripes are the distance part, vertical stripes the key part."""
     shown = [(side, data.isel(example=n)) for side, data, _ in sides(result) for n in range(data.sizes["example"])]
     titles = [f"{head_title(one)} · {query} · {side}" for side, one in shown for query in SHOWN]
     panels = Panels(titles, columns=2, row_height=300, horizontal_spacing=0.08)
@@ -74,7 +74,7 @@ def tables(result: Any) -> go.Figure:
 
 
 def head_title(data: xr.Dataset) -> str:
-    """'layer 3 head 6, key part r .64' of an example, over all prompts."""
+    """Return the title of an example: 'layer 3 head 6, key part r .64', with r over all prompts."""
     layer, head = map(int, str(data["example"].values).split("."))
     r = float(data["key_part_r_without_first_token"].sel(layer=layer, head=head))
     return f"layer {layer} head {head}, key part r {r:.2f}"

@@ -1,4 +1,4 @@
-"""Beyond the training length: whether outputs stay in their distribution, and what is done to keep them there."""
+"""Prompts beyond the training length: drift of the outputs, and interventions against it."""
 
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.length.length_extrapolation import MEASURE as length_extrapolation

@@ -1,4 +1,4 @@
-"""Prompts beyond the training length under one condition: what is kept of the forward passes, and what it says."""
+"""Prompts beyond the training length under one condition: data kept from the forward passes, and their dataset."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of
 from tl_posgen.models.model import Model
-from tl_posgen.position.decomposition.pair_moments import row_blocks
+from tl_posgen.position.decomposition.pair_moments import query_ranges
 from tl_posgen.position.length.length_figures import ATTENTION
 from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_normaliser, output_drift
 from tl_posgen.position.length.output_plane import OutputPlane, output_plane
@@ -24,22 +24,22 @@ from tl_posgen.report.intervals import mean_and_ends
 
 DRIFT = ("frechet", "mahalanobis", "norm_ratio", "off_axes")
 BINS_INSIDE = 4
-KEPT_INSIDE = 64  # positions of a training length whose outputs are kept, in the layers that are shown
+KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the shown layers
 
 
 class Run:
-    """Every prompt under one condition: what is kept of the forward passes.
+    """Data kept from the forward passes of every prompt under one condition.
 
     Attributes:
         losses: of each prompt, nats per target.
         rows: entropy and normaliser, [head, bin] of each prompt and layer.
-        heads: by layer, those that were captured.
+        heads: captured heads by layer.
         halves: by (layer, parity of the prompt), moments of the outputs in the second half of the training length.
-        segments: by (layer, segment), moments of the outputs of each multiple of the training length; of the first, of
-            its second half only, so that it is compared like with like.
+        segments: by (layer, segment), moments of the outputs in each multiple of the training length; in the first only
+            of its second half, as in `halves`.
         kept: `kept_positions` of the prompts.
-        outputs: by layer that is shown, of each prompt: the outputs of all heads side by side at the kept positions,
-            and after `project` their coordinates.
+        outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
+            their coordinates.
     """
 
     def __init__(self, inside: int, shown: Sequence[int] = ()):
@@ -53,52 +53,52 @@ class Run:
         self.segments: dict[tuple[int, int], OutputMoments] = {}
 
     def add(self, model: Model, prompt: Int[Tensor, " pos"], hooks: HookList, where: Mapping[str, Any]) -> None:
-        """Run one prompt and keep what is measured of it."""
+        """Run one prompt and keep its data."""
         needs = frozenset({"v", "attn_scores", "pattern", "logits"})
-        tokens, every_layer = prompt[None].to(next(model.parameters()).device), partial(self.take, len(self.losses))
+        tokens, number = prompt[None].to(next(model.parameters()).device), len(self.losses)
         with model.hooks(fwd_hooks=hooks):
-            logits = run_capture(model, tokens, every_layer, needs, **where)
+            logits = run_capture(model, tokens, partial(self.add_layer, number), needs, **where)
         assert logits is not None
         self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
 
-    def take(self, number: int, capture: LayerCapture) -> None:
-        """One layer of prompt `number`, a block of its rows at a time."""
+    def add_layer(self, number: int, capture: LayerCapture) -> None:
+        """Keep the data of one layer of prompt `number`, computed in blocks of rows."""
         assert capture.v is not None
         layer, inside, n, capture.prompt = capture.layer, self.inside, capture.length, number
         self.heads[layer] = list(capture.heads)
         blocks = []
-        for start, stop in row_blocks(len(capture.heads), n):
+        for start, stop in query_ranges(len(capture.heads), n):
             pattern = capture.pattern_rows(start, stop)
             attention = entropy_and_normaliser(capture.attn_score_rows(start, stop), pattern)
             blocks.append((pattern @ capture.v[:, :stop], *attention))
         o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
-        reference = OutputMoments.of(o[:, inside // 2 : inside])
+        reference = OutputMoments.from_outputs(o[:, inside // 2 : inside])
         add_to(self.halves, (layer, number % 2), reference)
         if layer in self.outputs:
             self.kept = kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
         add_to(self.segments, (layer, 0), reference)
         for start in range(inside, n, inside):
-            add_to(self.segments, (layer, start // inside), OutputMoments.of(o[:, start : start + inside]))
+            add_to(self.segments, (layer, start // inside), OutputMoments.from_outputs(o[:, start : start + inside]))
         ranges = bins(n, inside)
         by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
         self.rows.add(capture, **dict(zip(ATTENTION, by_bin, strict=True)))
 
     def planes(self) -> dict[int, OutputPlane]:
-        """By layer that is shown, the plane of the outputs kept from the second half of the training length."""
+        """Return, by shown layer, the plane of the outputs kept from the second half of the training length."""
         return {
             layer: output_plane(torch.stack(kept)[:, in_reference(self.kept, self.inside)].flatten(0, 1))
             for layer, kept in self.outputs.items()
         }
 
     def project(self, planes: Mapping[int, OutputPlane]) -> None:
-        """Put the coordinates in these planes in the place of the outputs."""
+        """Replace the outputs by their coordinates in these planes."""
         for layer, kept in self.outputs.items():
             self.outputs[layer] = [planes[layer].coordinates(o) for o in kept]
 
 
 def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
-    """Positions spread evenly over a prompt of n tokens, 64 in each training length at most.
+    """Return positions spread evenly over a prompt of n tokens, at most 64 per training length.
 
     Example:
         >>> kept_positions(8, 4).tolist(), kept_positions(512, 256)[:3].tolist()
@@ -109,7 +109,7 @@ def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
 
 
 def in_reference(positions: Int[Tensor, " position"], inside: int) -> Bool[Tensor, " position"]:
-    """Which lie in the second half of the training length, whose outputs others are compared with."""
+    """Return whether positions lie in the second half of the training length, the reference of all comparisons."""
     return (positions >= inside // 2) & (positions < inside)
 
 
@@ -118,13 +118,13 @@ def add_to(sums: dict[tuple[int, int], OutputMoments], key: tuple[int, int], mom
 
 
 def bins(n: int, inside: int) -> list[tuple[int, int]]:
-    """Query ranges: four equal ones per training length."""
+    """Return query ranges (start, stop): four equal ones per training length."""
     step = inside // BINS_INSIDE
     return [(start, min(start + step, n)) for start in range(0, n - 1, step)]
 
 
 def dataset_of(runs: Mapping[str, Run], inside: int, planes: Mapping[int, OutputPlane]) -> xr.Dataset:
-    """Loss by bin and segment; of every head, what its attention and its outputs do there; outputs in the planes."""
+    """Return loss by bin and segment; attention and output drift of every head; outputs in the planes."""
     losses = np.array([run.losses for run in runs.values()])  # target t is predicted by query t, so the last has none
     n = losses.shape[-1] + 1
     ranges = bins(n, inside)
@@ -149,7 +149,7 @@ def dataset_of(runs: Mapping[str, Run], inside: int, planes: Mapping[int, Output
 
 
 def plane_dataset(runs: Mapping[str, Run], inside: int, planes: Mapping[int, OutputPlane]) -> xr.Dataset:
-    """Where outputs lie in the planes, and how far their centroids do, in standard deviations of the untouched ones."""
+    """Return coordinates of outputs in the planes, and distances of their centroids, in standard deviations inside."""
     positions = runs["vanilla"].kept
     dims = ("condition", "shown_layer", "prompt", "position", "axis")
     points = xr.DataArray(
@@ -173,7 +173,7 @@ def plane_dataset(runs: Mapping[str, Run], inside: int, planes: Mapping[int, Out
 
 
 def drift_of(run: Run, vanilla: Run, times: int) -> xr.Dataset:
-    """A condition's segments against the untouched model inside, whose halves are the even and the odd prompts."""
+    """Return the drift of a condition's segments from the untouched model inside, halved by even and odd prompts."""
     layers = []
     for layer, heads in run.heads.items():
         halves = (vanilla.halves[layer, 0], vanilla.halves[layer, 1])
@@ -187,5 +187,5 @@ def drift_of(run: Run, vanilla: Run, times: int) -> xr.Dataset:
 
 
 def length_of(vector: xr.DataArray) -> xr.DataArray:
-    """Of a vector in the plane; NaN where one of its coordinates is."""
+    """Return the length of a vector in the plane; NaN if a coordinate is NaN."""
     return vector.dot(vector, "axis") ** 0.5

@@ -29,7 +29,7 @@ DRIFTS = {
 
 
 def loss(result: Any) -> go.Figure:
-    """Loss by position with intervals, a panel a side and a colour a condition."""
+    """Draw the loss by position with intervals, one panel per model and one colour per condition."""
     both = sides(result)
     panels = Panels([side for side, *_ in both], columns=2, row_height=280)
     for panel, (_, data, _) in enumerate(both):
@@ -44,7 +44,7 @@ def loss(result: Any) -> go.Figure:
 
 
 def drift(result: Any) -> go.Figure:
-    """Outputs against their distribution inside the training length, by segment: median over heads."""
+    """Draw the drift of outputs from their distribution inside the training length by segment, median over heads."""
 
     def median(data: xr.Dataset, name: str) -> xr.DataArray:
         values = data[name] / data["noise_level"] if name == "frechet" else data[name]
@@ -64,7 +64,7 @@ def drift(result: Any) -> go.Figure:
 
 
 def attention(result: Any) -> go.Figure:
-    """Entropy and normaliser by position, mean over heads."""
+    """Draw entropy and normaliser by position, mean over heads."""
     panels = Panels(["entropy, nats", "normaliser, ln sum exp"], columns=2, row_height=280)
     for panel, name in enumerate(ATTENTION):
         panels.add(panel, *curves(result, "bin", lambda data, name=name: data[name].mean(("layer", "head"))))
@@ -74,7 +74,7 @@ def attention(result: Any) -> go.Figure:
 
 
 def outputs(result: Any) -> go.Figure:
-    """Outputs on the first two principal components of the untouched ones inside, coloured by position."""
+    """Draw outputs on the first two principal components of the untouched ones inside, coloured by position."""
     both, inside = sides(result), int(result.dataset.attrs["inside"])
     conditions = [str(condition) for condition in result.dataset["condition"].values]
     summaries = [result.summary, *([result.null_summary.seeds[0]] if result.null_summary else [])]
@@ -110,7 +110,7 @@ def outputs(result: Any) -> go.Figure:
 
 
 def plane_title(side: str, layer: int, summary: Summary, condition: str) -> str:
-    """Of one panel: condition and layer, and the numbers that go with them."""
+    """Return the title of one panel: condition, layer, share of the variance, and distance of the centroid."""
     place, offsets = summary["shown_layers"].index(layer), summary[f"plane_offsets_{condition}"]
     off = said(offsets and offsets[place], ".2f")
     share = said(summary["plane_shares"][place], ".0%")
@@ -124,18 +124,18 @@ def circle(radius: int | float) -> go.Scatter:
 
 
 def scale(times: int) -> list[tuple[float, str]]:
-    """Blues up to the training length, and reds from there on."""
+    """Return a colour scale: blue up to the training length, red beyond."""
     blues = [(0.0, "#c6dbef"), (1 / times, "#08519c")]
     return blues + ([(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else [])
 
 
-def curves(result: Any, along: str, of: Callable[[xr.Dataset], xr.DataArray], **look: Any) -> list[go.Scatter]:
-    """A line a condition; the null's in grey behind them, told apart by their dashes."""
+def curves(result: Any, along: str, reduce: Callable[[xr.Dataset], xr.DataArray], **look: Any) -> list[go.Scatter]:
+    """Return one line per condition; the random init's are grey, with a dash style per condition."""
     traces = []
     for side, data, _ in reversed(sides(result)):
         is_null = data is result.null
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
-            values = of(data.sel(condition=condition))
+            values = reduce(data.sel(condition=condition))
             name = f"{side}, {condition}" if is_null else condition
             style: dict[str, Any] = {"dash": DASHES[number % len(DASHES)], "opacity": 0.7} if is_null else {}
             x = values[along].values + (1 if along == "segment" else 0)

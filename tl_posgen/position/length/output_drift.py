@@ -1,4 +1,4 @@
-"""How far a head's output vectors leave the distribution they have inside the training length."""
+"""Drift of a head's output vectors from their distribution inside the training length."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class OutputMoments:
-    """Sums over output vectors o of every head, float64; `of` one prompt's positions, then add prompts: `a + b`."""
+    """Sums over output vectors o of every head, float64; the sums of prompts add up: `a + b`."""
 
     n: int
     total: Float[Tensor, "head d_head"]
@@ -17,7 +17,7 @@ class OutputMoments:
     norm: Float[Tensor, " head"]
 
     @classmethod
-    def of(cls, o: Float[Tensor, "head sample d_head"]) -> "OutputMoments":
+    def from_outputs(cls, o: Float[Tensor, "head sample d_head"]) -> "OutputMoments":
         o = o.double()
         return cls(o.shape[1], o.sum(1), o.mT @ o, o.norm(dim=-1).sum(-1))
 
@@ -35,11 +35,13 @@ class OutputMoments:
 
 @dataclass(frozen=True)
 class PrincipalAxes:
-    """The directions in which outputs vary inside the training length; axes that are not kept are zero columns.
+    """Directions in which outputs vary inside the training length; axes that are not kept are zero columns.
 
     Attributes:
-        mean: of the outputs inside. axes: unit columns, largest variance first. variance: along each kept axis, else 0.
-        kept: number of axes.
+        mean: mean output inside.
+        axes: unit columns, largest variance first.
+        variance: variance along each kept axis, else 0.
+        kept: number of kept axes.
     """
 
     mean: Float[Tensor, "head d_head"]
@@ -49,9 +51,9 @@ class PrincipalAxes:
 
 
 def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
-    """PCA of the outputs inside: the fewest axes with `share` of the variance.
+    """Return the principal axes of the outputs inside: the fewest with `share` of the variance.
 
-    Axes with less than `tolerance` of the largest variance are never kept: nothing can be divided by them.
+    Axes with less than `tolerance` of the largest variance are never kept, since their variance is a divisor.
     """
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
@@ -69,7 +71,7 @@ def frechet_distance(
 ) -> Float[Tensor, "*batch"]:
     r"""|m1 - m2|^2 + tr(C1 + C2 - 2 (C1^1/2 C2 C1^1/2)^1/2): the squared 2-Wasserstein distance of two Gaussians.
 
-    Roots by eigendecomposition of the symmetric matrices; exact for singular covariances too.
+    Matrix roots are by eigendecomposition, which is exact for singular covariances too.
 
     Source: Dowson & Landau 1982; used for neural features by Heusel et al. 2017.
 
@@ -89,18 +91,18 @@ def output_drift(
     beyond: OutputMoments,
     share: int | float = 0.95,
 ) -> dict[str, Float[Tensor, " head"]]:
-    """The drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
+    """Return the drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
 
-    frechet: Frechet distance between Gaussians of their means and covariances along the axes, over the variance inside;
-    noise_level: the same between the halves. mahalanobis: root mean square beyond, over that inside (the root of the
-    number of axes). norm_ratio: mean |o| over that inside, in the whole space. off_axes: share of the mean square about
-    the mean inside that lies outside the axes.
+    frechet: Frechet distance between the Gaussians beyond and inside along the principal axes, over the variance
+    inside; noise_level: Frechet distance between the two halves, over the same variance. mahalanobis: root mean square
+    Mahalanobis distance beyond over that inside (the root of the number of axes). norm_ratio: mean |o| beyond over that
+    inside. off_axes: share of the mean square about the mean inside that lies outside the axes.
 
-    Fill the halves from different prompts: neighbouring positions of one prompt are alike, and halves made of them
-    would put the noise level too low. A Frechet distance between samples grows as they shrink, so `beyond` should hold
-    about as many outputs as one half. Everything comes from means and covariances; no output vector is stored.
+    Fill the halves from different prompts: neighbouring positions of one prompt are similar and would make the noise
+    level too low. A Frechet distance between samples grows as they shrink, so `beyond` should hold about as many
+    outputs as one half. Only means and covariances are stored, no output vectors.
 
-    Source: the claim (outputs stay in their training distribution) is of Han & Ji 2025; these measures are ours.
+    Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
     inside = halves[0] + halves[1]
     axes = principal_axes(inside, share)
@@ -121,10 +123,10 @@ def output_drift(
 def entropy_and_normaliser(
     scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
 ) -> tuple[Float[Tensor, "head query"], Float[Tensor, "head query"]]:
-    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), of any block of queries and all their keys.
+    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), for a block of queries and all their keys.
 
-    No exponential is taken anew: the largest score has the largest weight, p = exp(score - Z), so that
-    Z = max score - ln max p. Invisible entries are -inf in the scores and 0 in the pattern.
+    The exponentials are reused: p = exp(score - Z), so Z = max score - ln max p. Entries outside the mask are -inf in
+    the scores and 0 in the pattern.
 
     Example:
         >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25))

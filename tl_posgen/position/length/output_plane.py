@@ -1,4 +1,4 @@
-"""The plane in which a layer's outputs vary most inside the training length, and where outputs lie in it."""
+"""Plane in which a layer's outputs vary most inside the training length, and coordinates of outputs in it."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ class OutputPlane:
     r"""First two principal components of outputs o: sum_s (o_s - mean)(o_s - mean)' / n = V diag(variance) V'.
 
     Attributes:
-        mean: of the outputs.
+        mean: mean output.
         axes: unit columns v_1, v_2, the largest variance first, the largest entry of each positive.
-        spread: standard deviation along each; 0 where the outputs do not vary that way.
-        share: of the outputs' variance that lies in the plane; NaN of outputs that do not vary.
+        spread: standard deviation along each axis; 0 where the outputs do not vary along it.
+        share: share of the outputs' variance in the plane; NaN for outputs that do not vary.
     """
 
     mean: Float[Tensor, " d"]
@@ -35,10 +35,10 @@ class OutputPlane:
 
 
 def output_plane(inside: Float[Tensor, "sample d"]) -> OutputPlane:
-    """PCA of the outputs inside, from their singular values: memory grows with d, not with d^2. float64.
+    """sum_s (o_s - mean)(o_s - mean)' / n = V diag(variance) V', by singular values: memory grows with d, not d^2.
 
-    Source: the figure is of Han & Ji 2025 (arXiv 2503.13305), whose choice of layers, positions and axes is not known;
-    this one is ours.
+    Source: our reconstruction of a figure of Han & Ji 2025 (arXiv 2503.13305), whose choice of layers, positions and
+    axes is not known.
 
     Example:
         >>> plane = output_plane(torch.tensor([[0.0, 1, 0], [0, 5, 0], [1, 3, 0], [-1, 3, 0]]))

@@ -1,4 +1,4 @@
-"""Tokens, positions and features out of order."""
+"""Disturbed order of tokens, of positions and of features."""
 
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
 from tl_posgen.position.order.perturbation import MEASURE as perturbation

@@ -1,4 +1,4 @@
-"""A cloze made from a text: passages to be finished with their own last word, each choice scored by its probability."""
+"""Cloze from a text: passages to be continued by their own last word, each choice scored by its probability."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from tl_posgen.report.intervals import mean_and_ends
 
 N_CHOICES = 4
 LEAST_LETTERS = 4
-TRIED = 4  # times as many passages as are asked for, where some are too long for the model
+TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
 @dataclass(frozen=True)
 class ClozeItem:
-    """A context and its possible continuations; `gold` is the right one."""
+    """Context and its possible continuations; `gold` is the index of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -34,7 +34,7 @@ class ClozeItem:
 
 @dataclass(frozen=True)
 class EncodedItem:
-    """Token ids of the context, BOS included where the model has one, and of every choice."""
+    """Token ids of the context, with BOS if the model has one, and of every choice."""
 
     context: Int[Tensor, " pos"]
     choices: tuple[Int[Tensor, " _"], ...]
@@ -46,13 +46,14 @@ class EncodedItem:
 
 
 def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeItem]:
-    """Passages of `words` words, each to be finished with its own last word among three others, in a seeded order.
+    """Yield passages of `words` words, each with its own last word and three others as choices, in a seeded order.
 
-    A passage ends before a word of four letters at least that occurs earlier in it, so that it can be found by
-    reading; the wrong words also occur in the passage.
+    The last word has at least four letters and occurs earlier in the passage, so that it can be found by reading; the
+    wrong words also occur in the passage.
 
     Args:
-        text: any text that the model was not trained on; `bundled_text()` is held out for the bundled model.
+        text: a text that the model was not trained on; `bundled_text()` is held out for the bundled model.
+        words: length of a passage.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
@@ -74,7 +75,7 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
 
 
 def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
-    """The first n items of the prompts' text that the model's context holds; fewer where the text has fewer."""
+    """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer."""
     items: list[EncodedItem] = []
     text = text_of(model, prompts) if n else ""
     for item in islice(cloze_items(text, seed=seed), TRIED * n):
@@ -87,7 +88,7 @@ def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[Enc
 
 
 def text_of(model: Model, prompts: Any) -> str:
-    """The text of texts, or of token ids; empty for ids of a model without a tokenizer."""
+    """Return the text of texts or of token ids; empty for ids of a model without a tokenizer."""
     if isinstance(prompts, str):
         return prompts
     if isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts):
@@ -98,7 +99,7 @@ def text_of(model: Model, prompts: Any) -> str:
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
-    """Context and choices are tokenised apart, with a space between them."""
+    """Tokenise context and choices separately, with a space between them."""
 
     def ids(text: str) -> list[int]:
         return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
@@ -117,9 +118,9 @@ def measure_cloze(
     seed: int,
     where: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Accuracy, the right choice being the likeliest, and its log-likelihood in nats per token, context disturbed.
+    """Return accuracy (the right choice is the likeliest) and log-likelihood in nats per token, context disturbed.
 
-    The draw is the same for all choices of an item; choices are never disturbed.
+    All choices of an item have the same draw; choices are never disturbed.
     """
     conditions, ratios = axes["condition"], axes["ratio"]
     values = np.full((len(items), len(conditions), len(ratios), 2), np.nan)
@@ -149,7 +150,7 @@ def score_choices(
     """ln p of every token of each choice after the disturbed context; choices of one length share a forward pass."""
     longest = torch.cat([context, max(choices, key=len)])
     n, total = len(context), len(longest)
-    if condition != "jitter":  # a jitter moves a share of the pairs, swaps a share of all tokens
+    if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
         ratio = ratio * n / total
     protected = [0, *range(n, total)]
     disturbance = draw(model, longest, condition, reach, ratio, seed=seed, window=window, protected=protected)

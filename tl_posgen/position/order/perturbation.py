@@ -159,7 +159,7 @@ def measure_loss(
         row, hooks = disturb(model, tokens[prompt], condition, drawn, **where)
         difference = token_losses(model, row[None], hooks)[0] - unchanged[prompt]
         change[place] = changes(difference, drawn.moved, n_clean)
-        shown.take(condition, reach, ratio, number, prompt, row, difference)
+        shown.keep(condition, reach, ratio, number, prompt, row, difference)
         moved[place] = drawn.ratio
 
     def over_prompts(name: str, values: Float[np.ndarray, "..."]) -> dict[str, Any]:

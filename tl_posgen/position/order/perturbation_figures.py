@@ -1,4 +1,4 @@
-"""How the loss rises as order is lost, in the text, in the index and in the features; and what it costs a cloze."""
+"""Figures of disturbed order: rise of the loss by text, index and features, and accuracy of the cloze."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,12 +22,12 @@ NAMES = {
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """Nothing can be matched where positions were not moved."""
+    """Return the kinds of figures that have data: `matched` needs moved positions."""
     return ["curves", "matched"] if "gap" in data and data.sizes["condition"] > 1 else ["curves"]
 
 
 def curves(result: Any) -> go.Figure:
-    """Change of the loss against the ratio, a panel a reach; the accuracy of the cloze beside it."""
+    """Draw the change of the loss against the ratio, one panel per reach, and the accuracy of the cloze."""
     data, summary = result.dataset, result.summary
     reaches, conditions = ([str(one) for one in data[dim].values] for dim in ("reach", "condition"))
     cloze = [f"cloze accuracy, {summary['reach']}"] if summary["cloze_items"] else []
@@ -48,7 +48,7 @@ def curves(result: Any) -> go.Figure:
 
 
 def matched(result: Any) -> go.Figure:
-    """P and F side by side, and what sets them apart."""
+    """Draw conditions P and F in the same panels, and their differences from P below."""
     data = result.dataset
     reaches = [str(reach) for reach in data["reach"].values]
     conditions = [str(one) for one in data["condition"].values if one not in OF_TEXT]
@@ -67,7 +67,7 @@ def matched(result: Any) -> go.Figure:
 
 
 def by_ratio(result: Any, name: str, conditions: Sequence[str], **where: str) -> Iterator[go.Scatter]:
-    """A variable against the ratio with its interval, a curve a condition, the null's behind."""
+    """Yield curves of a variable against the ratio with intervals, one per condition, the random init's first."""
     for side, data, colour in reversed(sides(result)):
         for condition in conditions:
             curve, own = data.sel({"condition": condition, **where}), data is result.dataset

@@ -1,4 +1,4 @@
-"""Seeded swaps of tokens or words and jittered distances, nested over the ratio so that its curves are paired."""
+"""Seeded swaps of tokens or words and jittered distances; a higher ratio adds to the swaps of a lower one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ Reach = Literal["adjacent", "window", "uniform"]
 
 @dataclass(frozen=True)
 class Swaps:
-    """A permutation made of disjoint swaps: new_p = old_{permutation_p}.
+    """Permutation made of disjoint swaps: new_p = old_{permutation_p}.
 
     Attributes:
-        permutation: of token swaps, its own inverse; so it serves as text order and as position index alike.
-        moved: which places hold a token that was swapped (whole words: a token of a swapped word).
-        pairs: the swapped units (tokens, or words by their number), in the order of drawing.
+        permutation: new order; of token swaps its own inverse, so that it is both a text order and a position index.
+        moved: whether a place holds a swapped token, or a token of a swapped word.
+        pairs: the swapped units (tokens, or words by number), in the order of drawing.
     """
 
     permutation: Int[Tensor, " pos"]
@@ -31,7 +31,7 @@ class Swaps:
 
     @property
     def ratio(self) -> float:
-        """The share of tokens that was really moved: rounding, and want of partners, make it differ from the wish."""
+        """Return the share of tokens that was actually moved; rounding and missing partners change it."""
         return self.moved.double().mean().item()
 
 
@@ -49,12 +49,12 @@ def swap_tokens(
     Args:
         n: number of tokens.
         ratio: share of tokens to move, in [0, 1]. The pairs of a lower ratio are the first of those of a higher one.
-        reach: how far a pair may be apart: "adjacent" 1, "window" up to `window`, "uniform" anything.
+        reach: largest distance of a pair: "adjacent" 1, "window" `window`, "uniform" any.
         seed: of this draw alone.
-        protected: positions that are never moved: the first token by default; name a clean suffix here too.
+        protected: positions that are never moved, by default the first token; list those of a clean suffix too.
 
-    Disjoint neighbours cover about .86 of a text at most, so "adjacent" cannot go beyond: see `Swaps.ratio`.
-    The paper's perturbation is not known to us; this one is ours.
+    Disjoint neighbours cover at most about .86 of a text, which limits "adjacent": see `Swaps.ratio`.
+    Ours: the paper's definition of the perturbation is not known.
 
     Raises:
         InputError: ratio outside [0, 1], an unknown reach, a window below 1, a protected position that does not exist.
@@ -89,11 +89,11 @@ def swap_words(
 
     Args:
         n: number of tokens.
-        words: token range (start, stop) of each word, in order, not overlapping; tokens in none of them stay between.
+        words: token range (start, stop) of each word, in order, not overlapping; other tokens stay between the words.
         reach, window: as in `swap_tokens`, with distances counted in words.
         protected: a word with one of these tokens is never moved.
 
-    Two words of different lengths shift what lies between them: those tokens change place yet do not count as moved.
+    Swapping two words of different lengths shifts the tokens between them, which do not count as moved.
 
     Raises:
         InputError: as `swap_tokens`, or words that are empty, overlap, are out of order or leave the text.
@@ -117,10 +117,10 @@ def swap_words(
 
 
 def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> Int[Tensor, "query key"]:
-    """d_ij = i - j + u for a share `ratio` of the pairs j <= i, the true distance for the others; 0 above the diagonal.
+    """d_ij = i - j + u for a share `ratio` of the pairs j <= i, the true distance for the others; 0 where j > i.
 
-    u is uniform on the whole numbers from -width to width that are not 0 and leave d_ij >= 0, so every chosen pair sees
-    another distance than its own. The pairs of a lower ratio are among those of a higher one, with the same u. Ours.
+    u is uniform on the whole numbers from -width to width, without 0, that keep d_ij >= 0, so the distance of every
+    chosen pair changes. The pairs of a lower ratio are among those of a higher one, with the same u. Ours.
 
     Raises:
         InputError: ratio outside [0, 1], or width below 1.
@@ -131,14 +131,14 @@ def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     chosen, draw = torch.rand(2, n, n, generator=generator, dtype=torch.float64)
     distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
-    below = distance.clamp(max=width)  # how far it may go down
+    below = distance.clamp(max=width)  # largest step down
     step = (draw * (below + width)).long() - below
     step = step + (step >= 0)
     return (distance + step * (chosen < ratio)).tril()
 
 
 def _matching(free: Sequence[int], reach: int, seed: int) -> list[tuple[int, int]]:
-    """Disjoint pairs of free units at most `reach` apart, in random order, until no two that are left could pair."""
+    """Return disjoint pairs of free units at most `reach` apart, in random order, until no further pair is possible."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(free), generator=generator).tolist()
     draws = torch.rand(len(free), generator=generator, dtype=torch.float64).tolist()
@@ -156,7 +156,7 @@ def _matching(free: Sequence[int], reach: int, seed: int) -> list[tuple[int, int
 
 
 def _how_many(sizes: Sequence[int], target: int | float) -> int:
-    """How many of the first pairs come closest to moving `target` tokens; never fewer for a larger target."""
+    """Return how many of the first pairs come closest to moving `target` tokens; a larger target never gives fewer."""
     totals = [0, *accumulate(sizes)]
     return min(range(len(totals)), key=lambda count: abs(totals[count] - target))
 
@@ -164,7 +164,7 @@ def _how_many(sizes: Sequence[int], target: int | float) -> int:
 def _checked(
     n: int, units: int, ratio: int | float, reach: Reach | str, window: int, protected: Iterable[int], seed: int
 ) -> tuple[int, set[int]]:
-    """How far apart two units may be, and which tokens stay."""
+    """Return the largest distance of two swapped units, and the protected tokens; refuse wrong arguments."""
     check_share("swap ratio", ratio)
     check_choice("swap reach", reach, get_args(Reach))
     check_whole("swaps", 0, n=n, seed=seed)

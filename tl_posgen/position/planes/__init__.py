@@ -1,4 +1,4 @@
-"""Magnitude and phase of queries and keys in RoPE's planes: what each carries, costs, and what the planes could do."""
+"""RoPE's planes: magnitude and phase of queries and keys, what planes carry and cost, and what they could express."""
 
 from tl_posgen.position.planes.any_distance import MEASURE as any_distance
 from tl_posgen.position.planes.any_distance import AnyDistance

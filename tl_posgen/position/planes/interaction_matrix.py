@@ -1,4 +1,4 @@
-"""Where the interaction of keys and distance comes from: a covariance of RoPE's planes, its diagonal, and bounds."""
+"""Interaction of keys and distance by RoPE plane: its covariance matrix, the diagonal, and bounds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from tl_posgen.rope.rotation import Rope
 
 @dataclass(frozen=True)
 class InteractionMatrix:
-    r"""M_mn = Cov(I_m, I_n) of what each plane adds to the interaction, in squared score units.
+    r"""M_mn = Cov(I_m, I_n) of the planes' parts I_m of the interaction, in squared score units.
 
     I_m = scale Re z^q_m conj(e_m) v_m(d), with e = k - mean k and v = u - mean u over the distances that count. Over
     all triples (query, key, distance) E I_m = 0, and sum_m I_m is the part of the score that is neither f(q, d) nor
@@ -27,12 +27,12 @@ class InteractionMatrix:
         energy: scale^2 E|z^q_m|^2 E|e_m|^2 E|v_m|^2.
         loose_bound: scale^2 E|z^q|^2 sum_m E|v_m|^2 E|e_m|^2, E|z^q|^2 over all planes.
 
-    Proved, as (Re x)^2 <= |x|^2 and by Cauchy-Schwarz twice, for any model and any text:
+    For any model and any text, by (Re x)^2 <= |x|^2 and Cauchy-Schwarz twice:
 
         M_mm <= energy_m,    sum_mn M_mn <= (sum_m sqrt(M_mm))^2 <= (sum_m sqrt(energy_m))^2 <= loose_bound.
 
-    That half the sum of `energy` comes near the interaction is not proved: it is exact where every plane's z^q, e and
-    v point in all directions alike (E z^q_m z^q_m = 0, say) and planes do not work together.
+    That half the sum of `energy` approximates the interaction is not proved. It is exact where every plane's z^q, e
+    and v have isotropic directions (such as E z^q_m z^q_m = 0) and planes are uncorrelated.
     """
 
     matrix: Float[Tensor, "head plane plane"]
@@ -41,22 +41,22 @@ class InteractionMatrix:
 
     @property
     def total(self) -> Float[Tensor, " head"]:
-        """The variance kd + qkd."""
+        """sum_mn M_mn = kd + qkd, a variance."""
         return self.matrix.sum((-2, -1)).clamp(min=0)
 
     @property
     def by_plane(self) -> Float[Tensor, "head plane"]:
-        """sum_n M_mn: adds up to `total`; negative where a plane works against the others."""
+        """sum_n M_mn: adds up to `total`; negative where a plane opposes the others."""
         return self.matrix.sum(-1)
 
     @property
     def diagonal(self) -> Float[Tensor, "head plane"]:
-        """M_mm: what each plane would make alone."""
+        """M_mm: the variance of each plane's part alone."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)
 
     @property
     def estimate(self) -> Float[Tensor, " head"]:
-        """Half the sum of `energy`: of lengths alone, no phase of any query or key."""
+        """sum_m energy_m / 2, from lengths alone, without any phase of queries or keys."""
         return self.energy.sum(-1) / 2
 
     @property
@@ -76,7 +76,7 @@ def interaction_matrix(
     r"""M_mn = scale^2 / 2 Re(P^q_mn conj(P^e_mn) P^v_mn + H^q_mn conj(H^e_mn) H^v_mn), P = E[x_m x_n], H = E[x_m x_n*].
 
     The moments are those of `variance_shares`: queries about zero, keys and rotations about their means. O(d_head^2)
-    a head. Planes that do not turn have rows of zeros, the unrotated rest of a partial rotary head among them.
+    per head. Planes that do not rotate, such as the unrotated rest of a partial rotary head, have rows of zeros.
 
     Args:
         moments, rope, scale, n_distances, weights: as in `variance_shares`.
@@ -87,8 +87,8 @@ def interaction_matrix(
         >>> import torch
         >>> from tl_posgen.position.decomposition.variance_shares import variance_shares
         >>> rope, (q, k) = Rope(torch.tensor([1.0, 0.1]).double()), torch.randn(2, 1, 9, 4).unbind()
-        >>> moments = TripleMoments.of(q, k, rope)
-        >>> found, shares = (of(moments, rope, 0.5, 9) for of in (interaction_matrix, variance_shares))
+        >>> moments = TripleMoments.from_qk(q, k, rope)
+        >>> found, shares = (one(moments, rope, 0.5, 9) for one in (interaction_matrix, variance_shares))
         >>> bool((found.total - shares.interaction * shares.total).abs().max() < 1e-10)
         True
     """

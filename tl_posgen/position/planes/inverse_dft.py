@@ -1,4 +1,4 @@
-"""RoPE can realise any function of distance: a head built from a Fourier transform, and the best fit of real planes."""
+"""Expressivity of RoPE: a head with any given function of distance, and the best fit by a model's own planes."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tl_posgen.rope.rotation import Rope, from_planes
 
 @dataclass(frozen=True)
 class TableHead:
-    """A head with <R_d q_a, k_b> = table[a, b, d] for every query token a, key token b and distance d < N."""
+    """Head with <R_d q_a, k_b> = table[a, b, d] for every query token a, key token b and distance d < N."""
 
     rope: Rope
     q: Float[Tensor, "query_token d_head"]
@@ -23,12 +23,12 @@ class FrequencyFit:
     """values_d ~ Re sum_m coefficients_m e^{i theta_m d}, by least squares.
 
     Attributes:
-        coefficients: z^q_m conj(z^k_m) times the attention scale; of the smallest norm where several fit equally well.
-        fitted: the values that the planes reach.
+        coefficients: z^q_m conj(z^k_m) times the attention scale; the smallest in norm where several fit equally well.
+        fitted: the fitted values.
         error: root mean square error over the values' standard deviation: 0 is exact, 1 no better than a constant.
             NaN for constant values.
-        largest_logit: sum_m |coefficients_m|, what the planes would add up to in phase. Far above the values it means
-            that planes cancel, which no trained head is likely to do.
+        largest_logit: sum_m |coefficients_m|, the sum of the planes in phase. If it is far above the values, planes
+            cancel each other, which is unlikely in a trained head.
     """
 
     coefficients: Complex[Tensor, "*batch plane"]
@@ -38,12 +38,12 @@ class FrequencyFit:
 
 
 def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> TableHead:
-    """A head whose score is any given function of query token, key token and distance: as entangled as one likes.
+    """Return a head whose score is a given function of query token, key token and distance.
 
     With theta_m = 2 pi m / N, m = 0 .. floor(N / 2), and z^q_m conj(z^k_m) the Fourier coefficients of a function F of
-    distance, <R_d q, k> = F(d) for d = 0 .. N - 1: a plane per frequency, so RoPE forbids no profile of distance.
+    distance, <R_d q, k> = F(d) for d = 0 .. N - 1: a plane per frequency, so RoPE excludes no function of distance.
     For several tokens the coefficient at theta_m is a complex matrix C_m over token pairs. Its singular value
-    decomposition C_m = sum_r s_r u_r v_r^H gives planes that all turn at theta_m, with z^q_a = sqrt(s_r) u_ar and
+    decomposition C_m = sum_r s_r u_r v_r^H gives planes that all rotate at theta_m, with z^q_a = sqrt(s_r) u_ar and
     z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
 
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
@@ -57,7 +57,7 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     """
     n = table.shape[-1]
     spectrum = torch.fft.rfft(table.double()) / n
-    # a real cosine is two conjugate exponentials, of which a plane has one; the ends of the spectrum have no partner
+    # a real cosine is two conjugate exponentials and a plane is one; the ends of the spectrum have no conjugate
     spectrum[..., 1 : (n + 1) // 2] *= 2
     u, s, vh = torch.linalg.svd(spectrum.permute(2, 0, 1), full_matrices=False)
     root = s.sqrt()[:, None]
@@ -70,10 +70,10 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
 def fit_frequencies(
     values: Real[Tensor, "*batch distance"], inv_freq: Float[Tensor, " plane"], rcond: float = 1e-12
 ) -> FrequencyFit:
-    """The closest that planes of given frequencies (a model's own) come to F on d = 0 .. N - 1.
+    """F(d) ~ Re sum_m c_m e^{i theta_m d} on d = 0 .. N - 1, by least squares, at given frequencies (a model's own).
 
-    Least squares on cos(theta_m d), -sin(theta_m d), by a pseudo-inverse: slow planes look alike within N tokens, so
-    directions below rcond times the largest singular value are left out. A larger rcond gives smaller logits.
+    The pseudo-inverse of cos(theta_m d), -sin(theta_m d) leaves out directions below rcond times the largest singular
+    value, since slow planes are nearly collinear within N tokens. A larger rcond gives smaller logits.
     """
     distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
     angles = distance[:, None] * inv_freq.double().to(values.device)

@@ -1,4 +1,4 @@
-"""Which planes of which layers are perturbed, and what each costs in loss, beside a control of the same energy."""
+"""Loss of a model with planes of its layers perturbed, one place at a time, and with a control of the same energy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
 COSTS = ("edit", "control", "less_control")
-MOST_CELLS = 96  # layers x planes that are mapped one by one; larger models by frequency band
+MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 BATCH = 8  # prompts per forward pass
 
 Planned = Mapping[str, tuple[tuple[str, ...], list[dict[str, Any] | None]]]
@@ -33,9 +33,12 @@ Planned = Mapping[str, tuple[tuple[str, ...], list[dict[str, Any] | None]]]
 def plan(
     model: Model, options: "PlanePerturbation", selected: Mapping[int, Sequence[int]]
 ) -> tuple[Planned, dict[str, list[Any]]]:
-    """variable -> its dimensions, and for every place along them what to perturb, or None where there is no plane.
+    """Return variable -> (its dimensions, the perturbation of every place along them), and the coordinates.
+
+    A perturbation is None where there is no plane.
 
     Args:
+        options: of the measure.
         selected: the heads of each layer that are perturbed.
     """
     ropes = {one.layer: one.rope for one in geometry_of(model, list(selected)) if one.rope.rotary_dim}
@@ -78,17 +81,17 @@ def plan(
 
 
 def runs_of(planned: Planned) -> int:
-    """How often `measured` runs every prompt: unchanged, and with every edit and its control."""
+    """Return how often `measured` runs every prompt: once unchanged, and once for every edit and for its control."""
     return 1 + 2 * sum(how is not None for _, places in planned.values() for how in places)
 
 
 def full(edit: str) -> float:
-    """The strength that 1 stands for: phases noisy by pi radians are as good as random."""
+    """Return the strength in its unit: 1 stands for phase noise of pi radians, which is nearly uniform."""
     return math.pi if edit == "phase_noise" else 1.0
 
 
 def third(band: str) -> Any:
-    """The planes of a band, in any layer."""
+    """Return a function from a layer's Rope to the planes of a band by thirds."""
 
     def planes(rope: Rope) -> Tensor:
         return bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
@@ -104,13 +107,13 @@ def measured(
     *,
     seed: int,
 ) -> xr.Dataset:
-    """The rise of the loss at every place that is planned, of its control, and the difference; means and intervals."""
+    """Return the rise of the loss by every planned perturbation, by its control, and the difference, with intervals."""
     batches = tokens.split(BATCH)
 
     def losses(**how: Any) -> Float[np.ndarray, " prompt"]:
         rows = []
         for number, batch in enumerate(batches):
-            own = (seed * len(batches) + number) % 2**63  # every prompt has draws of its own
+            own = (seed * len(batches) + number) % 2**63  # every prompt has different draws
             hooks = perturb_planes(model, seed=own, **how) if how else []
             rows.append(token_losses(model, batch, hooks, batch=BATCH).mean(-1))
         return torch.cat(rows).numpy()

@@ -1,4 +1,4 @@
-"""Magnitudes and phases of queries or keys in RoPE's planes: shuffled over tokens, replaced by their mean, or noisy."""
+"""Edits of magnitudes and phases of q or k in RoPE's planes: shuffled over tokens, replaced by means, or with noise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ EDITS: tuple[Edit, ...] = get_args(Edit)
 
 @dataclass(frozen=True)
 class Draw:
-    """What one seed draws for the tokens of one prompt: the same draw for every edit, strength and choice of planes.
+    """Random draw of one seed for the tokens of one prompt, shared by every edit, strength and choice of planes.
 
     Attributes:
-        order: the tokens in random order: the first share of them is shuffled, so lower strengths are nested in higher.
+        order: the tokens in random order; a share of them is shuffled, from the first on, so that the tokens of a lower
+            strength are among those of a higher one.
         noise: standard normal. Heads that share a key have one row.
     """
 
@@ -28,17 +29,19 @@ class Draw:
     noise: Float[Tensor, "head token plane 2"]
 
     @classmethod
-    def of(cls, n_heads: int, n_tokens: int, n_planes: int, generator: torch.Generator) -> "Draw":
+    def from_generator(cls, n_heads: int, n_tokens: int, n_planes: int, generator: torch.Generator) -> "Draw":
         order = torch.randperm(n_tokens, generator=generator)
         return cls(order, torch.randn(n_heads, n_tokens, n_planes, 2, generator=generator))
 
     def of_heads(self, rows: Sequence[int], device: torch.device) -> "Draw":
-        """The same for heads that read these rows, on their device."""
+        """Return the draw with these rows of the noise, on their device."""
         return Draw(self.order.to(device), self.noise[list(rows)].to(device))
 
     def cycle(self, share: float) -> Int[Tensor, " token"]:
-        """source_t: where token t takes from. The first round(share * n) tokens of `order` form one cycle, so every
-        one of them takes from another; a cycle of one moves nothing.
+        """Return source_t, the token from which token t receives its value.
+
+        The first round(share * n) tokens of `order` form one cycle, so each of them receives from another; a cycle of
+        one token moves nothing.
 
         Example:
             >>> Draw(torch.tensor([2, 0, 3, 1]), torch.zeros(1, 4, 1, 2)).cycle(0.75).tolist()
@@ -53,30 +56,30 @@ class Draw:
 def shuffle_magnitudes(
     z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
 ) -> Complex[Tensor, "head token plane"]:
-    """|z_source(t)| e^{i arg z_t}: the magnitudes of all planes and heads of a token go together, phases stay."""
+    """|z_source(t)| e^{i arg z_t}: magnitudes of all planes and heads of a token move together, phases stay."""
     return torch.polar(z.abs()[:, source], z.angle())
 
 
 def shuffle_phases(
     z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
 ) -> Complex[Tensor, "head token plane"]:
-    """|z_t| e^{i arg z_source(t)}: the phases of all planes and heads of a token go together, magnitudes stay."""
+    """|z_t| e^{i arg z_source(t)}: phases of all planes and heads of a token move together, magnitudes stay."""
     return torch.polar(z.abs(), z.angle()[:, source])
 
 
 def shuffle_positions(
     z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"], theta: Float[Tensor, " plane"]
 ) -> Complex[Tensor, "head token plane"]:
-    """z_t e^{i theta (source(t) - t)}: after RoPE token t stands in these planes where token source(t) stood.
+    """z_t e^{i theta (source(t) - t)}: after RoPE token t has the position of token source(t) in these planes.
 
-    What position alone costs there: the token's own magnitudes and phases are untouched.
+    The token's own magnitudes and phases before RoPE are unchanged, so this changes position alone.
     """
     angles = (source - torch.arange(len(source), device=source.device)).double()[:, None] * theta.double().to(z.device)
     return z * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
 
 
 def mean_magnitude(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
-    """|z'|^2 = (1 - strength) |z|^2 + strength E|z|^2, E over tokens: root mean square at 1, energy kept throughout."""
+    """|z'|^2 = (1 - strength) |z|^2 + strength E|z|^2, E over tokens: root mean square at 1; mean energy is kept."""
     square = z.abs().square()
     return torch.polar(torch.lerp(square, square.mean(1, keepdim=True), strength).sqrt(), z.angle())
 
@@ -84,7 +87,7 @@ def mean_magnitude(z: Complex[Tensor, "head token plane"], strength: float) -> C
 def mean_phase(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
     """arg z' = arg E z + (1 - strength) arg(z conj E z), E over tokens: at 1 all have the phase of the mean vector.
 
-    The mean vector is what the position part sees of keys; its phase weighs tokens by their magnitude, unlike the
+    The position part depends on keys only by their mean vector; its phase weights tokens by their magnitude, unlike the
     circular mean of z / |z|. Magnitudes are kept.
     """
     mean = z.mean(1, keepdim=True)
@@ -104,15 +107,14 @@ def random_rotation(
     energy: Float[Tensor, " head"],
     noise: Float[Tensor, "head token plane 2"],
 ) -> Complex[Tensor, "head token plane"]:
-    r"""Each token's rotary vector turned by one angle phi in a direction of its own, drawn at random from all planes:
+    r"""z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes.
 
-    z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes. Hence
-    |z'_t| = |z_t| and |z'_t - z_t|^2 = 4 sin^2(phi / 2) |z_t|^2, so sin^2(phi / 2) = energy / (4 E|z|^2) makes
-    E|z' - z|^2 = energy, exactly. There is such an angle for every edit here: none changes a vector by more than
+    Hence |z'_t| = |z_t| and |z'_t - z_t|^2 = 4 sin^2(phi / 2) |z_t|^2, so sin^2(phi / 2) = energy / (4 E|z|^2) makes
+    E|z' - z|^2 = energy exactly. Such an angle exists for every edit here, since none changes a vector by more than
     twice its length in the mean square. Ours.
 
     Args:
-        energy: E|z' - z|^2 over tokens, all planes summed.
+        energy: E|z' - z|^2 over tokens, summed over planes.
 
     Example:
         >>> z = torch.randn(1, 5, 3, dtype=torch.complex128)
@@ -139,13 +141,14 @@ def edit_planes(
     *,
     control: bool = False,
 ) -> Complex[Tensor, "head token plane"]:
-    """z with some planes edited, or, as `control`, with a random rotation of all planes that changes as much energy.
+    """Return z with some planes edited, or (`control`) with a random rotation of all planes of the same energy.
 
     Args:
         z: queries or keys before RoPE, see `tl_posgen.rope.rotation.to_planes`.
-        strength: share of the tokens that are shuffled; how far to the mean, in [0, 1]; std of the noise in radians.
+        strength: share of the tokens that are shuffled, or of the way to the mean, in [0, 1]; std of the noise in
+            radians.
         theta: radians per token.
-        planes: which are edited.
+        planes: the planes that are edited.
 
     Example:
         >>> z, draw = torch.ones(1, 4, 2, dtype=torch.complex64), Draw(torch.arange(4), torch.zeros(1, 4, 2, 2))

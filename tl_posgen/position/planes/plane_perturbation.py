@@ -19,7 +19,13 @@ from tl_posgen.position.decomposition.option_checks import check_share
 from tl_posgen.position.planes import plane_perturbation_figures as figures
 from tl_posgen.position.planes.plane_costs import COSTS, OF, measured, plan, runs_of
 from tl_posgen.position.planes.plane_edits import EDITS, Edit
-from tl_posgen.position.planes.plane_shares import COST_OF_POSITION, PARTS, correlations, cost_of_half, plane_shares
+from tl_posgen.position.planes.plane_shares import (
+    COST_OF_POSITION,
+    PARTS,
+    cost_of_half,
+    cost_share_correlations,
+    plane_shares,
+)
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.procedure import Job
 from tl_posgen.report.intervals import ENDS, with_ends
@@ -95,7 +101,7 @@ def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
         if options.map_edits:
             by_planes = data["planes"].dtype.kind != "U"
             data = data.merge(plane_shares(after["planes"], data["layer"], by_planes))
-            data = data.merge(correlations(data))
+            data = data.merge(cost_share_correlations(data))
         return data.assign_attrs(rows=("edit", "of", "strength", "cost"), model=label)
 
     return job.result(request, model, list(tokens), of_model)

@@ -1,4 +1,4 @@
-"""Loss against strength, by frequency band, and plane by plane beside what each plane carries."""
+"""Figures of perturbed planes: loss against strength, by frequency band, and by plane against the plane's shares."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ RISE = "rise of the loss, nats"
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """No map without edits that were mapped."""
+    """Return the kinds of figures that have data: map and scatter need mapped edits."""
     return ["curves", "bands", "map", "scatter"] if "map_rise" in data else ["curves", "bands"]
 
 
 def curves(result: Any) -> go.Figure:
-    """Rise of the loss against strength, a panel an edit: q, k, both, the control of both, and random init."""
+    """Draw the rise of the loss against strength, one panel per edit: q, k, both, the control, and random init."""
     data = result.dataset
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
@@ -48,7 +48,7 @@ def curves(result: Any) -> go.Figure:
 
 
 def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
-    """One curve from strength 0, where nothing changes, with its interval."""
+    """Return one curve with its interval from strength 0, where nothing changes."""
     bars = {end: np.insert(values, 0, 0.0) for end, values in error_bars(data, "rise").items() if end[:5] == "array"}
     x, y = (np.insert(values, 0, 0.0) for values in (data["strength"].values, data["rise"].values))
     look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": {"thickness": 1, "width": 0, **bars}}
@@ -56,7 +56,7 @@ def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "soli
 
 
 def bands(result: Any) -> go.Figure:
-    """Rise of the loss with a third of the planes of all layers perturbed: a panel an edit."""
+    """Draw the rise of the loss with a third of the planes of all layers perturbed, one panel per edit."""
     data = result.dataset
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
@@ -75,9 +75,9 @@ def bands(result: Any) -> go.Figure:
 
 
 def cost_map(result: Any) -> go.Figure:
-    """Layer x plane: what each edit costs there, what its control costs, and what the plane carries.
+    """Draw maps of layer x plane: the cost of each edit, the cost of its control, and the shares of the plane.
 
-    A colour scale an edit, from minus to plus its largest cost, which its title says; one a share.
+    Each edit has one colour scale from minus to plus its largest cost, given in the title; each share has its own.
     """
     data, edits = result.dataset, [str(edit) for edit in result.dataset["map_edit"].values]
     sides = [("", data, "edit"), ("equal-energy rotation: ", data, "control")]
@@ -107,7 +107,7 @@ def cost_map(result: Any) -> go.Figure:
 
 
 def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
-    """[layer, planes], planes called by their wavelengths, see `plane_labels`; bands by their names."""
+    """Return [layer, planes] with planes named by their wavelengths (`plane_labels`), or bands by their names."""
     array = array.transpose("layer", "planes")
     if data["planes"].dtype.kind == "U":
         return array
@@ -115,7 +115,10 @@ def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
 
 
 def scatter(result: Any) -> go.Figure:
-    """Cost against share: a point a plane of a layer, a row an edit; the control's cost open, random init grey."""
+    """Draw cost against share, one point per plane of a layer and one row per edit.
+
+    The control's costs are open circles, the random init is grey.
+    """
     data, summary = result.dataset, result.summary
     edits = [str(edit) for edit in data["map_edit"].values]
 
@@ -144,7 +147,7 @@ def scatter(result: Any) -> go.Figure:
 
 
 def points(data: xr.Dataset, edit: str, share: str, cost: str, name: str, colour: str) -> go.Scatter:
-    """One cost of every plane of every layer against its share."""
+    """Return one cost of every plane of every layer against its share."""
     cells = data.sel(map_edit=edit, cost=cost)[["map_rise", share]].stack(cell=("layer", "planes")).dropna("cell")
     marker = {"color": colour, "size": 6, "symbol": "circle-open" if cost == "control" else "circle"}
     text = [f"layer {layer}, planes {planes}" for layer, planes in cells["cell"].values]

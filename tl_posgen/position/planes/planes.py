@@ -127,7 +127,7 @@ class PlanesCollector(MomentsCollector):
         if length < 2:
             raise InputError(f"planes: no token is left of a prompt of {length}; give a longer one")
         firsts = (0, 1) if geometry.rope.rotary_dim else ()
-        both = {first: PlaneMoments.of(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in firsts}
+        both = {first: PlaneMoments.from_qk(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in firsts}
         self.take(layer, {(layer.layer, first): moments for first, moments in both.items()})
 
     def dataset(self) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""Figures of RoPE's planes: phases of queries and keys, magnitude by wavelength, and what each plane carries."""
+"""Figures of RoPE's planes: phases of queries and keys, magnitude by wavelength, and shares of each plane."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_row
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
-NEVER = 10  # a plane that never turns is drawn this many times beyond the longest wavelength
+NEVER = 10  # a plane that does not rotate is drawn at this multiple of the longest wavelength
 
 
 def phases(result: Any) -> go.Figure:
-    """The heads with the largest share of each part, one marker a plane: its angle the mean phase."""
+    """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
     highest = {part: result.summary[f"{part}_highest_head"] for part in PARTS}
     chosen = {part: [int(one) for one in head.split(".")] for part, head in highest.items() if head}
     both = sides(result)
@@ -28,7 +28,7 @@ def phases(result: Any) -> go.Figure:
     for row, (_, data, _) in enumerate(both):
         for column, (layer, head) in enumerate(chosen.values()):
             one = data.sel(layer=layer, head=head)
-            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the rest has no phase of its own
+            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
             for side in MARKERS:
                 panels.add(row * len(chosen) + column, phase_markers(one, side))
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
@@ -44,7 +44,7 @@ def phases(result: Any) -> go.Figure:
 
 
 def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
-    """The planes of one head's queries or keys, coloured by wavelength."""
+    """Return markers of the planes of one head's queries or keys, coloured by wavelength."""
     (name, symbol), wavelengths = MARKERS[side], one["wavelength"].values
     return go.Scatterpolar(
         r=one[f"concentration_{side}{WITHOUT_FIRST_TOKEN}"].values,
@@ -59,7 +59,7 @@ def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
 
 
 def magnitude(result: Any) -> go.Figure:
-    """Mean length of queries and of keys in each plane by its wavelength: a line a layer, mean over heads."""
+    """Draw the mean length of queries and of keys in each plane by wavelength, one line per layer, mean over heads."""
     dataset = result.dataset
     both, layers = sides(result), dataset["layer"].values
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
@@ -83,7 +83,7 @@ def magnitude(result: Any) -> go.Figure:
 
 
 def shares(result: Any) -> go.Figure:
-    """Share of each plane in the variance of the head's position part and content part: a row a head."""
+    """Draw the share of each plane in the variance of the position part and of the content part, one row per head."""
     dataset = result.dataset
     both, names = sides(result), ("position", "content")
     titles = [f"{name} · {side}" for side, *_ in both for name in names]
@@ -109,7 +109,10 @@ def drawable(wavelength: xr.DataArray) -> np.ndarray:
 
 
 def plane_labels(wavelength: xr.DataArray) -> list[str]:
-    """The wavelengths, numbered where planes share one (inf: what never turns); only numbers where layers differ."""
+    """Return the wavelengths as labels; plane numbers where layers differ.
+
+    Planes with the same wavelength (inf: not rotated) are numbered.
+    """
     if bool((wavelength.max("layer") != wavelength.min("layer")).any()):
         return [f"plane {plane}" for plane in wavelength["plane"].values]
     values = wavelength.min("layer").values

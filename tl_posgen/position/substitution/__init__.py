@@ -1,4 +1,4 @@
-"""A model's scores replaced by position + content."""
+"""Scores of a model replaced by position + content."""
 
 from tl_posgen.position.substitution.hooks import (
     FreeSplit,

@@ -1,4 +1,4 @@
-"""Each token's change of loss under stand-ins, on the first prompt: what circuitsvis shows of a substitution."""
+"""Change of each token's loss under stand-ins on the first prompt, for circuitsvis."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ VARIABLES = {
 def changes(
     model: Any, tokens: Int[Tensor, " pos"], losses: Mapping[str, Float[Tensor, " target"]]
 ) -> dict[str, tuple[Any, Any]]:
-    """Variables of a prompt whose tokens have these losses by condition, "unchanged" among them."""
+    """Return the variables of a prompt from its losses by condition, "unchanged" among them."""
     unchanged = losses["unchanged"]
     by_condition = np.stack([(one - unchanged)[:CROP].float().numpy() for one in losses.values()])
     texts = np.array(token_strings(model, tokens[1 : CROP + 1]), dtype=object)
@@ -35,7 +35,7 @@ def changes(
 
 
 def shown(data: xr.Dataset) -> list[str]:
-    """The stand-in that recovers most, its two parts by themselves, the three-axis fit and uniform attention."""
+    """Return the shown conditions: the best stand-in, its two parts alone, three_axis and uniform attention."""
     if "token_change" not in data:
         return []
     others = [*CONTROLS, "three_axis", "uniform_attention"]
@@ -44,12 +44,12 @@ def shown(data: xr.Dataset) -> list[str]:
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Which stand-in each example is."""
+    """Return the label of each example: its stand-in."""
     return [f"{in_words(one)}: change of each token's loss, first prompt; red: worse" for one in shown(data)]
 
 
 def show(data: xr.Dataset, example: int) -> Any:
-    """The tokens of the first prompt, coloured by the change of their loss."""
+    """Return the tokens of the first prompt, coloured by the change of their loss."""
     changed = data["token_change"].sel(condition=shown(data)[example])
     return token_colours([str(token) for token in data["token_text"].values], changed.values)
 

@@ -1,4 +1,4 @@
-"""A head's scores beside their position part and their content part, pair by pair within rows."""
+"""Maps of a head's scores, their position part and their content part, pair by pair within rows."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
 
 @dataclass(frozen=True)
 class SplitMaps:
-    """Scores W, position f and content g, each row less its mean over the keys that count: what softmax sees. float64.
+    """Maps of scores W, position f and content g, each row less its mean over the keys that count; float64.
 
     Attributes:
-        scores, position, content: NaN at pairs that do not count: the first token's, and those that are not visible.
-        r: Pearson's r of W with f, with g and with f + g, within rows; NaN where one of the two is constant in them.
+        scores, position, content: NaN at pairs that do not count: those of the first token, and invisible ones.
+        r: Pearson's r of W with f, with g and with f + g, within rows; NaN where one of the two is constant in rows.
     """
 
     scores: Float[Tensor, "head query key"]
@@ -41,21 +41,21 @@ def split_maps(
 ) -> SplitMaps:
     r"""f_ij = scale <R_i q_i, R_j kbar> - slope (i - j), g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
 
-    kbar is the mean of these keys without the first, Rbar the mean of R_d over the distances 0 .. n - 1 that n tokens
-    (or the window) have: the split that is best in mean square over all triples (query, key, distance), so that f holds
-    what `variance` calls position and g what it calls content. W - f - g is its interaction.
+    kbar is the mean of the keys without the first, Rbar the mean of R_d over the distances 0 .. n - 1 of n tokens (or
+    of the window). This split is the least-squares fit over all triples (query, key, distance), so f is the position
+    part of the measure `variance`, g its content part, and W - f - g its interaction.
 
     Args:
-        scores: W, as the model has them, -inf where invisible.
+        scores: W, the model's scores, -inf where invisible.
         q, k: before RoPE.
         window: a query sees the `window` last keys, itself included.
-        slopes: of ALiBi, a head each.
+        slopes: of ALiBi, one per head.
 
     Raises:
-        InputError: a single token: without the first none is left.
+        InputError: a single token, so that none is left without the first.
 
-    Source: the two maps beside the true one are in Han & Ji 2025 (arXiv 2503.13305), whose split is not known in full;
-    this split, `split_scores`, and the maps within rows are ours.
+    Source: Han & Ji 2025 (arXiv 2503.13305) for the two maps next to the true one; their split is not known in full.
+    This split, `split_scores`, and the maps within rows are ours.
 
     Example:
         >>> rope = Rope(torch.zeros(1, dtype=torch.float64))  # a plane that never turns: all is content
@@ -71,7 +71,7 @@ def split_maps(
     if slopes is not None:
         position = position - slopes.to(position)[:, None, None] * (positions[:, None] - positions)
     w, f, g = (within_rows(one, counted) for one in (scores, position, split.content))
-    r = torch.stack([correlation(w, one) for one in (f, g, f + g)])
+    r = torch.stack([map_correlation(w, one) for one in (f, g, f + g)])
     w, f, g = (one.masked_fill(~counted, torch.nan) for one in (w, f, g))
     return SplitMaps(w, f, g, r)
 
@@ -79,11 +79,11 @@ def split_maps(
 def within_rows(
     scores: Float[Tensor, "head query key"], counted: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
-    """Each row less its mean over the keys that count; 0 elsewhere, and where nothing but rounding is left."""
+    """W_ij - mean of row i over the keys that count; 0 elsewhere, and 0 where only rounding is left."""
     centred, size = row_centred(scores, counted), scores.double().masked_fill(~counted, 0).square().sum((1, 2))
     return centred.masked_fill_((centred.square().sum((1, 2)) <= NOTHING * size)[:, None, None], 0)
 
 
-def correlation(a: Float[Tensor, "head query key"], b: Float[Tensor, "head query key"]) -> Float[Tensor, " head"]:
-    """Pearson's r of two maps without means; NaN where one of them is 0."""
+def map_correlation(a: Float[Tensor, "head query key"], b: Float[Tensor, "head query key"]) -> Float[Tensor, " head"]:
+    """Return Pearson's r of two maps without means; NaN where one of them is 0."""
     return (a * b).sum((1, 2)) / (a.square().sum((1, 2)) * b.square().sum((1, 2))).sqrt()

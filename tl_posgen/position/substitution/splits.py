@@ -1,4 +1,4 @@
-"""Scores as position plus content, f(q_i, i - j) + g(q_i, k_j), and what may be put in their place instead."""
+"""Splits of scores into position and content, f(q_i, i - j) + g(q_i, k_j), for distributions of distances."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Threshold = Literal["head", "layer"]
 
 @dataclass(frozen=True)
 class DistanceDistribution:
-    """p(d): how much each distance counts when the content part is averaged over distances.
+    """Distribution p(d) of distances over which the content part is averaged.
 
     Attributes:
         distances: in tokens, whole or fractional.
@@ -29,14 +29,14 @@ class DistanceDistribution:
     weights: Float[Tensor, "*rows distance"]
 
     def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*rows plane_and_rest"]:
-        """Rbar = E_p[R_d], one complex factor per plane: fast planes average away, slow ones stay."""
+        """Rbar = E_p[R_d], one complex factor per plane: near 0 for fast planes, near 1 for slow ones."""
         turn = turning_factors(self.distances, rope, d_head)
         return self.weights.to(turn) @ turn
 
 
 @dataclass(frozen=True)
 class Split:
-    """The two parts of `split_scores`, never masked. Position alone and content alone are the fields themselves."""
+    """Position and content part of `split_scores`, without a mask."""
 
     position: Float[Tensor, "head query key"]
     content: Float[Tensor, "head query key"]
@@ -47,7 +47,7 @@ class Split:
 
 
 def point_mass(distance: int | float) -> DistanceDistribution:
-    """All weight on one dummy distance d0: the mean-key estimator."""
+    """p(d0) = 1 at one dummy distance d0: the mean-key estimator."""
     if not is_number(distance):
         raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
     return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
@@ -57,7 +57,10 @@ WIDEST = 2**24  # tokens: no prompt is longer
 
 
 def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution:
-    """p(d) proportional to max(width - d, 0) on the whole distances; width 1 is the point mass at 0. One per head too.
+    """p(d) proportional to max(width - d, 0) on whole distances; width 1 is the point mass at 0.
+
+    Args:
+        width: one for all heads, or one per head.
 
     Example:
         >>> triangle(2).weights.mul(3).round().tolist()
@@ -73,13 +76,13 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
 
 
 def uniform(n: int) -> DistanceDistribution:
-    """Equal weight on the distances 0 .. n - 1."""
+    """p(d) = 1 / n on the distances 0 .. n - 1."""
     check_whole("uniform distribution of distances", 1, n=n)
     return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=torch.float64))
 
 
 def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistribution:
-    """p_h(d) = share of head h's attention that falls d tokens back, over all queries: a row per head."""
+    """p_h(d) = share of head h's attention that goes d tokens back, over all queries: a row per head."""
     n = pattern.shape[-1]
     query, key = torch.tril_indices(n, n, device=pattern.device)
     profile = pattern.new_zeros(len(pattern), n, dtype=torch.float64)
@@ -90,10 +93,10 @@ def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistr
 def positional_profile(
     q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
 ) -> DistanceDistribution:
-    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: where query i would attend by position alone. A row per query.
+    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: attention of query i by position alone, a row per query.
 
-    With a distribution that depends on the query alone, f + g is still a function of (q, d) plus one of (q, k), and
-    still the best in mean square for each query. Nothing is fitted. Ours.
+    If the distribution depends on the query alone, f + g is still a function of (q, d) plus one of (q, k), and still
+    the least-squares fit for each query. Nothing is fitted. Ours.
     """
     n = q.shape[1]
     zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
@@ -122,17 +125,17 @@ def split_scores(
     distribution: DistanceDistribution | Complex[Tensor, "head plane_and_rest"],
     mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head query d_head"] | None = None,
 ) -> Split:
-    """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: two products.
+    """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d], as two products.
 
-    Among all f(q, d) + g(q, k) this is the best in mean square over queries, keys and independent distances from p.
+    This is the least-squares fit f(q, d) + g(q, k) over queries, keys and independent distances from p.
 
     Args:
         q, k: before RoPE; fewer queries than keys are the last ones.
-        distribution: p, or Rbar itself, which is all of p that enters. `point_mass(d0)` is the mean-key estimator.
-        mean_key: kbar per head, or per head and query (`running_mean_key`); None takes the mean of these keys.
+        distribution: p, or Rbar itself, as p enters only by Rbar. `point_mass(d0)` is the mean-key estimator.
+        mean_key: kbar per head, or per head and query (`running_mean_key`); None for the mean of the given keys.
 
-    Source: the mean-key estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025; the
-    optimal split for a distribution of distances, and the running mean, are ours.
+    Source: the public code of the first author of Han & Ji 2025 for the mean-key estimator with d0 = 1000; the optimal
+    split for a distribution of distances, and the running mean, are ours.
 
     Example:
         >>> rope, q, k = Rope(torch.tensor([0.0], dtype=torch.float64)), torch.ones(1, 3, 2), torch.rand(1, 3, 2)
@@ -156,7 +159,7 @@ def split_scores(
 def add_residual(
     approximate: Float[Tensor, "head query key"], exact: Float[Tensor, "head query key"], share: int | float
 ) -> Float[Tensor, "head query key"]:
-    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact. Entries at -inf stay approximate."""
+    """approximate + share (exact - approximate): 0 drops the residual, 1 is exact; entries at -inf stay approximate."""
     return torch.where(exact.isfinite(), approximate + share * (exact - approximate), approximate)
 
 
@@ -166,16 +169,16 @@ def below_quantile(
     gamma: int | float = 0.97,
     threshold: Threshold | str = "head",
 ) -> Bool[Tensor, "head query key"]:
-    """Which visible scores lie at or below the gamma quantile: those to replace. gamma 1: all, 0: none.
+    """Return whether visible scores are at or below the gamma quantile, which are those to replace.
 
-    The quantile is the floor(gamma n)-th smallest of n visible scores: of each head's own ("head"), or, one threshold
-    for the whole layer, of the last row of the first head given ("layer").
+    gamma 1 selects all, 0 none. The quantile is the floor(gamma n)-th smallest of n visible scores: of each head
+    ("head"), or, with one threshold for the layer, of the last row of the first given head ("layer").
 
     Raises:
         InputError: gamma outside [0, 1].
 
-    Source: "layer", of head 0, is the rule of the first author's public code (gamma = .97, layers from 4 on). "head",
-    and how ties and ranks between two scores are treated, is ours.
+    Source: the public code of the first author of Han & Ji 2025 for "layer", with head 0 (gamma = .97, layers from 4
+    on). "head", and the treatment of ties and of ranks between two scores, are ours.
 
     Example:
         >>> scores, visible = torch.tensor([[[0.0, 0.0], [1.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]]]), torch.ones(2, 2) > 0

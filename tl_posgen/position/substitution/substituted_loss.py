@@ -1,4 +1,4 @@
-"""What is left of the loss with scores replaced: the share recovered, by condition, by searched split, head by head."""
+"""Loss with replaced scores: the share recovered by condition and by searched split, and the cost of each head."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -36,13 +36,13 @@ from tl_posgen.report.intervals import ENDS
 from tl_posgen.stats.agreement import pearson, spearman
 from tl_posgen.stats.intervals import statistic_interval
 
-SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
+SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
 NO_STAND_IN = ("unchanged", "uniform_attention")
 WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
 
 
 def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
-    """What stands in for the scores of prompts of `length` tokens, by name; None for the unchanged model.
+    """Return the stand-ins for the scores of prompts of `length` tokens, by name; None for the unchanged model.
 
     Args:
         options: a `Substitution`.
@@ -64,7 +64,7 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
 
 
 def runs_of(conditions: Mapping[str, ScoresOf | None]) -> int:
-    """How often `measure` runs every prompt: every condition, two by dose, and captured."""
+    """Return how often `measure` runs every prompt: once per condition, for two dose curves, and for the capture."""
     return len(conditions) + 2 * len(SHARES) + 1
 
 
@@ -75,7 +75,7 @@ def measure(
     where: Mapping[str, Any],
     label: str,
 ) -> xr.Dataset:
-    """Loss of every condition and dose, and how far its scores are from the model's, head by head."""
+    """Return the loss of every condition and dose, and the errors of its scores and attention, head by head."""
 
     def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[Tensor, "prompt target"]:
         hooks: HookList = [] if by is None else substitute(model, by, residual=residual, **where)
@@ -100,7 +100,7 @@ def measure(
 
 
 def shares_of(losses: Float[np.ndarray, "row prompt"], data: xr.Dataset, dims: tuple[str], name: str) -> dict[str, Any]:
-    """`recovered` of each row, as variables `<name>`, `<name>_low`, `<name>_high`."""
+    """Return `recovered` of each row, as variables `<name>`, `<name>_low`, `<name>_high`."""
     columns = recovered(losses, *(data["loss"].sel(condition=one).values for one in NO_STAND_IN))
     return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
 
@@ -110,21 +110,25 @@ def recovered(
     unchanged: Float[np.ndarray, " prompt"],
     uniform: Float[np.ndarray, " prompt"],
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """(U - L) / (U - B) of the means, B unchanged, and its 95 % interval over prompts; NaN where U - B is less than
-    WORTHLESS, and no ends where it is without one of the prompts."""
+    """(U - L) / (U - B) of mean losses, U of uniform attention, L of each row and B unchanged.
+
+    Returns:
+        The share and its 95 % interval over prompts. NaN if U - B is below WORTHLESS; the interval is NaN if it is so
+        without one of the prompts.
+    """
     if uniform.mean() - unchanged.mean() < WORTHLESS:
         nothing = np.full(len(losses), np.nan)
         return nothing, nothing, nothing
 
-    def of_means(means: Float[np.ndarray, "some loss"]) -> Float[np.ndarray, "some row"]:
+    def share_of_means(means: Float[np.ndarray, "some loss"]) -> Float[np.ndarray, "some row"]:
         rows, b, u = np.split(means, [-2, -1], axis=1)
         return (u - rows) / np.where(u - b < WORTHLESS, np.nan, u - b)
 
-    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), of_means)
+    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), share_of_means)
 
 
 def with_ranks(data: xr.Dataset) -> xr.Dataset:
-    """Spearman over stand-ins: does the better correlation, or the smaller attention KL, recover more?"""
+    """Add Spearman's rho over stand-ins of the share recovered with r, and with attention KL."""
     stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
     r, kl = (stand_ins[name].mean(("layer", "head")) for name in ("r", "attention_kl"))
 
@@ -138,7 +142,7 @@ def with_ranks(data: xr.Dataset) -> xr.Dataset:
 def score_errors(
     model: Model, tokens: Int[Tensor, "prompt pos"], conditions: Mapping[str, ScoresOf | None], where: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Attention KL and Pearson's r between the stand-in and the model's scores, on the unchanged q and k.
+    """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and k.
 
     r is over visible scores; NaN where one of the two is constant.
     """
@@ -163,7 +167,7 @@ def score_errors(
 
 
 def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArray) -> xr.Dataset:
-    """What `optimise_split` found, with the shares recovered on the prompts that were not searched on."""
+    """Return the result of `optimise_split`, with the shares recovered on prompts that were not searched on."""
     losses = found["search_losses"]
     shares = shares_of(losses.transpose("family", "prompt").values, held_out, ("family",), "search_recovered")
     data = found.drop_vars("search_losses").assign(shares | {"search_loss": losses.mean("prompt")})
@@ -171,7 +175,7 @@ def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArr
 
 
 def costs(model: Model, tokens: Int[Tensor, "prompt pos"], width: float, replaced: xr.DataArray) -> xr.Dataset:
-    """How much the loss rises when one head alone loses its residual, or all its attention."""
+    """Return the rise of the loss when one head alone loses its residual, or all its attention."""
     unchanged = float(token_losses(model, tokens).mean())
     places = np.argwhere(replaced.values).tolist()
     names = {"residual_cost": by_split(triangle(width)), "uniform_cost": by_constant}

@@ -1,4 +1,4 @@
-"""The loss with all scores replaced: which parts of them the model runs on."""
+"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split and head."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "residual_c
 
 
 def drawn(data: xr.Dataset) -> list[str]:
-    """The kinds that there is data for: splits only where they were searched, heads only where they were costed."""
+    """Return the kinds of figures that have data: splits only if searched, heads only if their costs were measured."""
     return ["loss", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
 
 
@@ -35,18 +35,18 @@ NAMES = {
 
 
 def in_words(condition: object) -> str:
-    """A condition as sentences and legends call it: 'triangle of width 8' for triangle_8."""
+    """Return a condition's name for sentences and legends: 'triangle of width 8' for triangle_8."""
     name, _, number = str(condition).rpartition("_") if str(condition)[-1].isdigit() else (str(condition), "", "")
     return f"{NAMES.get(name, name.replace('_', ' '))} {number}".strip()
 
 
 def share_texts(shares: Float[np.ndarray, " row"], form: str) -> list[str]:
-    """What stands on bars: nothing where a share is not defined."""
+    """Return the labels of bars; empty where a share is NaN."""
     return ["" if math.isnan(share) else format(share, form) for share in shares]
 
 
 def loss(result: Any) -> go.Figure:
-    """The loss of every condition."""
+    """Draw the loss of every condition."""
     figure = go.Figure()
     for side, data, colour in sides(result):
         shares = share_texts(data["recovered"].values, ".0%") if data is result.dataset else None
@@ -60,7 +60,7 @@ def loss(result: Any) -> go.Figure:
 
 
 def dose(result: Any) -> go.Figure:
-    """A share of the residual added back."""
+    """Draw the loss against the share of the residual that is added back."""
     figure = go.Figure()
     for side, data, colour in sides(result):
         own = data is result.dataset
@@ -77,7 +77,7 @@ def dose(result: Any) -> go.Figure:
 
 
 def correlation(result: Any) -> go.Figure:
-    """What a correlation alone would have made one believe."""
+    """Draw the rise of the loss against the correlation of stand-in and scores."""
     figure = go.Figure()
     for side, data, colour in reversed(sides(result)):
         stand_ins = data.drop_sel(condition=["unchanged", "uniform_attention"])
@@ -103,7 +103,7 @@ def correlation(result: Any) -> go.Figure:
 
 
 def search(result: Any) -> go.Figure:
-    """The share that each searched split recovers."""
+    """Draw the share that each searched split recovers."""
     data = result.dataset
     share, families = data["search_recovered"].values, [str(family) for family in data["family"].values]
     counted = zip(families, data["search_parameters"].values, strict=True)
@@ -122,7 +122,7 @@ def search(result: Any) -> go.Figure:
 
 
 def splits(result: Any) -> go.Figure:
-    """The distributions of distances and the mean turns that were searched, mean over the heads of a layer."""
+    """Draw the searched distributions of distances and mean rotations, mean over the heads of a layer."""
     data = result.dataset
     families = [str(name) for name in data["free_family"].values if name != "content"]
     titles = [
