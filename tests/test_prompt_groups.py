@@ -10,13 +10,13 @@ from tl_posgen import registry
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.measure import Measure
-from tl_posgen.prompt_groups import FEWEST, N_GROUPS
-from tl_posgen.stats.intervals import jackknife_interval
+from tl_posgen.prompt_groups import PromptGroups
+from tl_posgen.stats.intervals import FEWEST, jackknife_interval, prompts_per_group
 
 pytestmark = pytest.mark.slow
 
 QUICK = {"null_seeds": (), "progress": False}
-N_PROMPTS = 7  # two groups of two, three of one
+N_PROMPTS = 7  # three groups of two, the last one of one
 MEASURES = [
     *("three_axis", "variance", "mean_key", "residual", "across_prompts", "planes"),
     *("slash", "slash_planes", "cone"),
@@ -33,8 +33,8 @@ def test_intervals_are_those_of_prompts_left_out_by_hand(mini, prompts, name):
     def of(kept):
         return tl_posgen.analyze(mini, [prompts[n] for n in kept], measures=name, **QUICK)[name].dataset
 
-    data, groups = of(range(N_PROMPTS)), np.arange(N_PROMPTS) % N_GROUPS
-    without = [of(np.flatnonzero(groups != group)) for group in range(N_GROUPS)]
+    data, groups = of(range(N_PROMPTS)), np.arange(N_PROMPTS) // prompts_per_group(N_PROMPTS)
+    without = [of(np.flatnonzero(groups != group)) for group in range(groups[-1] + 1)]
     share = np.bincount(groups) / N_PROMPTS
     declared = registry.find(name).variables
     found = [key for key, one in declared.items() if one.interval and key in data]
@@ -44,7 +44,7 @@ def test_intervals_are_those_of_prompts_left_out_by_hand(mini, prompts, name):
         for prefix, reduced in (("", lambda x: x), ("mean_", lambda x, over=over: x.mean(over))):
             value = reduced(data[key])
             rest = np.stack([reduced(one[key].reindex_like(data[key])) for one in without])
-            ends = jackknife_interval(value.values, rest, share)
+            ends = jackknife_interval(value.values, rest, share, declared[key].bounds)
             for end, expected in zip(("low", "high"), ends, strict=True):
                 size = float(abs(value).max())
                 np.testing.assert_allclose(data[f"{prefix}{key}_{end}"], expected, atol=2e-6 * size, err_msg=key)
@@ -64,7 +64,7 @@ def test_the_summary_has_intervals_of_means_over_heads_alone(mini, prompts, name
 def test_groups_change_no_number(mini, prompts, monkeypatch):
     measures = {"measures": MEASURES, **QUICK}
     grouped = tl_posgen.analyze(mini, prompts, **measures)
-    monkeypatch.setattr("tl_posgen.prompt_groups.N_GROUPS", 1)
+    monkeypatch.setattr(PromptGroups, "grouped", property(lambda self: False, lambda self, asked: None))
     for name, result in tl_posgen.analyze(mini, prompts, **measures).items():
         kept = [key for key, array in result.dataset.items() if "rank" not in array.dims]  # equal kinds in any order
         xr.testing.assert_allclose(grouped[name].dataset[kept], result.dataset[kept], rtol=1e-9, atol=1e-9)

@@ -31,6 +31,8 @@ class Variable:
         interval: whether a collector's number stands with its 95 % interval over prompts, `<name>_low` and
             `<name>_high`, and its mean over everything with `mean_<name>_low` and `_high`. For smooth functions of
             what is summed over prompts, see `tl_posgen.stats.intervals`.
+        bounds: the lowest and highest value that it can have, at which its interval is cut: (0, 1) of a share; None
+            for none.
     """
 
     label: str
@@ -40,6 +42,7 @@ class Variable:
     headline: str = ""
     short: str = ""
     interval: bool = False
+    bounds: tuple[float, float] | None = None
 
 
 class Collector:

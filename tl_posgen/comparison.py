@@ -17,7 +17,7 @@ from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, h
 from tl_posgen.report.intervals import mean_and_ends, with_ends
 from tl_posgen.report.sentences import at_head, extremes, null_of, with_interval
 from tl_posgen.result import Report, Result, load
-from tl_posgen.stats.intervals import jackknife_interval
+from tl_posgen.stats.intervals import Bounds, difference_interval, jackknife_interval
 from tl_posgen.summary import NullSummary, Summary
 
 SIDES = ("first", "second")
@@ -99,7 +99,7 @@ def differences(pairs: Sequence[tuple[xr.Dataset, xr.Dataset, Measure]], paired:
         for name, variable in measure.variables.items():
             shown = variable.dims == ("layer", "head") and (variable.headline or variable.interval)
             if shown and name in first and name in second:
-                one = difference((first, second), name, paired)
+                one = difference((first, second), name, paired, variable.bounds)
                 if one["difference"].size:
                     found[f"{measure.name}.{name}"] = one.assign(label=variable.label)
     if not found:
@@ -109,7 +109,7 @@ def differences(pairs: Sequence[tuple[xr.Dataset, xr.Dataset, Measure]], paired:
     return joined
 
 
-def difference(given: tuple[xr.Dataset, xr.Dataset], name: str, paired: bool) -> xr.Dataset:
+def difference(given: tuple[xr.Dataset, xr.Dataset], name: str, paired: bool, bounds: Bounds | None) -> xr.Dataset:
     """One number of both sides, the difference, and its interval where both have one."""
     both = xr.align(*(one[name].astype(float) for one in given), join="inner")
     change = both[1] - both[0]
@@ -120,26 +120,29 @@ def difference(given: tuple[xr.Dataset, xr.Dataset], name: str, paired: bool) ->
         shares = [one["prompt_share"].values for one in given]
         paired = paired and shares[0].tolist() == shares[1].tolist()
         of = interval_of_pairs if paired else independent_interval
-        each, mean = (of(both, without, shares, over) for over in (lambda x: x, lambda x: x.mean(("layer", "head"))))
+        each, mean = (
+            of(both, without, shares, over, bounds) for over in (lambda x: x, lambda x: x.mean(("layer", "head")))
+        )
     for number, end in enumerate(("low", "high")):
         data[f"difference_{end}"] = (change.dims, each[number])
         data[f"mean_difference_{end}"] = ((), mean[number])
     return xr.Dataset(data)
 
 
-def interval_of_pairs(both: Any, without: Any, shares: Any, over: Any) -> np.ndarray:
+def interval_of_pairs(both: Any, without: Any, shares: Any, over: Any, bounds: Bounds | None) -> np.ndarray:
     """The interval of a difference of two numbers of the same prompts: each group is left out of both."""
-    change, moved = over(both[1] - both[0]), over(without[1] - without[0])
-    return np.stack(jackknife_interval(np.asarray(change), np.asarray(moved), shares[0]))
+    change, moved = (np.asarray(over(second - first)) for first, second in (both, without))
+    most = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return np.stack(jackknife_interval(change, moved, shares[0], most))
 
 
-def independent_interval(both: Any, without: Any, shares: Any, over: Any) -> np.ndarray:
-    """The interval of a difference of two numbers, each of its own prompts: half-widths add as squares."""
-    change, half = np.asarray(over(both[1] - both[0])), 0.0
+def independent_interval(both: Any, without: Any, shares: Any, over: Any, bounds: Bounds | None) -> np.ndarray:
+    """The interval of a difference of two numbers, each of its own prompts."""
+    sides = []
     for value, rest, share in zip(both, without, shares, strict=True):
-        low, high = jackknife_interval(np.asarray(over(value)), np.asarray(over(rest)), share)
-        half = np.hypot(half, (high - low) / 2)
-    return np.stack([change - half, change + half])
+        own = np.asarray(over(value))
+        sides.append((own, *jackknife_interval(own, np.asarray(over(rest)), share, bounds)))
+    return np.stack(difference_interval(*sides))
 
 
 # What is shown

@@ -1,8 +1,9 @@
-"""Intervals over prompts: a measure's collectors, one a group of prompts, joined with each group left out in turn."""
+"""Intervals over prompts: a measure's collectors, one a group of neighbours, joined with each left out in turn."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,38 +12,47 @@ from jaxtyping import Float
 
 from tl_posgen.collector import Collector, Variable
 from tl_posgen.measure import Request
-from tl_posgen.stats.intervals import jackknife_interval
+from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, prompts_per_group
 
 GROUP = "prompt_group"
-N_GROUPS = 5  # a collector's memory grows to as many times that of one
-FEWEST = 4  # fewer leave intervals too wide to say anything
-INTERVAL = f"of the 95 % interval over prompts, by a jackknife over {N_GROUPS} groups; none of fewer than {FEWEST}"
+INTERVAL = (
+    f"of the 95 % interval over prompts, by a jackknife over {FEWEST} to {MOST_GROUPS} groups; none of fewer prompts"
+)
 
 
 class PromptGroups:
-    """A measure's collectors: joined, its dataset; without one of them, what its intervals are made of."""
+    """A measure's collectors: joined, its dataset; without one of them, what its intervals are made of.
+
+    Prompts come in their order, and how many is not known: whenever there would be more than `MOST_GROUPS` groups,
+    each is joined with its neighbour. A collector's memory grows to as many times that of one.
+    """
 
     def __init__(self, request: Request, seed: int, intervals: bool = True):
         self.request, self.seed = request, seed
-        asked = intervals and any(one.interval for one in request.measure.variables.values())
-        self.n_groups = N_GROUPS if asked else 1
+        self.grouped = intervals and any(one.interval for one in request.measure.variables.values())
+        self.size = 1  # prompts in a group
         self._collectors: dict[int, Collector] = {}
 
     def of(self, prompt: int) -> Collector:
         """The collector that takes this prompt in."""
-        group = prompt % self.n_groups
+        size = prompts_per_group(prompt + 1)
+        while self.grouped and self.size < size:
+            pairs = groupby(sorted(self._collectors), lambda group: group // 2)
+            self._collectors = {pair: joined([self._collectors[one] for one in both]) for pair, both in pairs}
+            self.size *= 2
+        group = prompt // self.size if self.grouped else 0
         if group not in self._collectors:
             self._collectors[group] = self.request.collect(self.seed)
         return self._collectors[group]
 
     def dataset(self, prompts: Iterable[int]) -> xr.Dataset:
         """What was found of all prompts, with the intervals of the variables that have one."""
-        sizes = Counter(prompt % self.n_groups for prompt in prompts)
-        parts, n = [self.of(group) for group in sorted(sizes)], sizes.total()
+        parts = [self._collectors[group] for group in sorted(self._collectors)]
         whole = joined(parts).dataset()
-        if self.n_groups == 1:
+        if not self.grouped:
             return whole
-        share = np.array([sizes[group] / n for group in sorted(sizes)])
+        sizes = Counter(prompt // self.size for prompt in prompts)
+        share = np.array([sizes[group] / sizes.total() for group in sorted(sizes)])
         left_out = [one.dataset() for one in all_but_one(parts)] if len(parts) >= FEWEST else []
         return whole.assign(interval_ends(whole, left_out, share, self.request.measure.variables))
 
@@ -81,7 +91,7 @@ def interval_ends(
         ):
             value, *without = (one.transpose(*reduced[0].dims) for one in reduced)
             nothing = np.full((2, *value.shape), np.nan)
-            edges = jackknife_interval(value.values, np.stack(without), share) if without else nothing
+            edges = jackknife_interval(value.values, np.stack(without), share, variable.bounds) if without else nothing
             for end, word, edge in zip(("low", "high"), ("lower", "upper"), edges, strict=True):
                 words = {"long_name": f"{label}, {word} end", "units": variable.unit, "description": INTERVAL}
                 ends[f"{key}_{end}"] = (value.dims, edge, {key: one for key, one in words.items() if one})

@@ -382,6 +382,7 @@ BENCHMARKS = {
     "sweep": {},
     "first_figure": {},
     "gpu": {},
+    "intervals": {},
 }
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),

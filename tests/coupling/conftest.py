@@ -19,7 +19,7 @@ def tiny(family_model):
 
 @pytest.fixture(scope="session")
 def prompts():
-    return torch.randint(2, VOCAB, (3, 20), generator=torch.Generator().manual_seed(0))
+    return torch.randint(2, VOCAB, (4, 20), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ def test_every_headline_has_an_interval_that_holds_it(result, name):
     assert ((low <= mean) & (mean <= high)).all()
 
 
-def test_intervals_need_two_prompts(tiny, prompts, result):
+def test_intervals_need_more_than_one_prompt(tiny, prompts, result):
     data = result.dataset
     assert (data.chance_low < data.chance_high).all()
     assert coupling(tiny, prompts[:1], k=(2,), **WHOLE).dataset.mean_coupling_low.isnull().all()

@@ -19,12 +19,12 @@ from tl_posgen.summary import jsonable
 
 pytestmark = pytest.mark.slow
 
-CUT = {"length": 32, "n_prompts": 2, "progress": False}
+CUT = {"length": 32, "n_prompts": 4, "progress": False}
 
 
 @pytest.fixture(scope="module")
 def tokens(mini, alice):
-    return torch.stack(to_prompts(mini, alice, length=32, n_prompts=2))
+    return torch.stack(to_prompts(mini, alice, length=32, n_prompts=4))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import ablate_bands, band_ablation
 from tl_posgen.slash.band_ablation import of_condition
 
-CUT = {"length": 112, "n_prompts": 2}
+CUT = {"length": 112, "n_prompts": 4}
 
 
 @pytest.fixture(scope="module")

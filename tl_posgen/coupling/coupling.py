@@ -45,6 +45,8 @@ OF_PATHS = {
     "growth_r2": "R² of growth",
 }
 HEADLINES = (*OF_K, *OF_PATHS, "linearisation")
+BOUNDS: dict[str, tuple[float, float]] = dict.fromkeys(OF_K, (-np.inf, 1.0))  # 1 - |difference| / |A|
+BOUNDS |= {"negative_share": (0.0, 1.0), "growth_r2": (0.0, 1.0)}
 PER_PROMPT = (
     *OF_PATHS,
     *("log_norm", "log_norm_first", "log_norm_line", "trajectory", "trajectory_explained", "token_text"),
@@ -159,8 +161,8 @@ def measure(model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings
     of_prompts = {"coupling": found["coupling"].mean("token")}
     of_prompts |= {f"mean_{name}": values for name, values in headlines(found).items()}
     for name, array in of_prompts.items():
-        first = array.transpose("prompt", ...)
-        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:]))))
+        first, bounds = array.transpose("prompt", ...), BOUNDS.get(name.removeprefix("mean_"))
+        dataset = dataset.assign(mean_and_ends(name, first.values, tuple(map(str, first.dims[1:])), bounds))
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataset.assign_attrs(rows="k", model=label, d_model=model.cfg.d_model, parameters=n_parameters)
 

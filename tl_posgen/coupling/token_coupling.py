@@ -112,7 +112,7 @@ def measure(model: Model, prompts: Int[Tensor, "prompt pos"], settings: Settings
     data = xr.Dataset({"coupling": found["coupling"].mean("prompt")})
     for name, array in of_prompts.items():
         first = array.transpose("prompt", "kind", "k")
-        data = data.assign(mean_and_ends(name, first.values, ("kind", "k")))
+        data = data.assign(mean_and_ends(name, first.values, ("kind", "k"), (-np.inf, 1.0)))
     unknown = int(found["coupling"].isnull().any([dim for dim in found["coupling"].dims if dim != "layer"]).sum())
     return data.assign_attrs(rows=("kind", "k"), model=label, d_model=model.cfg.d_model, unknown_layers=unknown)
 

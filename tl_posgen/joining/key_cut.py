@@ -126,7 +126,7 @@ def measured(
     assert isinstance(every, xr.Dataset)
     data = data.assign({name: every[name] for name in ("slash_score", "interaction", "energy_taken")})
     each = every["slash_each"].transpose("prompt", "cut", "share").values
-    return data.assign(mean_and_ends("mean_slash_score", each, ("cut", "share")))
+    return data.assign(mean_and_ends("mean_slash_score", each, ("cut", "share"), (0.0, 1.0)))
 
 
 def mean_of(draws: Sequence[xr.Dataset]) -> xr.Dataset:

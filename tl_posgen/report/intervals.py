@@ -7,16 +7,18 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.collector import Variable
-from tl_posgen.stats.intervals import mean_interval
+from tl_posgen.stats.intervals import Bounds, mean_interval
 
 ENDS = ("", "_low", "_high")
 OVER_PROMPTS = "of the 95% interval over prompts, Student's"
 FISHER = "of Fisher's 95% interval of independent heads"
 
 
-def mean_and_ends(name: str, values: Float[np.ndarray, "example *place"], dims: tuple[str, ...]) -> dict[str, Any]:
+def mean_and_ends(
+    name: str, values: Float[np.ndarray, "example *place"], dims: tuple[str, ...], bounds: Bounds | None = None
+) -> dict[str, Any]:
     """Return the mean over the first axis without NaN, and the ends of its interval, as variables of a dataset."""
-    columns = (xr.DataArray(values).mean("dim_0").values, *mean_interval(values))
+    columns = (xr.DataArray(values).mean("dim_0").values, *mean_interval(values, bounds))
     return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
 
 

@@ -127,7 +127,7 @@ def compared(running: xr.Dataset, after: Mapping[str, xr.Dataset], options: Band
     data: dict[str, Any] = {
         "loss_mean": running["loss"].mean("prompt"),
         **mean_and_ends("loss_change", change.values, OVER),
-        **mean_and_ends("slash_score", of_heads.values, OVER),
+        **mean_and_ends("slash_score", of_heads.values, OVER, (0.0, 1.0)),
         "slash_heads": dominant.any("distance").sum(("layer", "head")),
         "slash_heads_kept": (dominant & before).any("distance").sum(("layer", "head")),
         "slash_score_alone": alone.where(chosen).mean(("layer", "head")),

@@ -180,7 +180,7 @@ SPEARMAN = ("score_r1_spearman_q", "score_r1_spearman_k")
 def summarise(data: xr.Dataset) -> Summary:
     whole = data.sel(variant="all")
     return {
-        **group_means(data, GROUP_MEANS),
+        **group_means(data, GROUP_MEANS, VARIABLES),
         **{name: float(whole[name].mean()) for name in (*OF_LAYERS, *SPEARMAN)},
         **{
             f"{name}{end}": float(whole[f"mean_{name}{end}"])
@@ -260,9 +260,16 @@ MEANINGS = {
     "gain": "|u'W| over its root mean square over directions",
     "axis_share": "|H u u'W|^2 / |H W|^2",
 }
+SHARES = ("r1", "r1_input", "r1_sum", "bias_share")
 VARIABLES = {
     **{
-        f"{name}_{side}": Variable(f"{name} of {side.upper()}", description=meaning, dims=PER_HEAD, interval=True)
+        f"{name}_{side}": Variable(
+            f"{name} of {side.upper()}",
+            description=meaning,
+            dims=PER_HEAD,
+            interval=True,
+            bounds=(0.0, 1.0) if name in SHARES else None,
+        )
         for name, meaning in MEANINGS.items()
         for side in "qk"
     },
@@ -271,23 +278,43 @@ VARIABLES = {
         description="measured, and with a part of the inputs",
         dims=("variant", "input", "layer", "head", "distance"),
     ),
-    "best_measured": Variable("slash score", description="highest, over D < N/2", dims=PER_HEAD, interval=True),
+    "best_measured": Variable(
+        "slash score", description="highest, over D < N/2", dims=PER_HEAD, interval=True, bounds=(0.0, 1.0)
+    ),
     "best_axis_only": Variable(
-        "slash score of the axis alone", description="at the same distance", dims=PER_HEAD, interval=True
+        "slash score of the axis alone",
+        description="at the same distance",
+        dims=PER_HEAD,
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "best_off_axis": Variable(
-        "slash score of all but the axis", description="at the same distance", dims=PER_HEAD, interval=True
+        "slash score of all but the axis",
+        description="at the same distance",
+        dims=PER_HEAD,
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "best_uniform": Variable(
-        "slash score of uniform attention", description="at the same distance", dims=PER_HEAD, interval=True
+        "slash score of uniform attention",
+        description="at the same distance",
+        dims=PER_HEAD,
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
     "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
     "cosine_mean": Variable(
-        "mean cosine with the axis", description="of the inputs h: <h, u> / |h|", dims=PER_LAYER, interval=True
+        "mean cosine with the axis",
+        description="of the inputs h: <h, u> / |h|",
+        dims=PER_LAYER,
+        interval=True,
+        bounds=(-1.0, 1.0),
     ),
     "cosine_std": Variable("spread of the cosine", description="standard deviation over inputs", dims=PER_LAYER),
-    "r1_h": Variable("r1 of the inputs", description="s_1^2 / sum s^2 of H", dims=PER_LAYER, interval=True),
+    "r1_h": Variable(
+        "r1 of the inputs", description="s_1^2 / sum s^2 of H", dims=PER_LAYER, interval=True, bounds=(0.0, 1.0)
+    ),
     "axis_agreement": Variable(
         "agreement on the axis", description="mean |<u, u'>| over pairs of prompts", dims=PER_LAYER
     ),

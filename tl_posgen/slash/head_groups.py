@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.collector import Collector, HeadRows
+from tl_posgen.collector import Collector, HeadRows, Variable
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 from tl_posgen.report.sentences import with_interval
@@ -60,7 +60,9 @@ class VariantCollector(Collector):
         raise NotImplementedError
 
 
-def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
+def group_means(
+    data: xr.Dataset, names: Sequence[str], declared: Mapping[str, Variable] | None = None
+) -> dict[str, Any]:
     """Return `n_dominant`, `n_other`, `<name>_dominant` and `<name>_other`: counts and means over groups of heads.
 
     A mean is None for an empty group. If `<name>_left_out` is given, the ends of each mean's interval are added.
@@ -68,6 +70,7 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
     Args:
         data: `dominant`, the slash `score` (NaN for heads that were not measured) and the named variables, over
             (variant, layer, head). Means without the first token end in `_without_first_token`.
+        declared: variables whose `bounds` their means keep to.
 
     Example:
         >>> heads = {"dominant": [[[True, False]]] * 2, "score": [[[0.3, 0]]] * 2, "r1": [[[0.9, 0.5]], [[0.8, 0.4]]]}
@@ -77,6 +80,7 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
         (1, 0.5, 0.8)
     """
     found: dict[str, Any] = {}
+    bounds = {name: one.bounds for name, one in (declared or {}).items()}
     for variant, end in SUFFIXES.items():
         heads = data[["dominant", "score", *names]].sel(variant=variant)
         for group, mask in group_masks(heads).items():
@@ -86,7 +90,8 @@ def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
                 found[key] = float(mean_of(heads[name], mask)) if mask.any() else None
                 if mask.any() and left_out in data:
                     without = mean_of(data[left_out].sel(variant=variant), mask).values
-                    low, high = jackknife_interval(found[key], without, data["prompt_share"].values)
+                    share = data["prompt_share"].values
+                    low, high = jackknife_interval(found[key], without, share, bounds.get(name))
                     found |= {f"{key}_low": float(low), f"{key}_high": float(high)}
     return found
 

@@ -121,7 +121,7 @@ def with_and_without(declared: Mapping[str, Variable]) -> dict[str, Variable]:
     """Return the declarations, and those of the same numbers without the first token."""
     without = {
         f"{name}{SUFFIXES['without_first_token']}": Variable(
-            f"{one.label} without first token", one.unit, WITHOUT, one.dims, interval=one.interval
+            f"{one.label} without first token", one.unit, WITHOUT, one.dims, interval=one.interval, bounds=one.bounds
         )
         for name, one in declared.items()
     }

@@ -195,13 +195,18 @@ VARIABLES = {
             "attention_distance": Variable("attention distance", "tokens", "E_i sum_j S_ij (i - j)", interval=True),
             "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", interval=True),
             "relative_entropy": Variable(
-                "relative entropy", "", "each query's entropy over log(keys it sees)", interval=True
+                "relative entropy", "", "each query's entropy over log(keys it sees)", interval=True, bounds=(0.0, 1.0)
             ),
         }
     ),
-    "first_token": Variable("attention to the first token", description="E_i S_i0", interval=True),
+    "first_token": Variable("attention to the first token", description="E_i S_i0", interval=True, bounds=(0.0, 1.0)),
     "best_score": Variable(
-        "highest slash score", description="over D < N/2", headline="slash_score", short="slash", interval=True
+        "highest slash score",
+        description="over D < N/2",
+        headline="slash_score",
+        short="slash",
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "best_distance": Variable(
         "its distance", "tokens", "the D of the highest slash score", headline="slash_distance", short="D"
@@ -215,6 +220,7 @@ VARIABLES = {
         headline="slash_previous_token",
         short="D=1",
         interval=True,
+        bounds=(0.0, 1.0),
     ),
     "dominant": Variable(
         "slash-dominant", description="score >= kappa at this distance", dims=("layer", "head", "short_distance")
@@ -222,7 +228,9 @@ VARIABLES = {
     "n_dominant": Variable("dominant distances", description="how many of the short distances reach kappa"),
     "n_long": Variable("long dominant distances", description="how many D of 50 .. N/2 reach kappa_long"),
     **{
-        f"r1_{side}": Variable(f"r1 of {side.upper()}", "", "s_1^2 / sum s^2 before RoPE", interval=True)
+        f"r1_{side}": Variable(
+            f"r1 of {side.upper()}", "", "s_1^2 / sum s^2 before RoPE", interval=True, bounds=(0.0, 1.0)
+        )
         for side in "qk"
     },
     **{

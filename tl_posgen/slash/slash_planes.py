@@ -150,7 +150,7 @@ def summarise(data: xr.Dataset) -> Summary:
     }
     whole = data["contribution"].sum("plane", min_count=1)
     bands |= {f"{at}_total": whole.sel(at=at, drop=True) for at in PLACES}
-    means = group_means(data.assign(bands), [*bands, *PREDICTED])
+    means = group_means(data.assign(bands), [*bands, *PREDICTED], VARIABLES)
     over_heads = abs(data["bands"].sel(at=list(PLACES)).mean(("layer", "head")))
     return {
         **means,
@@ -224,7 +224,9 @@ VARIABLES = {
         "wavelength", "tokens", "2 pi / theta; infinite where nothing turns", dims=("layer", "plane")
     ),
     "dominant": Variable("slash-dominant", description="score >= kappa at one of the distances", dims=PER_HEAD),
-    "best_score": Variable("highest slash score", description="over D < N/2", dims=PER_HEAD, interval=True),
+    "best_score": Variable(
+        "highest slash score", description="over D < N/2", dims=PER_HEAD, interval=True, bounds=(0.0, 1.0)
+    ),
     "best_distance": Variable("its distance", "tokens", dims=PER_HEAD),
     "predicted_peak": Variable("distance of the predicted peak", "tokens", dims=PER_HEAD),
     "score_at_peak": Variable(
@@ -232,12 +234,14 @@ VARIABLES = {
         description="over the highest measured score",
         dims=PER_HEAD,
         interval=True,
+        bounds=(0.0, 1.0),
     ),
     "correlation": Variable(
         "correlation with its own profile",
         description="predicted with measured, less uniform attention",
         dims=PER_HEAD,
         interval=True,
+        bounds=(-1.0, 1.0),
     ),
     "chance_correlation": Variable(
         "correlation with other heads' profiles", description="mean over the other heads measured", dims=PER_HEAD

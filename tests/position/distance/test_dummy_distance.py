@@ -22,7 +22,7 @@ from tl_posgen.position.distance.dummy_distance import DummyDistance
 from tl_posgen.position.distance.hooks import at_dummy_distance, scores_at_distance
 from tl_posgen.report.sentences import with_interval
 
-CUT = {"length": 40, "n_prompts": 2, "progress": False}
+CUT = {"length": 40, "n_prompts": 4, "progress": False}
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def test_the_key_part_agrees_with_itself(result):
 
 
 def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
-    tokens = to_prompts(mini, alice, length=40, n_prompts=2)
+    tokens = to_prompts(mini, alice, length=40, n_prompts=4)
     rows = []
     for prompt in tokens:
 
@@ -128,7 +128,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
     data = of_one_head.dataset
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.dataset["additive_r"].sel(layer=[1], head=[2]))
-    tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
+    tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=4))
     hooks = at_dummy_distance(mini, 3, layers=[1], heads=[2])
     assert float(data["loss_at"].sel(d0=3)) == pytest.approx(float(token_losses(mini, tokens, hooks).mean()))
     assert "every pair in the chosen heads at one distance (3)" in of_one_head.findings()[-1]

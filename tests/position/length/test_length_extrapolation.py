@@ -23,7 +23,7 @@ from tl_posgen.position.length.output_drift import OutputMoments, entropy_and_no
 from tl_posgen.report.sentences import with_interval
 
 WINDOWS = {"n_global": 2, "block": 4, "n_blocks": 1}
-OPTIONS = {"length": 16, "inside": 16, "times": 3, "n_prompts": 2, "progress": False, **WINDOWS}
+OPTIONS = {"length": 16, "inside": 16, "times": 3, "n_prompts": 4, "progress": False, **WINDOWS}
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def test_the_reference_does_not_drift_from_itself(result):
 
 def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, alice, result):
     kept = []
-    for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
+    for tokens in to_prompts(mini, alice, length=48, n_prompts=4):
         run_capture(mini, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
@@ -81,7 +81,7 @@ def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, ali
 def planes(mini, alice):
     """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v
     in float64 and eigenvectors of the covariance."""
-    tokens = to_prompts(mini, alice, length=48, n_prompts=2)
+    tokens = to_prompts(mini, alice, length=48, n_prompts=4)
     conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, WINDOWS["n_global"])}
     outputs = {}
     for condition, hooks in conditions.items():

@@ -15,7 +15,7 @@ from tl_posgen.position.order import Perturbation, permute_positions, perturbati
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
 from tl_posgen.summary import jsonable
 
-CUT = {"length": 48, "n_prompts": 2, "progress": False}
+CUT = {"length": 48, "n_prompts": 4, "progress": False}
 QUIET = {**CUT, "null_seeds": (), "n_draws": 1}
 REFERENCE = {  # rise of the loss in nats with 5, 20 and 50 % moved, over any distance
     "tokens": [0.3627, 2.1377, 3.9501],
@@ -29,7 +29,7 @@ REFERENCE = {  # rise of the loss in nats with 5, 20 and 50 % moved, over any di
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    options = {"ratios": (0, 0.5), "reaches": ("adjacent", "uniform"), "n_draws": 1, "n_cloze": 2}
+    options = {"ratios": (0, 0.5), "reaches": ("adjacent", "uniform"), "n_draws": 1, "n_cloze": 4}
     return perturbation(mini, alice, **options, **CUT)
 
 
@@ -223,7 +223,7 @@ def test_sentences_say_the_summary(result):
         assert np.exp(own[f"{condition}_change_most"]) == pytest.approx(own[f"{condition}_perplexity_most"])
     assert f"position part alone {own['position_part_gap_many']:+.3f} [" in gaps
     assert f"accuracy {own['cloze_accuracy_least']:.0%} (random init {null['cloze_accuracy_least']:.0%})" in cloze
-    assert "cloze of 2 passages" in cloze
+    assert "cloze of 4 passages" in cloze
     assert "chance 25%" in cloze
     change = own["jitter_cloze_log_likelihood_change_most"]
     assert f"jitter {own['jitter_cloze_accuracy_most']:.0%} [" in cloze

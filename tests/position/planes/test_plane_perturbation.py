@@ -24,7 +24,7 @@ from tl_posgen.summary import jsonable
 
 pytestmark = pytest.mark.slow
 
-CUT = {"length": 24, "n_prompts": 2, "progress": False}
+CUT = {"length": 24, "n_prompts": 4, "progress": False}
 EDITS = ("shuffle_positions", "phase_noise")
 MAPPED = ("shuffle_phases", "shuffle_positions")
 
@@ -41,7 +41,7 @@ def result(report):
 
 
 def tokens_of(model, text):
-    return torch.stack(to_prompts(model, text, length=24, n_prompts=2))
+    return torch.stack(to_prompts(model, text, length=24, n_prompts=4))
 
 
 def rises(model, tokens, **how):

@@ -52,12 +52,12 @@ MINI = (
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return substitution(mini, alice, length=24, n_prompts=2, **FEW, search_steps=3, search_prompts=4, progress=False)
+    return substitution(mini, alice, length=24, n_prompts=4, **FEW, search_steps=3, search_prompts=4, progress=False)
 
 
 @pytest.fixture(scope="session")
 def unsearched(mini, alice):
-    return substitution(mini, alice, length=16, n_prompts=2, **FEW, search=False, null_seeds=(0, 1), progress=False)
+    return substitution(mini, alice, length=16, n_prompts=4, **FEW, search=False, null_seeds=(0, 1), progress=False)
 
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):

@@ -261,10 +261,18 @@ def by_layer(data: xr.Dataset) -> pd.DataFrame:
 OF_SCORES = "share of the mean square of the scores within rows"
 OF_POSITION = "as a share of position; none where that is less than chance"
 PARTS = {
-    "position": Variable("position", description=f"the same in every prompt; {OF_SCORES}", interval=True),
-    "by_distance": Variable("distance alone", description=f"a function of i - j; {OF_SCORES}", interval=True),
-    "by_key": Variable("key position alone", description=f"a function of j; {OF_SCORES}", interval=True),
-    "by_either": Variable("distance + key position", description=f"a(i - j) + c(j); {OF_SCORES}", interval=True),
+    "position": Variable(
+        "position", description=f"the same in every prompt; {OF_SCORES}", interval=True, bounds=(0.0, 1.0)
+    ),
+    "by_distance": Variable(
+        "distance alone", description=f"a function of i - j; {OF_SCORES}", interval=True, bounds=(0.0, 1.0)
+    ),
+    "by_key": Variable(
+        "key position alone", description=f"a function of j; {OF_SCORES}", interval=True, bounds=(0.0, 1.0)
+    ),
+    "by_either": Variable(
+        "distance + key position", description=f"a(i - j) + c(j); {OF_SCORES}", interval=True, bounds=(0.0, 1.0)
+    ),
     "by_line": Variable("straight line", description=f"linear in j, so in i - j; {OF_SCORES}"),
     "chance": Variable("chance", description="what chance leaves in a mean over so few prompts; subtracted already"),
     "variance": Variable("variance within rows", "logits^2", "mean square of the scores within rows"),

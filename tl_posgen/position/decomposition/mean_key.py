@@ -99,12 +99,14 @@ WITHOUT = "the first token left out, as query, as key and of the mean key"
 WITHIN = "the mean of each row removed: all that softmax sees"
 VARIABLES = {
     "mean_key_r": Variable(
-        "r of the mean-key split", "", "corr of W and f + g, at d0", HEAD, "mean_key_r", "r-mk", True
+        "r of the mean-key split", "", "corr of W and f + g, at d0", HEAD, "mean_key_r", "r-mk", True, (-1.0, 1.0)
     ),
-    "mean_key_r_within_rows": Variable("mean-key r within rows", description=WITHIN, interval=True),
-    "mean_key_r_without_first_token": Variable("mean-key r, first token out", description=WITHOUT, interval=True),
+    "mean_key_r_within_rows": Variable("mean-key r within rows", description=WITHIN, interval=True, bounds=(-1.0, 1.0)),
+    "mean_key_r_without_first_token": Variable(
+        "mean-key r, first token out", description=WITHOUT, interval=True, bounds=(-1.0, 1.0)
+    ),
     "mean_key_r_within_rows_without_first_token": Variable(
-        "mean-key r within rows, first token out", "", WITHOUT, interval=True
+        "mean-key r within rows, first token out", "", WITHOUT, interval=True, bounds=(-1.0, 1.0)
     ),
     "r_by_distance": Variable("mean-key r", "", "by dummy distance", (*HEAD, "d0")),
     "r_within_rows_by_distance": Variable("mean-key r within rows", "", WITHIN, (*HEAD, "d0")),

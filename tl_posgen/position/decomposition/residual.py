@@ -324,10 +324,17 @@ OVER_DISTANCE, OVER_PLANE, OVER_RANK = ((*HEAD, dim) for dim in ("distance", "pl
 IN_LOGITS = "within rows, first prompt, first token left out"
 OF_FIT = {
     "share": Variable(
-        "share left", "", "sum e^2 over that of the scores within rows", headline="residual_share", interval=True
+        "share left",
+        "",
+        "sum e^2 over that of the scores within rows",
+        headline="residual_share",
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "std": Variable("residual", "logits", "root mean square of e", headline="residual_std", interval=True),
-    "top_share": Variable("in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True),
+    "top_share": Variable(
+        "in one direction", description="s_1^2 / sum s^2, s the singular values of e", interval=True, bounds=(0.0, 1.0)
+    ),
     "effective_rank": Variable("effective rank", description="(sum s^2)^2 / sum s^4, first 512 tokens", interval=True),
     "spectrum": Variable("spectrum", description="s_r^2 / sum s^2", dims=(*HEAD, "component")),
     "distance_share": Variable("share by distance", description="of sum e^2", dims=OVER_DISTANCE),

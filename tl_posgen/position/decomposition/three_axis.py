@@ -261,10 +261,18 @@ WITHIN = "the mean of each row removed from W and from the fit: all that softmax
 OF_LAYER = "mean over its heads and prompts"
 NOISE = "what iid Gaussian scores reach by chance on these pairs; weighted by attention, the scores shuffled"
 VARIABLES = {
-    "r": Variable("r of position + query + key", "", "Pearson's r of W and the fit", HEAD, "three_axis_r", "r", True),
-    "r_without_first_token": Variable("r, first token out", "", WITHOUT, HEAD, f"three_axis_r{OUT}", "r-1st", True),
-    "r_within_rows": Variable("r within rows", "", WITHIN, HEAD, "three_axis_r_within_rows", "r-row", True),
-    "r_within_rows_without_first_token": Variable("r within rows, first token out", description=WITHOUT, interval=True),
+    "r": Variable(
+        "r of position + query + key", "", "Pearson's r of W and the fit", HEAD, "three_axis_r", "r", True, (-1.0, 1.0)
+    ),
+    "r_without_first_token": Variable(
+        "r, first token out", "", WITHOUT, HEAD, f"three_axis_r{OUT}", "r-1st", True, (-1.0, 1.0)
+    ),
+    "r_within_rows": Variable(
+        "r within rows", "", WITHIN, HEAD, "three_axis_r_within_rows", "r-row", True, (-1.0, 1.0)
+    ),
+    "r_within_rows_without_first_token": Variable(
+        "r within rows, first token out", description=WITHOUT, interval=True, bounds=(-1.0, 1.0)
+    ),
     "r_per_prompt": Variable("r of each prompt", dims=("prompt", *HEAD)),
     "r_layer": Variable("r of a layer", "", OF_LAYER, ("layer",)),
     "r_layer_without_first_token": Variable("r of a layer, first token out", "", OF_LAYER, ("layer",)),

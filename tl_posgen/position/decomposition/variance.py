@@ -190,20 +190,24 @@ HEAD, SEEN = ("layer", "head"), "variance that softmax can see"
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance), first token left out; the seven sum to 1"
 VARIABLES = {
-    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos", True),
-    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}", interval=True),
-    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}", interval=True),
+    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos", True, (0.0, 1.0)),
+    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}", interval=True, bounds=(0.0, 1.0)),
+    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}", interval=True, bounds=(0.0, 1.0)),
     **{
-        f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one, True)
+        f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one, True, (0.0, 1.0))
         for one in COMPONENTS
     },
     "additive_r": Variable(
-        "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", interval=True
+        "additive r",
+        "",
+        "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)",
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
     **{
         f"mean_energy_{side}": Variable(
-            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True
+            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True, bounds=(0.0, 1.0)
         )
         for side, word in (("q", "query"), ("k", "key"))
     },

@@ -151,7 +151,7 @@ def over_heads(heads: Collector) -> xr.Dataset:
     data = {}
     for name, declared in OVER_HEADS.items():
         values = heads.rows.array(name, *declared.dims[2:]).mean(("layer", "head")).values
-        data |= mean_and_ends(f"mean_{name}", values, declared.dims[2:])
+        data |= mean_and_ends(f"mean_{name}", values, declared.dims[2:], (-1.0, 1.0))  # all are correlations
     return xr.Dataset(data)
 
 

@@ -130,8 +130,10 @@ def measure_cloze(
         likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
         values[at, a, r] = likeliest == items[at].gold, float(log_p[items[at].gold].mean())
     data: dict[str, Any] = {"cloze_chance": 1 / N_CHOICES}
-    for number, name in enumerate(("cloze_accuracy", "cloze_log_likelihood")):
-        data |= mean_and_ends(name, values[..., number], ("condition", "ratio"))
+    for number, (name, bounds) in enumerate(
+        {"cloze_accuracy": (0.0, 1.0), "cloze_log_likelihood": (-np.inf, 0.0)}.items()
+    ):
+        data |= mean_and_ends(name, values[..., number], ("condition", "ratio"), bounds)
     return xr.Dataset(data, {"condition": list(conditions), "ratio": list(ratios)})
 
 

@@ -210,12 +210,19 @@ VARIABLES = {
             "",
             f"{MEAN[name]}, {VISIBLE}",
             interval=True,
+            bounds=(0.0, 1.0) if name == "interaction" else None,
         )
         for name, words in {"interaction": "interaction", **SHARES}.items()
     },
-    "r1_k": Variable("r1 of K", "", "s_1^2 / sum s^2 before RoPE, all prompts, first token left out", interval=True),
+    "r1_k": Variable(
+        "r1 of K",
+        "",
+        "s_1^2 / sum s^2 before RoPE, all prompts, first token left out",
+        interval=True,
+        bounds=(0.0, 1.0),
+    ),
     "mean_energy_k": Variable(
-        "energy share of the mean key", "", "|E k|^2 / E|k|^2, first token left out", interval=True
+        "energy share of the mean key", "", "|E k|^2 / E|k|^2, first token left out", interval=True, bounds=(0.0, 1.0)
     ),
     "by_plane": Variable("share of the interaction by plane", "", "sum_n M_mn / sum M; adds up to 1", PLANE),
     "diagonal_by_plane": Variable("diagonal by plane", "", "M_mm / sum M", PLANE),

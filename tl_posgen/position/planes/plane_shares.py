@@ -94,7 +94,7 @@ def cost_share_correlations(data: xr.Dataset) -> xr.Dataset:
 
     dims, names = ("map_edit", "cost", "share"), [*PARTS, *([] if at is None else [COST_OF_POSITION])]
     found: dict[str, Any] = {"n_cells": each.shape[-1]}
-    for end, column in zip(ENDS, resampled_interval(each, rho_and_gap), strict=True):
-        rho, gap = column[..., :-1].clip(-1, 1), column[..., -1].clip(-2, 2)
+    for end, column in zip(ENDS, resampled_interval(each, rho_and_gap, (-2.0, 2.0)), strict=True):
+        rho, gap = column[..., :-1].clip(-1, 1), column[..., -1]
         found |= {f"rho{end}": (dims, rho), f"rho_gap{end}": (dims[:2], gap)}
     return xr.Dataset(found, {**{dim: data[dim] for dim in dims[:2]}, "share": names})

@@ -248,7 +248,11 @@ OF_A_SIDE = {  # one variable each for queries and for keys
     "mean": Variable("length of mean z", description="|E z|", dims=PLANE),
     "magnitude": Variable("mean length of z", description="E|z|", dims=PLANE, interval=True),
     "concentration": Variable(
-        "concentration", description="|E z| / E|z|; 1: always the same vector", dims=PLANE, interval=True
+        "concentration",
+        description="|E z| / E|z|; 1: always the same vector",
+        dims=PLANE,
+        interval=True,
+        bounds=(0.0, 1.0),
     ),
     "phase": Variable("mean phase", "radians", "arg E z", PLANE),
     "phase_std": Variable("spread of the phase", "radians", "sqrt(-2 ln |E z/|z||)", PLANE),
@@ -278,7 +282,10 @@ VARIABLES = {
     "meets_quiet": Variable("too small to matter", description="4 scale E|q| E|k| <= eps std: 1 or 0", dims=PLANE),
     "meets_slow": Variable("hardly turns", description="max_d 2|sin(theta (d - d0) / 2)| <= eps: 1 or 0", dims=PLANE),
     "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
-    **{part: Variable(f"{part} share", description="share of std^2", interval=True) for part in PARTS},
+    **{
+        part: Variable(f"{part} share", description="share of std^2", interval=True, bounds=(0.0, 1.0))
+        for part in PARTS
+    },
     "std": Variable(
         "std of the scores", "logits", "over every (query, key, distance), as softmax sees them", interval=True
     ),

@@ -112,6 +112,8 @@ def recovered(
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     """(U - L) / (U - B) of mean losses, U of uniform attention, L of each row and B unchanged.
 
+    The interval is cut at 1, unless the share itself is more: a stand-in can do better than the model.
+
     Returns:
         The share and its 95 % interval over prompts. NaN if U - B is below WORTHLESS; the interval is NaN if it is so
         without one of the prompts.
@@ -124,7 +126,7 @@ def recovered(
         rows, b, u = np.split(means, [-2, -1], axis=1)
         return (u - rows) / np.where(u - b < WORTHLESS, np.nan, u - b)
 
-    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), share_of_means)
+    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), share_of_means, (-np.inf, 1.0))
 
 
 def with_ranks(data: xr.Dataset) -> xr.Dataset:
