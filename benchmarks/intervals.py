@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.load import load_model
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
 from tl_posgen.null import RandomInits
