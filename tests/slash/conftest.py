@@ -21,6 +21,12 @@ def report(mini, alice):
 
 
 @pytest.fixture(scope="session")
+def bands_of_four(mini, alice):
+    """Bands ablated on four prompts, from which on there are intervals."""
+    return tl_posgen.analyze(mini, alice, measures=BandAblation(**THIRDS), **{**LONG, "n_prompts": 4})["band_ablation"]
+
+
+@pytest.fixture(scope="session")
 def single(mini, alice):
     """Cone and planes on one prompt of 80 tokens, with one random init."""
     return tl_posgen.analyze(mini, alice, measures=["slash", "slash_planes", "cone"], **SINGLE)

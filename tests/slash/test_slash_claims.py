@@ -42,8 +42,8 @@ def test_nothing_is_judged_without_slash_heads_or_with_an_empty_band():
     assert frequencies_by(summary(*held, planes=(8, 8, 0)), "thirds") == "open"
 
 
-def test_the_words_say_all_bands_of_the_schemes_that_were_measured(report):
-    result = report["band_ablation"]
+def test_the_words_say_all_bands_of_the_schemes_that_were_measured(bands_of_four):
+    result = bands_of_four
     own = result.summary
     assert schemes_of(own) == ["thirds"]
     found = frequencies(result)

@@ -237,7 +237,7 @@ def jackknife_interval(
 
 
 def difference_interval(
-    first: Sequence[Float[np.ndarray, "*measure"]], second: Sequence[Float[np.ndarray, "*measure"]]
+    first: Sequence[Float[np.ndarray, "*measure"] | float], second: Sequence[Float[np.ndarray, "*measure"] | float]
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
     r"""d - sqrt((b - l_b)^2 + (h_a - a)^2) and d + sqrt((h_b - b)^2 + (a - l_a)^2), d = b - a.
 
@@ -256,7 +256,7 @@ def difference_interval(
 
     Example:
         >>> a, b = np.array([0.5, 0.2, 0.9]), np.array([0.6, 0.3, 0.9])
-        >>> [round(float(end), 4) for end in difference_interval(a, b)]  # .1 - .5 and .1 + .4243
+        >>> [round(float(end), 4) for end in difference_interval(a.tolist(), b.tolist())]  # .1 - .5 and .1 + .4243
         [-0.4, 0.5243]
     """
     (a, low_a, high_a), (b, low_b, high_b) = first, second

@@ -63,7 +63,7 @@ def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
             rows.append((energies[1] / energies[1:].sum(0)).sqrt())
 
         run_capture(mini, prompt[None], take)
-    expected = torch.stack(rows).unflatten(0, (2, -1)).mean(0)
+    expected = torch.stack(rows).unflatten(0, (4, -1)).mean(0)
     np.testing.assert_allclose(result.dataset["key_part_r_without_first_token"], expected, rtol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result, of_one_
 
 
 def test_distances_may_be_an_array(mini, alice, of_one_head, unchecked):
-    cut = {"layers": [1], "heads": [2], "null_seeds": (), "length": 40, "n_prompts": 2, "progress": False}
+    cut = {"layers": [1], "heads": [2], "null_seeds": (), "length": 40, "n_prompts": 4, "progress": False}
     found = dummy_distance(mini, alice, distances=np.array([3]), limits=np.array([8]), **cut)
     assert found.dataset.equals(of_one_head.dataset)
 

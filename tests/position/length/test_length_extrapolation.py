@@ -69,8 +69,11 @@ def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, ali
     for tokens in to_prompts(mini, alice, length=48, n_prompts=4):
         run_capture(mini, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
-    halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
-    beyond = OutputMoments.from_outputs(outputs[0][:, 32:48]) + OutputMoments.from_outputs(outputs[1][:, 32:48])
+    inside, after = (
+        [OutputMoments.from_outputs(o[:, part]) for o in outputs] for part in (slice(8, 16), slice(32, 48))
+    )
+    halves = inside[0] + inside[2], inside[1] + inside[3]
+    beyond = after[0] + after[1] + after[2] + after[3]
     expected = output_drift(halves, beyond)
     found = result.dataset.sel(condition="vanilla", layer=2, segment=2)
     for name in ("frechet", "mahalanobis", "norm_ratio", "off_axes", "noise_level"):
@@ -116,7 +119,8 @@ def test_the_planes_are_those_of_captured_outputs(result, planes):
         for segment, part in enumerate((slice(8, 16), slice(16, 32), slice(32, 48))):
             off = expected[:, part].mean((0, 1)).norm()
             assert float(one["plane_offset"].sel(segment=segment)) == pytest.approx(float(off), abs=2e-4)
-    even, odd = planes["vanilla", 2][0][:, 8:16].mean(1)
+    means = planes["vanilla", 2][0][:, 8:16].mean(1)
+    even, odd = means[::2].mean(0), means[1::2].mean(0)
     assert float(data["plane_noise"].sel(shown_layer=2)) == pytest.approx(float((even - odd).norm()), abs=2e-4)
 
 
@@ -130,7 +134,7 @@ def test_the_planes_are_drawn_for_every_condition_beside_the_null(result, tmp_pa
         one = data.sel(condition=condition, shown_layer=layer)
         drawn = one["plane_coordinates"].values[:, ::2].reshape(-1, 2)
         np.testing.assert_array_equal(np.stack([trace.x, trace.y], -1), drawn)
-        np.testing.assert_array_equal(trace.marker.color, np.tile(np.arange(1, 49, 2) / 16, 2))
+        np.testing.assert_array_equal(trace.marker.color, np.tile(np.arange(1, 49, 2) / 16, 4))
         off = float(one["plane_offset"].isel(segment=slice(1, None)).mean())
         assert title.text == (
             f"{CONDITIONS[condition]}, layer {layer}<br>{data.attrs['model']}: "

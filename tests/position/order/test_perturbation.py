@@ -90,9 +90,9 @@ def test_draws_of_one_seed_are_all_different_from_those_of_another(mini, alice):
     options = {"ratios": (0.5,), "conditions": ("positions",), "reaches": ("uniform",), "n_cloze": 0}
     both = [perturbation(mini, alice, **options, **CUT, null_seeds=(), n_draws=2, seed=seed) for seed in (0, 1)]
     each = np.concatenate([one.dataset.change_each.sel(target="all").values.ravel() for one in both])
-    assert len(np.unique(each)) == 2 * 2 * 2
-    tokens = to_prompts(mini, alice, length=48, n_prompts=2)[1]
-    swaps = swap_tokens(48, 0.5, seed=(1 * 2 + 0) * 2 + 1, protected=[0, *range(36, 48)])
+    assert len(np.unique(each)) == 2 * 2 * 4
+    tokens = to_prompts(mini, alice, length=48, n_prompts=4)[1]
+    swaps = swap_tokens(48, 0.5, seed=(1 * 2 + 0) * 4 + 1, protected=[0, *range(36, 48)])
     loss = token_losses(mini, tokens[None], permute_positions(mini, swaps.permutation)).mean()
     expected = float(loss - token_losses(mini, tokens[None]).mean())
     second_prompt = both[1].dataset.change_each.sel(draw=0, prompt=1, target="all")
