@@ -27,6 +27,7 @@ from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.slash.ablations import drop, freeze, keep
 
 ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
 WEIGHTS = torch.ones(9)
@@ -71,3 +72,14 @@ def test_nothing_is_made_on_the_default_device(function):
 @pytest.mark.parametrize("function", OF_SHAPES.values(), ids=OF_SHAPES)
 def test_nothing_stays_behind_on_the_cpu(function):
     function(torch.empty(2, 20, 8, device="meta"))
+
+
+@pytest.mark.parametrize("change", [drop, keep])
+def test_bands_may_lie_on_another_device_than_queries(change):
+    band = torch.tensor([True, False])
+    found = change(torch.zeros(3, 4, device="meta"), Rope(torch.ones(2, device="meta")), band)
+    assert (found.device.type, found.shape) == ("meta", (3, 4))
+
+
+def test_frequencies_may_lie_on_another_device_than_a_band():
+    assert freeze(Rope(torch.ones(2, device="meta")), torch.tensor([True, False])).inv_freq.device.type == "meta"

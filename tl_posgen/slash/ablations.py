@@ -17,12 +17,12 @@ OF_THE_PROMPT = ("rank_one", "means", "means_no_rope")  # need all tokens of the
 
 def drop(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " plane"]) -> Float[Tensor, "*batch d_head"]:
     """Set the planes of the band to zero; other planes and the unrotated remainder stay. Before RoPE."""
-    return from_planes(to_planes(x, rope) * ~band, x[..., rope.rotary_dim :], rope)
+    return from_planes(to_planes(x, rope) * ~band.to(x.device), x[..., rope.rotary_dim :], rope)
 
 
 def keep(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " plane"]) -> Float[Tensor, "*batch d_head"]:
     """Keep only the planes of the band; other planes and the unrotated remainder become zero. Before RoPE."""
-    return from_planes(to_planes(x, rope) * band, torch.zeros_like(x[..., rope.rotary_dim :]), rope)
+    return from_planes(to_planes(x, rope) * band.to(x.device), torch.zeros_like(x[..., rope.rotary_dim :]), rope)
 
 
 def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
@@ -32,7 +32,7 @@ def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
         >>> freeze(Rope(torch.tensor([1.0, 0.1])), torch.tensor([True, False])).inv_freq.tolist()
         [0.0, 0.10000000149011612]
     """
-    return replace(rope, inv_freq=rope.inv_freq * ~band)
+    return replace(rope, inv_freq=rope.inv_freq * ~band.to(rope.inv_freq.device))
 
 
 def means(x: Float[Tensor, "*batch pos d_head"]) -> Float[Tensor, "*batch pos d_head"]:
