@@ -95,9 +95,7 @@ class ShallowTransformer(torch.nn.Module):
         super().__init__()
         self.settings, self.rope, self.kept = settings, settings.rope, settings.kept
         shape = (2, settings.embeddings.shape[-1], settings.d_head)
-        drawn = torch.stack(
-            [torch.randn(shape, generator=generator, device=generator.device) for generator in generators]
-        )
+        drawn = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
         self.w_q, self.w_k = (torch.nn.Parameter(settings.init_std * w) for w in drawn.unbind(1))
         self.matching = torch.nn.Parameter(0.5 * torch.eye(settings.n_features).repeat(len(generators), 1, 1))
         future = torch.ones(settings.n_tokens, settings.n_tokens).triu(1).bool()
@@ -144,12 +142,8 @@ def draw_prompts(
 ) -> tuple[Int[Tensor, "seed prompt pos"], Float[Tensor, "seed prompt pos"]]:
     """Tokens x_j, and the value w[x_j] of each, with a new w per prompt; every seed draws from its own generator."""
     shape, n = (n_prompts, settings.n_tokens), settings.n_features
-    tokens = torch.stack(
-        [torch.randint(n, shape, generator=generator, device=generator.device) for generator in generators]
-    )
-    weights = torch.stack(
-        [torch.randn(n_prompts, n, generator=generator, device=generator.device) for generator in generators]
-    )
+    tokens = torch.stack([torch.randint(n, shape, generator=generator) for generator in generators])
+    weights = torch.stack([torch.randn(n_prompts, n, generator=generator) for generator in generators])
     return tokens, weights.gather(2, tokens)
 
 

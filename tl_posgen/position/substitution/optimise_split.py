@@ -159,7 +159,7 @@ def descend(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        some = tokens[torch.randperm(len(tokens), generator=generator, device=generator.device)[:AT_ONCE]]
+        some = tokens[torch.randperm(len(tokens), generator=generator)[:AT_ONCE]]
         wanted = None if target is None else target(model, some)
         with torch.enable_grad(), model.hooks(fwd_hooks=hooks()):
             logits = logits_of(model, some)
