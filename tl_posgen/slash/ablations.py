@@ -73,8 +73,7 @@ def ablate(
     one_band = kind in ("drop", "freeze", "keep")
     if one_band and (band is None or band.shape != rope.inv_freq.shape):
         raise InputError(f"ablation {kind!r} needs a band: a boolean for each of the {len(rope.inv_freq)} planes")
-    whole = torch.ones_like(rope.inv_freq, dtype=torch.bool)
-    planes = band.to(whole.device) if one_band and band is not None else whole
+    planes = band if one_band and band is not None else torch.ones_like(rope.inv_freq, dtype=torch.bool)
     content = {
         "drop": lambda x: drop(x, rope, planes),
         "keep": lambda x: keep(x, rope, planes),
