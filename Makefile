@@ -10,8 +10,8 @@ PLUGIN := $(dir $(wildcard tests/*/pyproject.toml)) # another distribution's mea
 PYTEST = -m pytest -q
 # one torch thread a process: with tiny tensors a second one costs more than it brings
 ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
-# files of numbers, which know nothing of a model: rope/planes.py
-NUMBERS = $(shell PYTHONPATH=tests $$(ls .venv*/bin/python | head -1) -c "import test_imports as it; print(*it.NUMBERS)")
+# files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
+NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
 # numbers, notebooks, executors and the training script depend on no backend; they are tested once, on 3.9.0
 ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
@@ -67,13 +67,13 @@ coverage: $(VENV)/installed-dev ## the whole suite, and which lines it does not 
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(EVERY) --cov --cov-report=term
 
 # every mutant of what all results rest on, and 300 of the other files of numbers, each file with the test of its name
-POSITION = position/decomposition
-MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/%.py,proof pass_proof plain_proof) \
+POSITION = position/decomposition/numbers
+MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/geometry/%.py,proof pass_proof plain_proof) \
 	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs normal_equations three_axis_fit \
 	pair_weights_fit variance_shares)
-MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/test_%.py,proof pass_proof compared_rows plain_proof) \
+MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
 	$(patsubst %,tests/$(POSITION)/test_%.py,pair_moments three_axis_fit distance_weights pair_weights_fit variance_shares) \
-	tests/position/distance/test_distance_table.py
+	tests/position/distance/numbers/test_distance_table.py
 OTHER_NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(NUMBERS:%=tl_posgen/%))
 MUTATE = OMP_NUM_THREADS=1 PYTHONPATH=.ci $(VENV)/bin/python $(PYTEST) -s -p mutants
 

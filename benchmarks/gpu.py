@@ -29,10 +29,10 @@ def milliseconds(call: Callable[[], object], rounds: int) -> float:
 
 def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
     """name -> what is timed, and the bytes that it has to read."""
-    from tl_posgen.position.decomposition.mean_key_split import mean_key_r
-    from tl_posgen.position.decomposition.pair_moments import pair_moments
-    from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-    from tl_posgen.position.decomposition.variance_shares import TripleMoments
+    from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+    from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
+    from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+    from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
     from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 
     rope = Rope(inverse_frequencies(q.shape[-1], 10_000.0).to(q.device))
@@ -42,7 +42,7 @@ def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], ob
         "rotate": (lambda: rotate(q, positions, rope), both),
         "pair_moments": (lambda: pair_moments(q, k, scale), both),
         "fit_three_axis": (lambda: fit_three_axis(moments), 8 * moments.sums.numel()),
-        "TripleMoments": (lambda: TripleMoments.of(q, k, rope), both),
+        "TripleMoments": (lambda: TripleMoments.from_qk(q, k, rope), both),
         "mean_key_r": (lambda: mean_key_r(q, k, rope, scale, [0, 64, 1000], scores=moments), both),
     }
 

@@ -44,7 +44,7 @@ def write_model(size: str, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from tl_posgen.models.source import MINI
+    from tl_posgen.models.conversion.source import MINI
 
     more = {"vocab_size": VOCABULARY[size], "num_key_value_heads": KEY_HEADS[size], "max_position_embeddings": 2048}
     torch.manual_seed(1)
@@ -59,7 +59,7 @@ def measure(directory: str, backend: str, length: int, null_seeds: list[int]) ->
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import tl_posgen
-    from tl_posgen.models.load import Pretrained
+    from tl_posgen.models.loading.load import Pretrained
     from tl_posgen.models.tokens import bundled_text
 
     tl_posgen.load_model("mini", backend)  # imports what loading needs
@@ -74,8 +74,8 @@ def time_steps(directory: str, backend: str, length: int) -> None:
     import torch
 
     import tl_posgen
-    from tl_posgen.models.load import Pretrained
-    from tl_posgen.models.random_like import random_like
+    from tl_posgen.models.loading.load import Pretrained
+    from tl_posgen.models.loading.random_like import random_like
     from tl_posgen.models.tokens import bundled_text, to_prompts
 
     tl_posgen.load_model("mini", backend)

@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from tl_posgen.feed import Feed
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.registry import requested
+from tl_posgen.core.feed import Feed
+from tl_posgen.core.registry import requested
+from tl_posgen.models.capture.capturing import run_capture
 
 WAYS = ("forward", "capture", "slash", "cached patterns")
 

@@ -35,10 +35,10 @@ MEASURES = {
 def ways(model, tokens):
     """name -> what is timed."""
     import tl_posgen
-    from tl_posgen.feed import Feed
-    from tl_posgen.models.capturing import run_capture
-    from tl_posgen.models.streaming import chosen
-    from tl_posgen.registry import requested
+    from tl_posgen.core.feed import Feed
+    from tl_posgen.core.registry import requested
+    from tl_posgen.models.capture.capturing import run_capture
+    from tl_posgen.models.streaming.stream import chosen
 
     def forward() -> None:
         with torch.no_grad(), tl_posgen.streaming(model):
@@ -76,7 +76,7 @@ def medians(length: int, rounds: int) -> dict[str, float]:
 def peak(length: int) -> None:
     """Peak memory of this process, before and after the analysis of one prompt of the bundled model, in GB."""
     import tl_posgen
-    from tl_posgen.models.load import without_context_limit
+    from tl_posgen.models.loading.load import without_context_limit
 
     model = without_context_limit(tl_posgen.load_model("mini", "bridge"))
     options = {"measures": MEASURES["all three"], "null_seeds": (), "progress": False, "streaming": True}

@@ -65,10 +65,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from tl_posgen.position.decomposition import normal_equations as equations  # noqa: E402
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs  # noqa: E402
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments  # noqa: E402
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis  # noqa: E402
+from tl_posgen.position.decomposition.numbers import normal_equations as equations  # noqa: E402
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs  # noqa: E402
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments  # noqa: E402
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis  # noqa: E402
 
 
 def random_head(length: int, heads: int) -> tuple[Tensor, Tensor]:

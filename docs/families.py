@@ -190,7 +190,7 @@ def one_line(error: BaseException) -> str:
 
 def backends() -> list[str]:
     from tl_posgen.errors import ModelError
-    from tl_posgen.models.convert import hooked_parts
+    from tl_posgen.models.conversion.convert import hooked_parts
 
     try:
         hooked_parts()

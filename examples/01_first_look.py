@@ -50,17 +50,20 @@ print(*report.findings(), sep="\n")
 # ## Read the table
 #
 # `r`: correlation of a head's scores with position + query + key. `r_within_rows`: the same within rows, which is all that
-# softmax can see. `r_without_first_token`: the first token left out. Every variable says what it is.
+# softmax can see. Every number is also there without the first token, and every variable says what it is.
 
 # %%
-report["three_axis"].frame(intervals=False).round(3)
+report["three_axis"].frame().round(3)
 
 # %%
-report["three_axis"].dataset["r_within_rows"].attrs["description"]
+report["three_axis"].frame(tokens="without first").round(3)
 
 # %%
-own, null = report["three_axis"].summary, report["three_axis"].null_summary
-print(f"r within rows: trained {own['r_within_rows']:.3f}, random init {null['r_within_rows']:.3f}")
+report["three_axis"].sel(tokens="all")["r_within_rows"].attrs["description"]
+
+# %%
+r = report["three_axis"].numbers("r_within_rows", tokens="all")  # with its 95 % interval and random inits
+print(f"r within rows: {r:.3f}")
 
 # %% [markdown]
 # ## Look

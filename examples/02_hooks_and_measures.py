@@ -90,33 +90,43 @@ for name, hooks in {"untouched": [], "frozen": frozen, "flatter": flatter, "both
 # %% [markdown]
 # ## A measure of your own
 #
-# A collector, fed one layer of one prompt at a time and made anew for every model; and a declaration, which tables, figures
-# and sentences read.
+# A frozen dataclass: its fields are its options, its docstring is its description. `of_layer` is fed one layer of one prompt
+# at a time; means over prompts, the random inits, intervals, tables and pages come by themselves.
 
 # %%
-from tl_posgen import Collector, Measure, Variable
+from dataclasses import dataclass
+
+from tl_posgen import Measure, Variable
 from tl_posgen.report.figures import head_map
-from tl_posgen.report.sentences import beside
 
 
-class MeanKeyShare(Collector):
-    def update(self, layer):
-        self.add(layer, share=layer.k.mean(1).square().sum(-1) / layer.k.square().sum(-1).mean(-1))
+@dataclass(frozen=True)
+class MeanKeyShare(Measure):
+    """|E k|^2 / E |k|^2 of the keys before RoPE, over the tokens from `first` on.
+
+    The share of the energy of a head's keys that their mean has.
+
+    Args:
+        first: the first token that counts.
+
+    Source: ours
+    """
+
+    first: int = 0
+
+    question = "How much of a head's keys is their mean?"
+    variables = {"share": Variable("mean key share", headline="mean_key_share", interval=True, bounds=(0, 1))}
+    figures = {"map": head_map("share", title="Mean key share")}
+
+    def of_layer(self, layer):
+        keys = layer.k[:, self.first :].double()
+        return {"share": keys.mean(1).square().sum(-1) / keys.square().sum(-1).mean(-1)}
+
+    def findings(self, own):
+        return [f"Mean keys hold {own('share'):.0%} of the energy of keys."]
 
 
-mean_key_share = Measure(
-    name="mean_key_share",
-    question="How much of a head's keys is their mean?",
-    explanation="|E k|^2 / E |k|^2 of the keys before RoPE.",
-    source="ours",
-    collector=MeanKeyShare,
-    variables={"share": Variable("mean key share", description="|E k|^2 / E |k|^2", headline="mean_key_share")},
-    summarise=lambda data: {"share": float(data["share"].mean())},
-    findings=lambda own, null: [f"Mean keys hold {beside(own, null, 'share', '.0%')} of the energy of keys."],
-    figures={"map": head_map("share", title="Mean key share")},
-)
-
-share = mean_key_share(model, text, null_seeds=(0, 1, 2), **cut)
+share = MeanKeyShare()(model, text, null_seeds=(0, 1, 2), **cut)
 print(*share.findings(), sep="\n")
 
 # %%
@@ -126,6 +136,6 @@ share.plot()
 # It runs beside the others, under your hooks, and in a report:
 
 # %%
-report = tl_posgen.analyze(model, text, measures=["three_axis", mean_key_share], **cut)
+report = tl_posgen.analyze(model, text, measures=["three_axis", MeanKeyShare(first=1)], **cut)
 report.write("report")
 report["mean_key_share"].heads(3)

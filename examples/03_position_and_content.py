@@ -20,7 +20,7 @@
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import substitution
+from tl_posgen.position import Substitution
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
@@ -34,7 +34,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # correlation of the replacement with the true scores: they do not rank the replacements alike.
 
 # %%
-replaced = substitution(model, text, search=False, **cut)
+replaced = Substitution(search=False)(model, text, **cut)
 replaced.table().round(3)
 
 # %% [markdown]

@@ -20,7 +20,7 @@
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import at_dummy_distance, dummy_distance, perturbation
+from tl_posgen.position import DummyDistance, Perturbation, at_dummy_distance
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
@@ -46,7 +46,7 @@ for options in ({"distance": 0}, {"distance": 64}, {"beyond": 8}, {"distance": l
 # it the random init.
 
 # %%
-controlled = dummy_distance(model, text, distances=(0, 16, 64), limits=(1, 8, 64), **cut)
+controlled = DummyDistance(distances=(0, 16, 64), limits=(1, 8, 64))(model, text, **cut)
 print(*controlled.findings(), sep="\n")
 
 # %%
@@ -62,15 +62,12 @@ controlled.plot("curves")
 # cloze made from the text.
 
 # %%
-disturbed = perturbation(
-    model,
-    text,
+disturbed = Perturbation(
     ratios=(0.0, 0.05, 0.5),
     conditions=("tokens", "positions", "position_part"),
     reaches=("uniform",),
     n_cloze=0,
-    **cut,
-)
+)(model, text, **cut)
 print(*disturbed.findings(), sep="\n")
 
 # %%

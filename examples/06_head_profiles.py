@@ -34,7 +34,7 @@ model.cfg.n_layers, model.cfg.n_heads
 # %%
 report = tl_posgen.analyze(model, text, measures=["profiles", "plane_interaction"], null_seeds=(0, 1), **cut)
 profiles = report["profiles"]
-profiles.frame(intervals=False).round(3)
+profiles.frame().round(3)
 
 # %% [markdown]
 # Every head's rank in each column; hovering shows the number:
@@ -71,9 +71,9 @@ report["plane_interaction"].plot("matrix")
 # energy.
 
 # %%
-from tl_posgen.joining import key_cut
+from tl_posgen.joining import KeyCut
 
-result = key_cut(model, text, shares=[0, 0.5, 1], controls=2, null_seeds=(0,), **cut)
+result = KeyCut(shares=[0, 0.5, 1], controls=2)(model, text, null_seeds=(0,), **cut)
 print(*result.findings(), sep="\n")
 
 # %%

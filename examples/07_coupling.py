@@ -18,11 +18,11 @@
 
 # %%
 import tl_posgen
-from tl_posgen.coupling import coupling
+from tl_posgen.coupling import Coupling
 from tl_posgen.models import bundled_text, to_prompts
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
-result = coupling(model, bundled_text(), length=64, n_prompts=4, k=10, progress=False)
+result = Coupling(k=10)(model, bundled_text(), length=64, n_prompts=4, progress=False)
 print(*result.findings(), sep="\n")
 
 # %%
@@ -50,7 +50,7 @@ result.show()
 
 # %%
 from tl_posgen.coupling.jacobians import residual_jacobians
-from tl_posgen.coupling.overlap import alignment
+from tl_posgen.coupling.numbers.overlap import alignment
 
 tokens = to_prompts(model, bundled_text(), length=64, n_prompts=1)[0]
 for name, one in {"mini": model, "random init": tl_posgen.random_like(model, seed=0)}.items():

@@ -23,7 +23,7 @@ import torch
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 from tl_posgen.models.loss import token_losses
-from tl_posgen.position import length_extrapolation, lm_infinite
+from tl_posgen.position import LengthExtrapolation, lm_infinite
 
 inside = 512
 model = tl_posgen.load_model("mini", backend="bridge")  # or a name on huggingface.co, and its training length above
@@ -37,8 +37,8 @@ model.cfg.n_ctx
 # frozen at the training length). The noise level is the distance between two halves of the prompts inside.
 
 # %%
-options = {"inside": inside, "times": 2, "conditions": ("lm_infinite",), "n_prompts": 2, "progress": False}
-found = length_extrapolation(model, text, **options)
+measure = LengthExtrapolation(inside=inside, times=2, conditions=("lm_infinite",))
+found = measure(model, text, n_prompts=2, progress=False)
 print(*found.findings(), sep="\n")
 
 # %%

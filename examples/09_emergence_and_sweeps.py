@@ -48,7 +48,7 @@ emerged.plot("means")
 emerged.plot("heads")
 
 # %%
-emerged.frame(intervals=False).tail(4).round(3)
+emerged.frame().tail(4).round(3)
 
 # %% [markdown]
 # ## A study
@@ -69,16 +69,19 @@ study = {
 }
 print(tl_posgen.sweep(study, out="runs", progress=False))
 
+# %% [markdown]
+# One dataset with labelled dims; models and revisions that were not asked for together are NaN:
+
 # %%
 data = tl_posgen.open_study("runs")
-data["three_axis_r_within_rows"].mean(("layer", "head")).to_series().dropna().round(3)
+r = data["three_axis_r_within_rows"].sel(group="all", tokens="all").mean(("layer", "head", "text"))
+r.sel(init="trained").to_series().dropna().round(3)
 
 # %% [markdown]
-# The same of the random inits, job by job:
+# The same of the random inits, by their seeds:
 
 # %%
-null = tl_posgen.open_study("runs", null=0)
-null["three_axis_r_within_rows"].mean(("layer", "head")).to_series().dropna().round(3)
+r.sel(init="0").to_series().dropna().round(3)
 
 # %% [markdown]
 # ## Keep it

@@ -85,7 +85,7 @@ def tinystories(shared: Path) -> str:
 def why_no_hooked() -> str | None:
     """Why there is no HookedTransformer here, or None where there is."""
     from tl_posgen.errors import ModelError
-    from tl_posgen.models.convert import hooked_parts
+    from tl_posgen.models.conversion.convert import hooked_parts
 
     try:
         hooked_parts()

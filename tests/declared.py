@@ -2,8 +2,8 @@
 
 import xarray as xr
 
-from tl_posgen.measure import Measure
-from tl_posgen.result import Result
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.result import Result
 
 
 def assert_declared(result: Result) -> None:

@@ -5,12 +5,12 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import lsqr
 
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import (
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import (
     pair_moments,
     pair_moments_from_scores,
 )
-from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit, fit_three_axis
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit, fit_three_axis
 
 PAIRS = [
     CausalPairs(24),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tl_posgen.core.files import write_whole
 from tl_posgen.errors import OutputError
-from tl_posgen.files import write_whole
 from tl_posgen.studies.processes import Outcome, processes
 
 

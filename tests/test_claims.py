@@ -3,12 +3,14 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 import tl_posgen
-from tl_posgen.claim import judged, threshold
 from tl_posgen.claims import CUT as OF_A_RUN
-from tl_posgen.claims import PAPERS, judge_claims, request_of
+from tl_posgen.claims import PAPERS, judge_claims, measure_with
+from tl_posgen.core.claim import highest, judged, lowest, threshold
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
 from tl_posgen.slash.slash_toy import slash_toy
 
@@ -34,10 +36,10 @@ QUICK = {
 @pytest.fixture(scope="session")
 def results(small_model, alice):
     names = {name for claim in CLAIMS for name in claim.needs} - {*ELSEWHERE, "length_extrapolation"}
-    requests = [request_of(name, QUICK.get(name, {})) for name in sorted(names)]
-    beyond = request_of("length_extrapolation", QUICK["length_extrapolation"])
+    measures = [measure_with(name, QUICK.get(name, {})) for name in sorted(names)]
+    beyond = measure_with("length_extrapolation", QUICK["length_extrapolation"])
     return {
-        **tl_posgen.analyze(small_model, alice, measures=requests, **CUT),
+        **tl_posgen.analyze(small_model, alice, measures=measures, **CUT),
         **tl_posgen.analyze(small_model, alice, measures=beyond, n_prompts=2, progress=False),
         "slash_toy": slash_toy(steps=4, batch=4, seeds=(0,), progress=False),
     }
@@ -74,7 +76,7 @@ def test_each_row_has_numbers_a_null_and_a_criterion(table):
 
 @pytest.mark.slow
 def test_the_first_claim_is_judged_by_the_correlation_without_the_first_token(table, results):
-    r = float(results["three_axis"].dataset["r_without_first_token"].mean())
+    r = float(results["three_axis"].own["r"].sel(tokens="without first").mean())
     assert f"{r:.3f}" in table.loc["position 1", "measured"]
     assert table.loc["position 1", "verdict"] == threshold(r, 0.95, 0.75)
 
@@ -82,14 +84,19 @@ def test_the_first_claim_is_judged_by_the_correlation_without_the_first_token(ta
 @pytest.mark.slow
 def test_a_claim_without_its_results_is_open(results):
     found = judged(CLAIMS, {"cone": results["cone"]}, "small", {}).frame().set_index("claim")
-    said = ~found["measured"].str.startswith("not measured: ")
-    assert found.index[said].tolist() == ["slash 2", "slash 3"]
+    known = ~found["measured"].str.startswith("not measured: ")
+    assert found.index[known].tolist() == ["slash 2", "slash 3"]
     assert found.loc["slash 1", "measured"] == "not measured: slash_transfer cannot be had of this model"
 
 
 def test_thresholds_are_reached_at_their_value():
     assert [threshold(value, 0.9, 0.5) for value in (0.9, 0.89, 0.5, 0.49)] == ["held", "partly", "partly", "not held"]
     assert threshold(math.nan, 0.9, 0.5) == "open"
+
+
+def test_what_no_random_init_has_leaves_a_claim_open():
+    assert (highest([0.1, 0.3]), lowest([0.1, 0.3])) == (0.3, 0.1)
+    assert all(math.isnan(one) for values in ([], [0.1, math.nan]) for one in (highest(values), lowest(values)))
 
 
 @pytest.mark.slow
@@ -102,25 +109,35 @@ def test_the_table_is_saved_read_and_drawn(results, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_number_of_a_judgement_is_one_of_a_summary(table, results):
-    """Claims format what measures have summarised; they compute nothing of their own."""
-    for claim in CLAIMS:
-        if not set(claim.needs) <= set(results):
-            continue
-        known = [one for name in claim.needs for one in numbers_of(results[name].summary)]
-        measured = re.sub(r"\d+e-\d+", "", table.loc[claim.name, "measured"])
-        for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", measured):
-            value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)
-            digits = len(word.rstrip("%").partition(".")[2]) + (2 if word.endswith("%") else 0)
-            assert any(abs(one - value) <= 0.5001 * 10**-digits for one in known), (claim.name, word)
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypatch):
+    """Words hold numbers that `Numbers` made, labels and options; nothing is computed beside them."""
+    if not set(claim.needs) <= set(results) - ELSEWHERE:
+        return
+    known = [value for name in claim.needs for value in labels_of(results[name])]
+    number = Numbers.number
+
+    def recorded(*args, **options):
+        known.extend([(found := number(*args, **options)).value, found.low, found.high, found.spread or 0])
+        return found
+
+    monkeypatch.setattr(Numbers, "number", recorded)
+    words = re.sub(r"\d+e-\d+", "", " ".join(claim.judge(*(results[name] for name in claim.needs))[1:]))
+    for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", words):
+        value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)
+        digits = len(word.rstrip("%").partition(".")[2]) + (2 if word.endswith("%") else 0)
+        assert any(abs(one - value) <= 0.5001 * 10**-digits for one in known), word
 
 
-def numbers_of(summary):
-    """Its values, and the numbers in the names of its conditions: recovered_three_axis_near_8."""
-    named = [int(number) for key in summary for number in re.findall(r"_(\d+)", key)]
-    listed = [value for value in summary.values() if isinstance(value, list)]
-    values = [*summary.values(), *(one for values in listed for one in values), *named]
-    return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+def labels_of(result):
+    """Labels that are numbers, sizes, options, and what the words quote of a paper or of the cloze."""
+    labels = [
+        value for dim in result.own.coords if result.own[dim].dtype.kind in "fi" for value in result.own[dim].values
+    ]
+    options = [value for value in result.measure.options().values() if isinstance(value, int | float)]
+    named = re.findall(r"_(\d+)", " ".join(map(str, result.own.get("condition", np.array([])).values.ravel())))
+    sizes = result.own.sizes
+    return [float(one) for one in (*labels, *options, *named, *sizes.values(), sizes.get("state", 1) - 1, 0.959, 0.25)]
 
 
 def test_options_that_claims_ask_for_are_those_of_their_measures():
@@ -129,7 +146,7 @@ def test_options_that_claims_ask_for_are_those_of_their_measures():
         for name, options in claim.options.items():
             if name in ELSEWHERE:
                 continue  # takes measures, not options
-            request_of(name, options)
+            measure_with(name, options)
             assert all(isinstance(options[key], int | None) for key in OF_A_RUN if key in options)
 
 
@@ -138,7 +155,9 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
     monkeypatch.setattr("tl_posgen.claims.TOY_STEPS", 2)
     run = {"papers": ["slash"], "length": 24, "n_prompts": 1, "keep": tmp_path, "progress": False}
     first = judge_claims(small_model, alice, **run)
-    monkeypatch.setattr("tl_posgen.parts.write_together", lambda *_: pytest.fail("a finished part was measured again"))
+    monkeypatch.setattr(
+        "tl_posgen.core.store.write_together", lambda *_: pytest.fail("a finished part was measured again")
+    )
     second = judge_claims(small_model, alice, **run)
     assert second["claims"].frame().equals(first["claims"].frame())
     assert len(first["claims"].frame()) == 5
@@ -182,7 +201,7 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wrong", "said"), [({"papers": ["tea"]}, "tea"), ({"papers": "slash"}, "give a list")])
-def test_papers_that_nobody_wrote_are_refused(small_model, alice, tmp_path, wrong, said):
-    with pytest.raises(InputError, match=said):
+@pytest.mark.parametrize(("wrong", "words"), [({"papers": ["tea"]}, "tea"), ({"papers": "slash"}, "give a list")])
+def test_papers_that_nobody_wrote_are_refused(small_model, alice, tmp_path, wrong, words):
+    with pytest.raises(InputError, match=words):
         judge_claims(small_model, alice, keep=tmp_path, **wrong)

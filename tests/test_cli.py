@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tl_posgen.cli import main
 from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.report.columns import short
 
 CHECKPOINT = Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints" / "step00000"
@@ -157,7 +157,7 @@ def test_a_command_prints_its_table_and_writes_its_report(done, small, text, nam
         assert f"{measure.replace('_', ' ')}: small" in " ".join(printed.split())
 
 
-RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.analysis.analyze") | {
+RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.core.engine.analyze") | {
     "coupling-scores": "tl_posgen.coupling.coupling_scores",
     "emerge": "tl_posgen.studies.emergence.emergence",
     "claims": "tl_posgen.claims.judge_claims",

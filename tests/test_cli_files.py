@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from tl_posgen import load, registry
+from tl_posgen import load
 from tl_posgen.cli import main
+from tl_posgen.core import registry
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import Parts
 from tl_posgen.errors import OutputError
-from tl_posgen.parts import Parts
-from tl_posgen.result import Report
 
 FILES = ["index.html", "results.nc", "summary.json"]
 SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")
@@ -31,7 +32,7 @@ def test_a_page_that_cannot_be_made_loses_no_measurement(monkeypatch, tmp_path, 
     def findings(own, null):
         raise KeyError("share")
 
-    monkeypatch.setitem(vars(registry.find("mean_key")), "findings", findings)
+    monkeypatch.setattr(registry.find("mean_key"), "findings", findings)
     assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
     printed, error = capsys.readouterr()
     last = error.strip().splitlines()[-1]

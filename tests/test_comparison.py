@@ -7,6 +7,7 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen.cli import main
+from tl_posgen.core.numbers import intervals_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 
@@ -35,44 +36,82 @@ def elsewhere():
     return tl_posgen.analyze("mini", bundled_text()[30_000:], **QUICK)
 
 
+def compared(*reports, **options):
+    return tl_posgen.compare(*reports, **options)["comparison"]
+
+
+def at_number(data, number):
+    """The measure and the variable of a number, and its labels beside the usual ones."""
+    name, variable, *labels = number.replace(".", ", ", 1).split(", ")
+    at = {"tokens": "without first" if "without first" in labels else "all"}
+    return name, variable, at | ({"part": labels[-1]} if variable == "share" else {})
+
+
+def of_report(report, number):
+    """A number's array in the report that was compared."""
+    name, variable, at = at_number(report, number)
+    return report[name].dataset[variable].sel(at, drop=True)
+
+
 def test_differences_are_those_of_the_reports(intact, ablated):
-    data = tl_posgen.compare(intact, ablated)["comparison"].dataset
-    for number in data["number"].values:
-        name, variable = number.split(".")
-        expected = ablated[name].dataset[variable] - intact[name].dataset[variable]
-        xr.testing.assert_allclose(data["difference"].sel(number=number, drop=True), expected, atol=1e-12)
-        assert float(data["mean_difference"].sel(number=number)) == pytest.approx(float(expected.mean()), abs=1e-12)
-    assert {"three_axis.r", "variance.position", "variance.additive_r"} <= set(data["number"].values)
-    assert float(abs(data["difference"].sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
+    result = compared(intact, ablated)
+    change = result.measure.difference(result.dataset)
+    numbers = [str(one) for one in result.own["number"].values]
+    for number in numbers:
+        first, second = (of_report(one, number).sel(init="trained", group="all") for one in (intact, ablated))
+        expected, found = (second - first).values, change.sel(number=number).transpose("layer", "head").values
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        assert result.measure.mean_change(result.numbers, number).value == pytest.approx(expected.mean(), abs=1e-12)
+    assert {"three_axis.r", "three_axis.r, without first", "variance.position", "variance.additive_r"} <= set(numbers)
+    assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
 
 
 def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(intact, ablated):
-    data = tl_posgen.compare(intact, ablated)["comparison"].dataset.sel(number="three_axis.r")
-    change = (ablated["three_axis"].dataset["r_per_prompt"] - intact["three_axis"].dataset["r_per_prompt"]).values
+    result = compared(intact, ablated)
+    value = result.dataset["value"].sel(init="trained", number="three_axis.r")
+    _, low, high = result.measure.change(result.numbers, value)
+    sides = (one["three_axis"].own["r_per_prompt"].sel(tokens="all") for one in (ablated, intact))
+    change = np.subtract(*(side.transpose("prompt", "layer", "head").values for side in sides))
     half = 2.7764 * change.std(0, ddof=1) / np.sqrt(5)  # Student's interval: r is a mean over prompts
-    np.testing.assert_allclose(data["difference_low"], change.mean(0) - half, atol=1e-9)
-    np.testing.assert_allclose(data["difference_high"], change.mean(0) + half, atol=1e-9)
+    np.testing.assert_allclose(low.transpose("layer", "head"), change.mean(0) - half, atol=1e-5)
+    np.testing.assert_allclose(high.transpose("layer", "head"), change.mean(0) + half, atol=1e-5)
     means = change.mean((1, 2))
     half = 2.7764 * means.std(ddof=1) / np.sqrt(5)
-    assert float(data["mean_difference_high"]) == pytest.approx(means.mean() + half, abs=1e-9)
+    mean = result.measure.mean_change(result.numbers, "three_axis.r")
+    assert (mean.low, mean.high) == pytest.approx((means.mean() - half, means.mean() + half), abs=1e-5)
 
 
 def test_of_other_prompts_half_widths_add_as_squares(intact, elsewhere):
-    found = tl_posgen.compare(intact, elsewhere)["comparison"]
-    assert not found.summary["paired"]
-    data = found.dataset.sel(number="three_axis.r")
-    half = [(one["r_high"] - one["r_low"]) / 2 for one in (side["three_axis"].dataset for side in (intact, elsewhere))]
-    width = data["difference_high"] - data["difference_low"]
-    np.testing.assert_allclose(width / 2, np.hypot(*half), atol=1e-9)
+    result = compared(intact, elsewhere)
+    assert not result.own.attrs["paired"]
+    value = result.dataset["value"].sel(init="trained", number="three_axis.r")
+    _, low, high = result.measure.change(result.numbers, value)
+    each = [intervals_of(of_report(one, "three_axis.r")) for one in (intact, elsewhere)]
+    half = [(one["high"] - one["low"]).transpose("layer", "head") / 2 for one in each]
+    np.testing.assert_allclose((high - low).transpose("layer", "head") / 2, np.hypot(*half), atol=1e-9)
+
+
+def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact, ablated, elsewhere):
+    change = ablated["loss"].own["loss"].values - intact["loss"].own["loss"].values
+    half = 2.7764 * change.std(ddof=1) / np.sqrt(5)
+    [sentence] = [one for one in compared(intact, ablated).findings() if one.startswith("Loss: ")]
+    mean = change.mean()
+    assert sentence.startswith(f"Loss: {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] nats a token, from ")
+    assert "loss" not in compared(intact, elsewhere).dataset
 
 
 def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere):
-    (null,) = tl_posgen.compare(intact, elsewhere)["comparison"].nulls
-    first, second = (one["variance"].nulls[0]["position"] for one in (intact, elsewhere))
-    xr.testing.assert_allclose(null["difference"].sel(number="variance.position", drop=True), second - first)
+    result = compared(intact, elsewhere)
+    [null] = result.nulls
+    found = null["value"].sel(number="variance.position").transpose("report", "layer", "head")
+    sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
+    np.testing.assert_allclose(found, np.stack([side.values for side in sides]))
+    assert result.measure.mean_change(result.numbers, "variance.position").inits == pytest.approx(
+        (float(sides[1].mean() - sides[0].mean()),)
+    )
 
 
-def test_sentences_table_and_pictures_say_which_is_which(intact, ablated, tmp_path):
+def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path):
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0] == "What changes from intact to ablated; intervals paired by prompt."
     assert "(random init" in report.findings()[2]
@@ -94,15 +133,16 @@ def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, mo
         main()
     assert not ended.value.code
     assert "intervals paired by prompt" in capsys.readouterr().out
-    expected = tl_posgen.compare(intact, ablated)["comparison"].dataset["difference"]
-    xr.testing.assert_allclose(tl_posgen.load(tmp_path / "out")["comparison"].dataset["difference"], expected)
+    found = tl_posgen.load(tmp_path / "out")["comparison"].dataset["value"]
+    xr.testing.assert_allclose(found, compared(intact, ablated).dataset["value"])
 
 
 def test_single_prompts_have_differences_without_intervals():
     one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, null_seeds=())
-    data = tl_posgen.compare(one, one)["comparison"].dataset
-    assert float(abs(data["difference"]).max()) == 0
-    assert data["difference_low"].isnull().all()
+    result = compared(one, one)
+    assert float(abs(result.measure.difference(result.dataset)).max()) == 0
+    number = result.measure.mean_change(result.numbers, "variance.position")
+    assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c")])

@@ -7,15 +7,15 @@ input's device is one of them, and cannot meet the input; where it is the inputs
 import pytest
 import torch
 
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.pass_proof import is_softmax
-from tl_posgen.models.proof import allowed_error, recompute
-from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.position_shares import PositionParts
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
-from tl_posgen.position.distance.distance_table import key_agreement
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.models.geometry.pass_proof import is_softmax
+from tl_posgen.models.geometry.proof import allowed_error, recompute
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.position_shares import PositionParts
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.distance.numbers.distance_table import key_agreement
+from tl_posgen.position.substitution.numbers.splits import (
     attention_profile,
     positional_profile,
     running_mean_key,
@@ -27,7 +27,6 @@ from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.spectra import rank_one, spectrum
-from tl_posgen.slash.ablations import drop, freeze, keep
 
 ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
 WEIGHTS = torch.ones(9)
@@ -44,7 +43,7 @@ OF_SHAPES = {
     "rank one": lambda q: rank_one(q),
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
     "running mean key": lambda q: running_mean_key(q, 5),
-    "variance": lambda q: variance_shares(TripleMoments.of(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
+    "variance": lambda q: variance_shares(TripleMoments.from_qk(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
     "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
     "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
 }
@@ -72,14 +71,3 @@ def test_nothing_is_made_on_the_default_device(function):
 @pytest.mark.parametrize("function", OF_SHAPES.values(), ids=OF_SHAPES)
 def test_nothing_stays_behind_on_the_cpu(function):
     function(torch.empty(2, 20, 8, device="meta"))
-
-
-@pytest.mark.parametrize("change", [drop, keep])
-def test_bands_may_lie_on_another_device_than_queries(change):
-    band = torch.tensor([True, False])
-    found = change(torch.zeros(3, 4, device="meta"), Rope(torch.ones(2, device="meta")), band)
-    assert (found.device.type, found.shape) == ("meta", (3, 4))
-
-
-def test_frequencies_may_lie_on_another_device_than_a_band():
-    assert freeze(Rope(torch.ones(2, device="meta")), torch.tensor([True, False])).inv_freq.device.type == "meta"

@@ -8,17 +8,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import jinja2
 import pytest
 import typer.main
 
-from tl_posgen import registry
 from tl_posgen.cli.commands import app
+from tl_posgen.core import registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "source"))
+import numbers_file  # noqa: E402  # pyright: ignore[reportMissingImports]
 import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 OF_SITE = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "measures").glob("*.md"))]
@@ -65,14 +66,27 @@ def test_every_measure_of_a_model_has_its_page():
 
 
 def test_a_number_that_is_not_there_is_an_error_with_its_name():
-    with pytest.raises(jinja2.UndefinedError, match="'gone'"):
-        pages.environment().from_string('{{ result("demo results", "three_axis").gone }}').render()
+    asked = '{{ result("demo results", "three_axis")("gone", tokens="all") }}'
+    with pytest.raises(AttributeError, match=r"demo results/three_axis: 0 numbers 'gone' at .*; there are"):
+        pages.environment().from_string(asked).render()
+
+
+def test_the_file_holds_the_numbers_that_pages_show_and_no_others():
+    numbers = numbers_file.read_numbers()
+    assert numbers_file.only_shown(numbers, pages.shown_in(numbers)) == numbers
+
+
+def test_a_file_written_again_is_the_same(tmp_path, monkeypatch):
+    text, numbers = numbers_file.NUMBERS.read_text(encoding="utf-8"), numbers_file.read_numbers()
+    monkeypatch.setattr(numbers_file, "NUMBERS", tmp_path / "numbers.json")
+    numbers_file.write_numbers(numbers)
+    assert numbers_file.NUMBERS.read_text(encoding="utf-8") == text
 
 
 def test_every_part_that_is_measured_has_its_numbers():
     from parts import PARTS  # pyright: ignore[reportMissingImports]
 
-    assert list(pages.measured()) == list(PARTS)
+    assert list(numbers_file.read_numbers()) == list(PARTS)
 
 
 @pytest.mark.parametrize(
@@ -116,23 +130,24 @@ def test_what_is_cited_is_this_version():
     assert f"\nversion: {pages.project()['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
+def command_named(name: str):
+    """The command of this name; one of a measure is made now."""
+    group: Any = typer.main.get_command(app)
+    return group.resolve_command(group.context_class(group), [name])[1]
+
+
 @pytest.mark.parametrize(("page", "line"), lines_of("tl-posgen"))
 def test_the_command_and_its_options_exist(page, line):
-    group = typer.main.get_command(app)
     name, *arguments = shlex.split(line.replace("|", "_").replace("...", ""))[1:]
-    assert name in group.commands, f"{page}: tl-posgen has no command {name}"
-    command = group.commands[name]
+    command = command_named(name)
     context = command.context_class(command, info_name=name, resilient_parsing=True)
     command.make_parser(context).parse_args(arguments)
 
 
 def test_every_option_in_the_text_exists():
-    known = {
-        option
-        for command in typer.main.get_command(app).commands.values()
-        for one in command.params
-        for option in (*one.opts, *one.secondary_opts)
-    }
+    names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
+    parameters = [one for name in names for one in command_named(name).params]
+    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
     known |= {"--measure", "--model", "--pages", "--pictures", "--notebooks", "--site", "--books"}  # of scripts
     known |= {"--help", "--no-deps"}  # of every command, and of pip
     for path in PAGES:
@@ -143,8 +158,8 @@ def test_every_option_in_the_text_exists():
 
 def test_every_command_is_in_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in typer.main.get_command(app).commands:
-        assert f"tl-posgen {name}" in readme or f"`{name}`" in readme, name
+    for one in pages.commands():
+        assert f"tl-posgen {one.name}" in readme or f"`{one.name}`" in readme, one.name
 
 
 @pytest.mark.parametrize(("page", "line"), lines_of("make"))
@@ -193,6 +208,23 @@ def test_the_python_blocks_run(path, small):
         small(block)
 
 
+def test_the_measure_of_contributing_is_short_and_has_all_parts():
+    """An option, a null, an interval, a sentence and a figure, in thirty lines of code."""
+    (block,) = python_blocks(ROOT / "CONTRIBUTING.md")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 30
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(block.replace("length=256", "length=32"), names)
+    result = names["result"]
+    assert result.measure.options() == {"first": 1}
+    share = result.numbers("share")
+    assert 0 < share.low < share.value < share.high < 1
+    assert len(share.inits) == 1
+    (sentence,) = result.findings()
+    assert f"{share:.0%}" in sentence
+    assert result.plot().data
+
+
 def resolves(name: str) -> bool:
     """Whether a dotted name is a module, or something in one."""
     parts = name.split(".")
@@ -220,7 +252,7 @@ def test_every_name_of_ours_exists(path):
 def test_every_file_of_the_package_that_is_named_exists():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) | set(re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE))
-    places = [ROOT / "tl_posgen", ROOT / "tl_posgen" / "models", ROOT / "tl_posgen" / "position" / "decomposition"]
+    places = [ROOT / "tl_posgen", ROOT / "tl_posgen" / "position" / "decomposition"]
     assert named
     assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
 

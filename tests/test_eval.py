@@ -12,9 +12,9 @@ import torch
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, ModelError, PosgenError
-from tl_posgen.eval import LensLM, MissingExtraError, batches, with_harness_base
+from tl_posgen.evaluation import LensLM, MissingExtraError, batches, with_harness_base
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.source import MINI
+from tl_posgen.models.conversion.source import MINI
 
 BOTH = [(name, backend) for name in ("mini", "stories260K") for backend in ("hooked", "bridge")]
 PAIRS = [
@@ -533,7 +533,7 @@ def test_a_model_without_a_tokenizer_is_refused(ask, load, monkeypatch):
 
 @pytest.mark.slow
 def test_the_import_brings_neither_the_harness_nor_transformer_lens():
-    code = "import sys, tl_posgen.eval; print({'lm_eval', 'transformer_lens', 'transformers'} & set(sys.modules))"
+    code = "import sys, tl_posgen.evaluation; print({'lm_eval', 'transformer_lens', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -17,10 +17,10 @@ import pytest
 from forked import child, exit_code, start
 
 import tl_posgen
-from tl_posgen import files
 from tl_posgen.cli.commands import app
+from tl_posgen.core import files
+from tl_posgen.core.report import Report
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.result import Report, results_bytes
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
 SHORT = ("--length", "32", "--prompts", "1", "--no-null")
@@ -66,7 +66,7 @@ def saved_report() -> bytes:
     """The file of a small report."""
     options = {"measures": "variance", "length": 32, "n_prompts": 4, "null_seeds": (), "progress": False}
     report = tl_posgen.analyze("mini", bundled_text(), **options)
-    return results_bytes(report, report.provenance)
+    return report.as_bytes()
 
 
 def words_of(command: str, directory: Path) -> list[str]:

@@ -8,17 +8,17 @@ from families import VOCAB, save_config
 from live_memory import LiveMemory
 
 import tl_posgen
-from tl_posgen import registry
+from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
-from tl_posgen.position.decomposition import pair_moments
+from tl_posgen.position.decomposition.numbers import pair_moments
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
 SHORTER = {"residual": 96, "perturbation": 96, "dummy_distance": 96, "band_ablation": 64, "substitution": 64}
 PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
-NAMES = [name for name in registry.BUILT_IN if registry.find(name).collector or registry.find(name).procedure]
+NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def request_of(name, n):
         "profiles": Profiles(costs=True, cost_prompts=1),
         "key_cut": KeyCut(shares=[0], controls=1),
     }
-    return registry.request_of(options.get(name, name))
+    return registry.measure_from(options.get(name, name))
 
 
 def peak_of(model, request, n, streaming):
@@ -53,16 +53,14 @@ def peak_of(model, request, n, streaming):
     return held.peak
 
 
-CASES = [
-    (name, streaming) for streaming in (True, False) for name in NAMES if streaming or registry.find(name).collector
-]
+CASES = [(name, streaming) for streaming in (True, False) for name in NAMES if streaming or registry.find(name).is_fed]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "streaming"), CASES)
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
-    residual = import_module(registry.BUILT_IN["residual"])
+    residual = import_module(registry.BUILT_IN["residual"].partition(":")[0])
     for module, bound, size in ((residual, "ENTRIES", 1), (residual, "SPECTRUM_CROP", 128), (pair_moments, *ROWS)):
         monkeypatch.setattr(module, bound, size)  # heads one by one, of which these are parts: as in long prompts
     matrices = registry.find(name).matrices + (0 if streaming else FORMED)
@@ -75,5 +73,5 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
 def test_the_untouched_model_beyond_its_length_forms_no_matrix(many_heads, monkeypatch):
     monkeypatch.setattr(pair_moments, *ROWS)
     requests = [(n, LengthExtrapolation(inside=n // 2, times=2, conditions=())) for n in (LENGTH, 2 * LENGTH)]
-    one, two = (peak_of(many_heads, registry.request_of(options), n, True) for n, options in requests)
+    one, two = (peak_of(many_heads, registry.measure_from(options), n, True) for n, options in requests)
     assert two <= 2.2 * one

@@ -4,6 +4,7 @@
 """
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tl_posgen
-from tl_posgen import PosgenError, registry
+from tl_posgen import PosgenError
 from tl_posgen.cli import main
+from tl_posgen.core import registry
 from tl_posgen.joining import cut_keys
-from tl_posgen.measure import Request
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
 from tl_posgen.slash import ablate_bands
 
@@ -127,7 +128,7 @@ def hold(data, calls, right):
         return
     if not isinstance(found, tl_posgen.Report) or "three_axis" not in found:
         return
-    r = found["three_axis"].dataset["r"]
+    r = found["three_axis"].sel(tokens="all")["r"]
     same = name in ("attach", "analyze_cache") or arguments.get("prompts") is TOKENS
     if same and arguments.get("length") is None and isinstance(arguments.get("measures"), str | list):
         np.testing.assert_allclose(r, right.sel(layer=r["layer"], head=r["head"]), rtol=1e-9)
@@ -146,15 +147,15 @@ def test_any_arguments_at_length(calls, right, data):
     hold(data, calls, right)
 
 
-MEASURES = [name for name in registry.names() if registry.find(name).options is not None]
+MEASURES = [name for name in registry.names() if fields(registry.find(name))]
 
 
 def options_of(data):
     measure = registry.find(data.draw(st.sampled_from(MEASURES)))
-    known = sorted(measure.options.__dataclass_fields__)
+    known = sorted(one.name for one in fields(measure))
     names = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
     try:
-        return measure, measure.make_options(**{name: data.draw(VALUES) for name in names})
+        return measure, measure.with_options({name: data.draw(VALUES) for name in names})
     except PosgenError as refusal:
         one_line(refusal)
         return measure, None
@@ -171,9 +172,9 @@ def test_any_options_are_taken_or_refused_in_one_line(data):
 @given(data=st.data())
 def test_any_options_that_are_taken_can_be_measured_with(mini, data):
     measure, options = options_of(data)
-    if options is not None and measure.collector is not None:
+    if options is not None and measure.is_fed:
         try:
-            report = tl_posgen.analyze(mini, TOKENS.expand(2, -1), measures=[Request(measure, options)], **QUIET)
+            report = tl_posgen.analyze(mini, TOKENS.expand(2, -1), measures=[options], **QUIET)
             report.findings()
         except PosgenError as refusal:
             one_line(refusal)

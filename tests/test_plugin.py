@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen import registry
 from tl_posgen.cli import main
+from tl_posgen.core import registry
 from tl_posgen.errors import InputError
 
 INSTALLED = "figures" in {point.name for point in entry_points(group=registry.GROUP)}
@@ -32,29 +32,29 @@ def expected(model, tokens):
 def test_analyze_takes_it_by_name_beside_ours(mini, alice):
     report = tl_posgen.analyze(mini, alice, measures=["figures", "slash"], **CUT)
     tokens = torch.stack(tl_posgen.models.tokens.to_prompts(mini, alice, length=24, n_prompts=2))
-    share = torch.from_numpy(report["figures"].dataset["share"].values)
+    share = torch.from_numpy(report["figures"].own["share"].values)
     torch.testing.assert_close(share, expected(mini, tokens), rtol=1e-5, atol=1e-7)
     assert "mean_key_share" in report.frame().columns
-    assert report["figures"].dataset["share"].attrs["long_name"] == "mean key share"
+    assert report["figures"].own["share"].attrs["long_name"] == "mean key share"
 
 
 def test_its_sentence_has_its_number_and_its_null(mini, alice):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     sentence, caveat = result.findings()
     own, null = re.findall(r"\d+%", sentence)
-    assert own == f"{float(result.dataset['share'].mean()):.0%}"
+    assert own == f"{float(result.own['share'].mean()):.0%}"
     assert null == f"{float(result.null['share'].mean()):.0%}"
     assert caveat.endswith("keys are taken before they rotate.")
 
 
 def test_attach_takes_it_and_its_options(mini):
     tokens = torch.arange(20)[None]
-    with tl_posgen.attach(mini, [registry.find("figures").options(first=3)]) as run:
+    with tl_posgen.attach(mini, [registry.find("figures")(first=3)]) as run:
         mini(tokens)
     _, cache = mini.run_with_cache(tokens)
     keys = cache["blocks.0.attn.hook_k"][0, 3:, 0].double()
     share = keys.mean(0).square().sum() / keys.square().sum(-1).mean()
-    assert float(run.report()["figures"].dataset["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
+    assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
 def test_the_command_line_takes_it_and_its_page_shows_its_picture(monkeypatch, capsys, tmp_path, alice):
@@ -65,7 +65,8 @@ def test_the_command_line_takes_it_and_its_page_shows_its_picture(monkeypatch, c
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    share = json.loads((tmp_path / "summary.json").read_text())["measures"]["figures"]["summary"]["share"]
+    numbers = json.loads((tmp_path / "summary.json").read_text())["measures"]["figures"]
+    share = next(one["value"] for one in numbers if one["name"] == "share")
     assert f"Mean keys hold {share:.0%}" in " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "index.html").read_text()
     assert f"Mean key share {share:.2f}" in page
@@ -75,12 +76,12 @@ def test_the_command_line_takes_it_and_its_page_shows_its_picture(monkeypatch, c
 def test_saved_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
-    assert again.plot().data[0].x.tolist() == pytest.approx(result.dataset["share"].mean("head").values.tolist())
+    assert again.plot().data[0].x.tolist() == pytest.approx(result.own["share"].mean("head").values.tolist())
     assert again.show(1) is not None
 
 
-def test_a_wrong_option_is_refused_in_its_own_words(mini, alice):
+def test_a_wrong_option_is_refused_in_its_own_words():
     with pytest.raises(InputError, match="first = -1"):
-        registry.find("figures")(mini, alice, first=-1, **CUT)
+        registry.find("figures").with_options({"first": -1})
     with pytest.raises(InputError, match="figures has no option 'last'; it has first"):
-        registry.find("figures")(mini, alice, last=1, **CUT)
+        registry.find("figures").with_options({"last": 1})

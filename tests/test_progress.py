@@ -1,5 +1,6 @@
 """One bar an analysis: what every measure plans is what it counts, and what takes long says so."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -8,8 +9,8 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 import tl_posgen
-from tl_posgen import progress, registry
-from tl_posgen.measure import Measure, Request
+from tl_posgen import Measure, progress
+from tl_posgen.core import registry
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.progress import Passes
@@ -29,7 +30,7 @@ OPTIONS = {
     "token_coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
 }
 QUICK = ("mean_key", "split_examples")
-PROCEDURES = [name for name in registry.names() if registry.find(name).procedure is not None]
+PROCEDURES = [name for name in registry.measurable() if registry.find(name).runs_model]
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def analyses(monkeypatch):
             self.asked += self.models * each + once
             super().plan(each, once)
 
-    monkeypatch.setattr("tl_posgen.analysis.Passes", Kept)
+    monkeypatch.setattr("tl_posgen.core.engine.Passes", Kept)
     return kept
 
 
@@ -57,17 +58,17 @@ def of_backend(small):
     return cache(lambda backend: tl_posgen.load_model(small, backend=backend))
 
 
-def requests_of(*names):
-    """With the options of this file, also those that they come after."""
+def measures_named(*names):
+    """Return measures with the options of this file, also those that they come after."""
     found = {name: registry.find(name) for name in names}
-    found |= {name: registry.find(name) for one in found.values() for name in one.after}
-    return [Request(one, one.make_options(**OPTIONS.get(name, {}))) for name, one in found.items()]
+    found |= {one.name: one for kind in found.values() for one in kind.after}
+    return [kind.with_options(OPTIONS.get(name, {})) for name, kind in found.items()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCEDURES)
 def test_every_measure_makes_the_passes_that_it_plans(analyses, of_backend, backend, name):
-    tl_posgen.analyze(of_backend(backend), bundled_text(), measures=requests_of(name), **CUT)
+    tl_posgen.analyze(of_backend(backend), bundled_text(), measures=measures_named(name), **CUT)
     (passes,) = analyses
     assert 0 < passes.asked == passes.done
 
@@ -77,7 +78,7 @@ def test_every_measure_makes_the_passes_that_it_plans(analyses, of_backend, back
 def test_so_do_models_without_rope_and_with_windows(analyses, family_model, family, backend):
     tokens = torch.arange(2 * 12).reshape(2, 12)
     names = ("attention_examples", "split_examples", "dummy_distance", "slash_transfer", "token_coupling", "profiles")
-    asked = {"measures": requests_of(*names), "skip_unsupported": True, "null_seeds": (0,)}
+    asked = {"measures": measures_named(*names), "skip_unsupported": True, "null_seeds": (0,)}
     tl_posgen.analyze(family_model(family, backend), tokens, **asked)
     (passes,) = analyses
     assert 0 < passes.asked == passes.done
@@ -87,14 +88,14 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
 @pytest.mark.parametrize("name", ["coupling", "token_coupling"])
 def test_contexts_read_in_pieces_are_counted(analyses, of_backend, monkeypatch, name):
     monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 12 * 5)
-    tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=requests_of(name), **CUT)
+    tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=measures_named(name), **CUT)
     assert analyses[0].asked == analyses[0].done
 
 
 @pytest.mark.slow
 def test_chosen_heads_are_fewer_passes(analyses, of_backend):
     few = {**CUT, "n_prompts": 2, "null_seeds": ()}
-    asked = requests_of("profiles", "key_cut", "plane_perturbation")
+    asked = measures_named("profiles", "key_cut", "plane_perturbation")
     for heads in (None, [(1, 0), (1, 3)]):
         tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=asked, heads=heads, **few)
     every, some = analyses
@@ -147,21 +148,22 @@ def test_what_stops_an_analysis_closes_the_bar(analyses, small_model, raised):
 def measure_that_plans(n):
     """Two passes a model, and n planned."""
 
-    def run(model, prompts, request, job):
-        tokens = to_prompts(model, prompts, length=job.length, n_prompts=2)
-        if n is not None:
-            job.plan(n)
+    @dataclass(frozen=True)
+    class Plans(Measure):
+        """loss = -ln p."""
 
-        def of_model(one, label, after):
-            token_losses(one, torch.stack(tokens), batch=1)
-            return xr.Dataset(attrs={"model": label, "rows": ()})
+        question = "?"
 
-        return job.result(request, model, tokens, of_model)
+        def prompt_tokens(self, model, prompts, length, n_prompts):
+            return to_prompts(model, prompts, length=length, n_prompts=2)
 
-    return Measure(
-        name=f"plans_{n}", question="?", explanation="", source="ours", variables={}, procedure=run,
-        summarise=lambda data: {},
-    )  # fmt: skip
+        def of_model(self, run):
+            if n is not None:
+                run.plan(n)
+            token_losses(run.model, run.tokens, batch=1)
+            return xr.Dataset()
+
+    return Plans()
 
 
 @pytest.mark.parametrize("planned", [None, 1, 9])

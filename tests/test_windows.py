@@ -7,7 +7,7 @@ from families import GROUPED, save_config
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.slash.plane_contributions import score_of_profile
+from tl_posgen.slash.numbers.plane_contributions import score_of_profile
 
 pytestmark = pytest.mark.slow
 

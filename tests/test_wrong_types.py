@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen import PosgenError, coupling, registry, slash
+from tl_posgen import PosgenError, coupling, slash
+from tl_posgen.core import registry
 from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.errors import InputError
-from tl_posgen.eval import LensLM
-from tl_posgen.models.source import MINI
+from tl_posgen.evaluation import LensLM
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -112,7 +113,7 @@ OTHERS = {
     "emergence, length": (lambda: emergence([MINI], TEXT, length="x"), "length"),
     "LensLM, hooks": (lambda: LensLM("mini", 5), "fwd_hooks: 5"),
     "LensLM, batch size": (lambda: LensLM("mini", batch_size=True), "batch_size True"),
-    "an option": (lambda: registry.find("slash")("mini", TEXT, kapa=1), "kapa"),
+    "an option": (lambda: registry.find("slash").with_options({"kapa": 1}), "kapa"),
     "find, a list": (lambda: registry.find(["three_axis"]), r"the name of a measure = \['three_axis'\]: give a word"),
     "find, nothing": (lambda: registry.find(None), "the name of a measure = None: give a word"),
     "analyze_cache": (lambda: tl_posgen.analyze_cache(tl_posgen.load_model("mini"), 5), "cache"),
@@ -138,4 +139,4 @@ def options_of(name):
 @pytest.mark.parametrize(("name", "option"), [pair for name in registry.names() for pair in options_of(name)])
 def test_every_option_of_every_measure_refuses_a_wrong_type_before_any_work(name, option):
     with pytest.raises(InputError, match=option):
-        registry.find(name).make_options(**{option: object()})
+        registry.find(name).with_options({option: object()})

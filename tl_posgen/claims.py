@@ -8,23 +8,24 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from tl_posgen import registry
-from tl_posgen.analysis import analyze, refusals, supported
-from tl_posgen.claim import Claim, judged
+from tl_posgen.core import registry
+from tl_posgen.core.claim import Claim, judged
+from tl_posgen.core.engine import analyze, refusals, supported
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import fits, require
+from tl_posgen.core.random_inits import RandomInits, check_seed
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
+from tl_posgen.core.store import Parts
 from tl_posgen.coupling.claims import CLAIMS as COUPLING
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.measure import Request
 from tl_posgen.models import open_model
-from tl_posgen.models.checkpoints import Checkpoints
-from tl_posgen.models.load import without_context_limit
+from tl_posgen.models.loading.checkpoints import Checkpoints
+from tl_posgen.models.loading.load import without_context_limit
 from tl_posgen.models.provenance import model_label
 from tl_posgen.models.tokens import check_numbers
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.null import RandomInits, check_seed
-from tl_posgen.options import fits, require
-from tl_posgen.parts import Parts
 from tl_posgen.position.claims import CLAIMS as POSITION
-from tl_posgen.result import Report, Result
 from tl_posgen.slash.claims import CLAIMS as SLASH
 from tl_posgen.slash.slash_toy import slash_toy
 from tl_posgen.studies.emergence import emergence
@@ -49,7 +50,7 @@ def judge_claims(
     keep: str | os.PathLike | None = "claims",
     progress: bool = True,
 ) -> Report:
-    """Every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
+    """Judge every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
 
     Args:
         model: a model, or a name or directory for `load_model` (in float32, which the claims on coupling need).
@@ -92,7 +93,7 @@ def judge_claims(
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed, "progress": progress}
-    with Parts.of(None if keep is None else Path(keep) / "parts") as parts:
+    with Parts.kept_in(None if keep is None else Path(keep) / "parts") as parts:
         results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits, "keep": parts})
         if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
             options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
@@ -112,41 +113,41 @@ def judge_claims(
 def measure_all(
     model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Results of everything that the claims are read off: one forward pass for all that it can give, then the rest; and
-    why what is missing could not be had."""
+    """Return the results that the claims read, one forward pass for all that it can give and then the rest; and why
+    those that are missing could not be had."""
     asked: dict[str, dict[str, Any]] = {}
     for claim in claims:
         for name in claim.needs:
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
     for name in (WITH_CHECKPOINTS, OF_MANY, TOY):
         asked.pop(name, None)
-    requests = registry.requested([request_of(name, own) for name, own in asked.items()])
-    reasons = {name: str(reason) for name, reason in refusals(requests, model).items()}
-    requests = supported(requests, model, skip=True)
-    shared = [request for request in requests if request.measure.procedure is None]
+    measures = registry.requested([measure_with(name, own) for name, own in asked.items()])
+    reasons = {name: str(reason) for name, reason in refusals(measures, model).items()}
+    measures = supported(measures, model, skip=True)
+    shared = [measure for measure in measures if not measure.runs_model]
     results = dict(analyze(model, text, measures=shared, **run)) if shared else {}
-    rest = [request for request in requests if request.measure.procedure is not None]
-    for request in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
-        if not set(request.measure.after) <= set(results):
+    rest = [measure for measure in measures if measure.runs_model]
+    for measure in tqdm(rest, desc="claims", unit="measure", disable=not run["progress"]):
+        before = [kind.name for kind in measure.after]
+        if not set(before) <= set(results):
             continue
-        own = {key: value for key, value in asked[request.name].items() if key in CUT}
-        after = {name: results[name] for name in request.measure.after}
+        own = {key: value for key, value in asked[measure.name].items() if key in CUT}
+        after = {name: results[name] for name in before}
         try:
-            subject = without_context_limit(model) if request.name == BEYOND else model
-            found = analyze(subject, text, measures=[request], after=after, **{**run, **own})
-            results[request.name] = found[request.name]
+            subject = without_context_limit(model) if measure.name == BEYOND else model
+            found = analyze(subject, text, measures=[measure], after=after, **{**run, **own})
+            results[measure.name] = found[measure.name]
         except ModelError as reason:
-            tqdm.write(f"{request.name} is left out: {reason}", file=sys.stderr)
-            reasons[request.name] = str(reason)
+            tqdm.write(f"{measure.name} is left out: {reason}", file=sys.stderr)
+            reasons[measure.name] = str(reason)
     return results, reasons
 
 
 def report_of(result: Result) -> Report:
+    """Return a report of one result."""
     return Report({result.name: result}, result.provenance)
 
 
-def request_of(name: str, options: Mapping[str, Any]) -> Request:
-    """A measure with the options that its claims ask for."""
-    measure = registry.find(name)
-    assert measure is not None
-    return Request(measure, measure.make_options(**{key: value for key, value in options.items() if key not in CUT}))
+def measure_with(name: str, options: Mapping[str, Any]) -> Measure:
+    """Return a measure with the options that its claims ask for."""
+    return registry.measure_from(name, {key: value for key, value in options.items() if key not in CUT})

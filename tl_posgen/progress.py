@@ -1,4 +1,4 @@
-"""One bar for a whole analysis: forward passes are counted as they happen, and what takes long is said early."""
+"""One progress bar for a whole analysis: counts forward passes, and estimates early how long it will take."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,30 +9,37 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-LONG = 20.0  # seconds: of an analysis that takes more it is said how much
-SAMPLE = 2.0  # seconds of forward passes, one at least, that this is estimated from
+LONG = 20.0  # seconds: the time of a longer analysis is estimated and printed
+SAMPLE = 2.0  # seconds of forward passes (one pass at least) that the estimate needs
 
 _counting: ContextVar["Passes | None"] = ContextVar("counting", default=None)
 
 
 def count(n: int) -> None:
-    """A forward pass of n prompts begins, whoever runs the model; outside an analysis nobody counts."""
+    """Count a forward pass of n prompts that begins now; outside an analysis do nothing."""
     if (passes := _counting.get()) is not None:
         passes.begin(n)
 
 
-class Passes:
-    """The forward passes of an analysis, one a prompt: how many are planned, how many done, on one bar.
+def passes_begun() -> int:
+    """Return how many forward passes of the present analysis have begun; 0 where nobody counts."""
+    passes = _counting.get()
+    return 0 if passes is None else passes.done + passes.running
 
-    A pass is done when the next begins, so its time is also that of what is computed from it.
+
+class Passes:
+    """Forward passes of an analysis, one per prompt: how many are planned, how many are done, on one bar.
+
+    A pass ends when the next one begins, so its time includes the computations on its captures.
 
     Args:
         shown: whether there is a bar; without one nothing is counted.
-        models: how many everything is measured on: one, and its random inits.
+        models: number of models that are measured: the model and its random inits.
 
     Attributes:
-        planned, done: passes.
-        each, once: passes planned of every model, by name of the stage; and of the first model alone, in this stage.
+        planned, done: numbers of passes.
+        each: passes planned for every model, by name of the stage.
+        once: further passes planned for the first model alone, in this stage.
 
     Example:
         >>> with Passes(shown=False, models=2) as passes, passes.stage("substitution", "mini"):
@@ -45,7 +52,7 @@ class Passes:
         self.shown, self.models = shown, models
         self.planned = self.done = self.running = 0
         self.before, self.began = 0, 0.0  # passes done before this stage, and when its first one began
-        self.words, self.then, self.said = "", (), False
+        self.words, self.then, self.announced = "", (), False
         self.each: dict[str, int] = {}
         self.once, self.name = 0, ""
         self.bar: Any = None
@@ -63,10 +70,11 @@ class Passes:
 
     @contextmanager
     def stage(self, name: str, label: str, then: Sequence[str] = ()) -> Iterator[None]:
-        """While the block runs, passes are of this measure and model.
+        """Count passes inside the block as passes of this measure and model.
 
         Args:
-            then: what is to follow and has planned nothing yet.
+            name: the measure. label: the model.
+            then: names of later stages that have not planned passes yet.
         """
         self.words, self.then, self.before = f"{name}, {label}", then, self.done
         if self.bar is not None:
@@ -81,7 +89,7 @@ class Passes:
             self.resize(self.planned)
 
     def plan(self, each: int, once: int = 0) -> None:
-        """So many passes more of every model, and so many of the first alone."""
+        """Add `each` passes for every model, and `once` passes for the first model alone."""
         self.planned += self.models * each + once
         self.each[self.name] = self.each.get(self.name, 0) + each
         self.once += once
@@ -89,7 +97,10 @@ class Passes:
             self.resize(self.planned)
 
     def resize(self, total: int) -> None:
-        """Another total, and time left by the passes from here on; a bar in a notebook takes it from `reset` alone."""
+        """Set another total, and estimate the time left from the passes from here on.
+
+        A bar in a notebook takes a new total only from its `reset`.
+        """
         if self.bar is None:
             self.bar = tqdm(total=total, desc=self.words, unit="pass", miniters=1, smoothing=0.05, leave=None)
             return
@@ -99,7 +110,7 @@ class Passes:
         self.bar.refresh()
 
     def begin(self, n: int) -> None:
-        """A pass of n prompts begins, so the one before it is done."""
+        """Begin a pass of n prompts; the pass before it is done."""
         if self.bar is None:  # of a procedure that planned nothing
             self.resize(0)
         self.end()
@@ -108,27 +119,27 @@ class Passes:
         self.running = n
 
     def end(self) -> None:
-        """The pass that is running, if one is, is done."""
+        """End the pass that is running, if there is one."""
         if not self.running:
             return
         self.bar.update(self.running)
         self.done, self.running = self.done + self.running, 0
         done, spent = self.done - self.before, perf_counter() - self.began
         whole = spent / done * (self.planned - self.before)
-        if not self.said and spent >= SAMPLE and whole > LONG:
-            self.said = True
+        if not self.announced and spent >= SAMPLE and whole > LONG:
+            self.announced = True
             inits = ", random inits included" if self.models > 1 else ""
             more = f"; {', '.join(self.then)} not yet counted" if self.then else ""
-            planned, amount = f"{self.planned - self.before:,} forward passes{inits}", in_words(whole)
+            planned, amount = f"{self.planned - self.before:,} forward passes{inits}", format_duration(whole)
             taken = f"({done} of them took {spent:.1f} s)"
             tqdm.write(f"{self.words}: {planned}, about {amount} {taken}{more}", file=sys.stderr)
 
 
-def in_words(seconds: int | float) -> str:
-    """A duration in its unit.
+def format_duration(seconds: int | float) -> str:
+    """Format a duration in seconds, minutes or hours.
 
     Example:
-        >>> [in_words(seconds) for seconds in (41.3, 150, 9000)]
+        >>> [format_duration(seconds) for seconds in (41.3, 150, 9000)]
         ['41 s', '2.5 min', '2.5 h']
     """
     for size, unit in ((3600, "h"), (60, "min")):

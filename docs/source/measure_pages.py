@@ -1,75 +1,84 @@
-"""docs/measures/*.md: a page a measure, from its declaration and from what it found on the bundled model."""
+"""docs/measures/*.md: a page a measure, from its class and from what it found on the bundled model."""
 
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from tl_posgen import registry
-from tl_posgen.measure import Measure
-from tl_posgen.report.intervals import ENDS
+from tl_posgen.cli.measure_commands import argument_help, as_words, is_writable
+from tl_posgen.core import registry
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.options import annotations_of, in_words
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 4
+SECTIONS = ("Args", "Attributes", "Raises", "Source", "Example")
 
 
-def measured_of_models() -> list[Measure]:
-    """The built-in measures that are taken of one model, in the order of `tl-posgen analyze`."""
+def measured_of_models() -> list[type[Measure]]:
+    """Return the built-in measures that are taken of one model, in the order of `tl-posgen analyze`."""
     known = map(registry.find, registry.BUILT_IN)
-    return [one for one in known if one is not None and (one.collector or one.procedure)]
+    return [one for one in known if one is not None and (one.is_fed or one.runs_model)]
 
 
 def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
-    """What the page of each measure says beside its template."""
+    """Yield what the page of each measure has beside its template."""
     for measure in measured_of_models():
         formula, text = definition(measure)
-        rows, found = columns(measure), numbers["more"][measure.name]
-        settings = numbers["results"][measure.name]
+        found, settings = numbers["more"][measure.name], numbers["settings"]
         yield SimpleNamespace(
             measure=measure,
+            command=measure.name.replace("_", "-"),
             explanation=as_markdown(measure.explanation),
             formula=formula,
             text=text,
-            columns=rows,
-            with_ends=any(row.ends for row in rows),
+            options=options(measure),
+            variables=[row_of(name, one) for name, one in measure.variables.items()],
+            source=in_table(measure.source.removesuffix(".")),
             needs=", ".join(["q", "k", *sorted(measure.needs)]),
-            reference=reference(measure),
-            caveats=[(encoding, as_markdown(told)) for encoding, told in measure.caveats.items()],
-            cut=f"{settings['prompts']} prompts of {settings['length']} tokens of {settings['text']}",
+            after=[one.name for one in measure.after],
+            reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
+            caveats=[(encoding, as_markdown(words)) for encoding, words in measure.caveats.items()],
+            cut=f"{settings['n_prompts']} prompts of {found['length']} tokens of {settings['text']}",
             **found | {"findings": [as_markdown(one) for one in found["findings"][:MOST_FINDINGS]]},
         )
 
 
-def definition(measure: Measure) -> tuple[str, str]:
-    """The formula and the text that the docstring of its options begins with."""
-    told = inspect.cleandoc(vars(measure.options or measure.collector or measure.procedure).get("__doc__") or "")
-    begins = re.split(r"^(?:Args|Attributes|Raises|Source|Example):$", told, flags=re.MULTILINE)[0]
-    formula, _, text = begins.partition("\n\n")
-    return formula.strip(), as_markdown(text.strip())
+def definition(measure: type[Measure]) -> tuple[str, str]:
+    """Return the formula that a docstring begins with, and its text behind the explanation."""
+    text = inspect.cleandoc(measure.__doc__ or "")
+    begins = re.split(rf"^(?:{'|'.join(SECTIONS)}):", text, flags=re.MULTILINE)[0]
+    formula, _, rest = begins.partition("\n\n")
+    return formula.strip(), as_markdown(rest.partition("\n\n")[2].strip())
 
 
 def as_markdown(text: str) -> str:
-    """Plain text in which < and * are no markup, outside of `code`."""
+    """Return plain text in which < and * are no markup, outside of `code`."""
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(one if one.startswith("`") else one.replace("<", "&lt;").replace("*", r"\*") for one in pieces)
 
 
-def columns(measure: Measure) -> list[SimpleNamespace]:
-    """Its variables; the two ends of an interval stand with their number."""
+def in_table(text: str) -> str:
+    """Return plain text for a cell of a table."""
+    return as_markdown(text).replace("|", r"\|")
+
+
+def options(measure: type[Measure]) -> list[SimpleNamespace]:
+    """Return a row an option: its name, its flag on the command line, the values it takes, its default, its meaning."""
+    words, annotations = argument_help(measure), annotations_of(measure)
     rows = []
-    for name, one in measure.variables.items():
-        if any(name.endswith(end) and name.removesuffix(end) in measure.variables for end in ENDS if end):
-            continue
-        told = as_markdown(one.description or one.label).replace("|", r"\|")
-        ends = one.interval or f"{name}_low" in measure.variables
-        rows.append(SimpleNamespace(name=name, unit=one.unit, told=told, dims=", ".join(one.dims), ends=ends))
+    for one in fields(measure):
+        flag = f"--{one.name.replace('_', '-')}" if is_writable(annotations[one.name]) else ""
+        default = "" if one.default is None else as_words(one.default)
+        values, meaning = in_table(in_words(annotations[one.name])), in_table(words.get(one.name, ""))
+        rows.append(SimpleNamespace(name=one.name, flag=flag, values=values, default=default, meaning=meaning))
     return rows
 
 
-def reference(measure: Measure) -> str:
-    """The name of its options as the reference lists it; "" where it has none."""
-    if measure.options is None:
-        return ""
-    package = measure.options.__module__.split(".")[1]
-    return f"tl_posgen.{package}.{measure.options.__name__}"
+def row_of(name: str, one: Variable) -> SimpleNamespace:
+    """Return the row of a variable."""
+    text = in_table(one.description or one.label)
+    interval = one.interval or bool({"prompt", "item"} & set(one.dims))
+    return SimpleNamespace(name=name, unit=one.unit, text=text, dims=", ".join(one.dims), interval=interval)

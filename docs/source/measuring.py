@@ -1,24 +1,25 @@
-"""The parts measured, each kept when it is done, and their numbers in docs/numbers.json."""
+"""Measuring the parts, each kept when it is done, and their numbers in docs/numbers.json."""
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from parts import KEPT, MODELS, NUMBERS, PARTS, TEXTS
+from expressions import expressions_of
+from numbers_file import NUMBERS, only_shown, read_numbers, short, write_numbers
+from parts import KEPT, MODELS, PARTS, TEXTS
 
 import tl_posgen
-from tl_posgen.summary import jsonable
+from tl_posgen.core.json_values import jsonable
 
-TABLE_ROWS = 200  # a longer table stays in the kept results
+SETTINGS = ("model", "length", "prompts", "seed", "null_seeds", "options")  # of a result's provenance
 
 
 def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:
-    """The results of a part: those that are kept, else measured now and kept."""
-    part = PARTS[name]
-    report, values = (KEPT / f"{name.replace(' ', '-')}-{part.file}.{kind}" for kind in ("nc", "json"))
+    """Return the results of a part: those that are kept, else measured now and kept."""
+    part, (report, values) = PARTS[name], files_of(name)
     if again or not (report.is_file() or values.is_file()):
         KEPT.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
@@ -32,54 +33,50 @@ def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:
     return tl_posgen.load(report) if report.is_file() else json.loads(values.read_text(encoding="utf-8"))
 
 
+def files_of(name: str) -> tuple[Path, Path]:
+    """Return where the results of a part are kept: a report, or JSON values."""
+    stem = f"{name.replace(' ', '-')}-{PARTS[name].file}"
+    return KEPT / f"{stem}.nc", KEPT / f"{stem}.json"
+
+
 def measure(names: Sequence[str], *, again: bool = False) -> None:
-    """Measure these parts where they are not kept, and write their numbers into docs/numbers.json."""
+    """Measure these parts where they are not kept, and write those of their numbers that pages show."""
+    from pages import shown_in
+
     for name in names:
         if missing := PARTS[name].missing:
             print(f"{name} is left as it is: no {missing}", file=sys.stderr)
             continue
-        told = numbers_of(name, again=again)
-        numbers = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
-        numbers[name] = told
-        ordered = {key: numbers[key] for key in PARTS if key in numbers}
-        NUMBERS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        found = numbers_of(name, again=again)
+        numbers = (read_numbers() if NUMBERS.is_file() else {}) | {name: found}
+        write_numbers({one: numbers[one] for one in PARTS if one in numbers})
+    numbers = read_numbers()
+    if set(PARTS) <= set(numbers):
+        write_numbers(only_shown(numbers, shown_in(numbers)))
 
 
 def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
-    """A part as docs/numbers.json holds it: its settings, and of every result where it comes from and its numbers."""
+    """Return a part as docs/numbers.json holds it: its settings, where each result comes from, and its numbers."""
     part, results = PARTS[name], results_of(name, again=again)
-    if not isinstance(results, tl_posgen.Report):
-        return {"settings": jsonable(dict(part.settings)), **short(results)}
     text = {"text": TEXTS[MODELS[part.model][1]]} if part.model else {}
-    told = {"results": {key: {**text, **told_of(result)} for key, result in results.items()}}
-    return told | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
+    settings = {"settings": jsonable({**part.settings, **text, "version": tl_posgen.__version__})}
+    if not isinstance(results, tl_posgen.Report):
+        return {**settings, **short(results)}
+    found = {"results": {key: {**text, **entry_of(result)} for key, result in results.items()}}
+    return settings | found | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
 
 
-def told_of(result: Any) -> dict[str, Any]:
-    """Model, prompts, seeds and options of a result; its summary, the null's (means over seeds), and its tables."""
-    told = {key: result.provenance.get(key) for key in ("model", "length", "prompts", "seed", "null_seeds", "options")}
-    null = result.null_summary
-    told |= {"summary": result.summary, "null": None if null is None else dict(null)}
-    if null is not None and len(null.seeds) > 1:
-        told["spread"] = {key: spread for key in null if (spread := null.spread(key)) is not None}
-    for key, is_null in (("table", False), ("null_table", True)):
-        table = None if is_null and result.null is None else result.table(null=is_null)
-        if table is not None and len(table) <= TABLE_ROWS:
-            told[key] = table.to_dict("records")
-    return short(jsonable(told))
-
-
-def short(value: Any) -> Any:
-    """The same with six significant digits a number, so that a run on another machine changes few lines."""
-    if isinstance(value, Mapping):
-        return {str(key): short(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [short(one) for one in value]
-    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
+def entry_of(result: Any) -> dict[str, Any]:
+    """Return model, prompts, seeds, options of a result, and its numbers: those of its variables, and expressions."""
+    entry = {key: result.provenance.get(key) for key in SETTINGS}
+    entry["usual"] = {"tokens": "all", **result.measure.usual()}
+    numbers = [*result.as_summary(), *expressions_of(result)]
+    entry["numbers"] = [{key: one[key] for key in one if one[key] not in (None, [])} for one in numbers]
+    if not numbers:  # such as claims, which are words
+        entry["rows"] = result.table().to_dict("records")
+    return short(jsonable(entry))
 
 
 def kept() -> Iterator[str]:
-    """The parts that need not be measured."""
-    for name, part in PARTS.items():
-        if any((KEPT / f"{name.replace(' ', '-')}-{part.file}.{kind}").is_file() for kind in ("nc", "json")):
-            yield name
+    """Yield the parts that need not be measured."""
+    yield from (name for name in PARTS if any(file.is_file() for file in files_of(name)))

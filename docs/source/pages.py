@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 import jinja2
 import measure_pages
 import yaml
+from numbers_file import Measured, read_numbers
 
-from tl_posgen.joining.column_correlations import PAIRS
-from tl_posgen.report.intervals import ENDS
-from tl_posgen.report.sentences import entry
+from tl_posgen.core.numbers import Number
+from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,123 +25,76 @@ else:
 
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
-NUMBERS = DOCS / "numbers.json"
 FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K", "babyllama105")
 KINDS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
 
 
-class Told(Mapping[str, Any]):
-    """A result as templates read it: `told.r` of its summary, `told.null.r` of the null's, and where it comes from.
-
-    Attributes:
-        null: the same of the random init (means over seeds), whose `is_null` is True.
-        spread: standard deviations over the random inits, where there are several.
-        cut: such as "4 prompts of 256 tokens".
-        rows, null_rows: its short tables.
-    """
-
-    def __init__(self, told: Mapping[str, Any], *, null: bool = False):
-        self._told, self._summary, self.is_null = told, told["null"] if null else told["summary"], null
-        self.model, self.text, self.options = told["model"], told.get("text"), told["options"]
-        self.length, self.prompts = told["length"], told["prompts"]
-        self.cut = f"{told['prompts']} prompts of {told['length']} tokens"
-        self.spread = told.get("spread", {})
-        self.rows, self.null_rows = told.get("table", []), told.get("null_table", [])
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "null":
-            return Told(self._told, null=True)
-        return self[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in (self._summary or {})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summary or {})
-
-    def __len__(self) -> int:
-        return len(self._summary or {})
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in (self._summary or {}):
-            raise AttributeError(f"{self._told['model']}: no number {name!r}; there are {', '.join(self._summary)}")
-        return self._summary[name]
-
-    def row(self, null: bool = False, **where: Any) -> Mapping[str, Any]:
-        """The one row of its table that has these values."""
-        rows = [one for one in (self.null_rows if null else self.rows) if all(one[k] == v for k, v in where.items())]
-        if len(rows) != 1:
-            raise AttributeError(f"{self.model}: {len(rows)} rows with {where}; the first is {self.rows[:1]}")
-        return rows[0]
-
-
-def point(value: float, digits: int = 2) -> str:
-    """.78, −.23, 1.54: no zero before the point, a true minus."""
-    if value is None:
+def point(value: Any, digits: int = 2) -> str:
+    """Return .78, −.23, 1.54: no zero before the point, a true minus."""
+    if unknown(value):
         return "–"
-    told = f"{abs(value):.{digits}f}"
-    sign = "−" if value < 0 and float(told) else ""
-    return sign + (told[1:] if told.startswith("0.") else told)
+    text = f"{abs(float(value)):.{digits}f}"
+    sign = "−" if float(value) < 0 and float(text) else ""
+    return sign + (text[1:] if text.startswith("0.") else text)
 
 
-def percent(value: float, digits: int = 0) -> str:
-    """53 %."""
-    return "–" if value is None else f"{decimal(100 * value, digits)} %"
+def percent(value: Any, digits: int = 0) -> str:
+    """Return 53 %."""
+    return "–" if unknown(value) else f"{decimal(100 * float(value), digits)} %"
 
 
-def decimal(value: float, digits: int = 2) -> str:
-    """0.78: with the zero before the point, as commands print it."""
-    return "–" if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+def decimal(value: Any, digits: int = 2) -> str:
+    """Return 0.78: with the zero before the point, as commands print it."""
+    return "–" if unknown(value) else f"{round(float(value), digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
-def signed(value: float, digits: int = 2) -> str:
-    """+.38."""
-    told = point(value, digits)
-    return told if told.startswith("−") else f"+{told}"
+def signed(value: Any, digits: int = 2) -> str:
+    """Return +.38."""
+    text = point(value, digits)
+    return text if text.startswith("−") else f"+{text}"
 
 
-def beside(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
-    """.78 (.40 ± .02): a number, and the random init's; mean and standard deviation of several."""
-    return f"{form(told[name], digits)} ({of_null(told, name, digits, form)})"
+def unknown(value: Any) -> bool:
+    """Return whether a number is not defined."""
+    return value is None or math.isnan(float(value))
 
 
-def of_null(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
-    spread = f" ± {form(told.spread[name], digits)}" if name in told.spread else ""
-    return f"{form(told.null[name], digits)}{spread}"
+FORMS = {"p": point, "pc": percent, "dec": decimal, "signed": signed}
 
 
-def beside_percent(told: Told, name: str) -> str:
-    return beside(told, name, 0, percent)
+def with_interval(number: Number, digits: int = 3, form: str = "p") -> str:
+    """Return .033 [.027, .040]; the value alone where it has no interval; mean ± standard deviation of random inits."""
+    value = FORMS[form](number, digits)
+    if number.spread is not None:
+        return f"{value} ± {FORMS[form](number.spread, digits)}"
+    return value if unknown(number.low) else f"{value} {interval(number.low, number.high, digits, form)}"
 
 
-def among_seeds(told: Told, name: str, digits: int = 2, form: Any = point) -> str:
-    """.78 [.77, .79] (.40 ± .02): the same with its interval over prompts."""
-    return f"{with_interval(told, name, digits, form)} ({of_null(told, name, digits, form)})"
+def beside(number: Number, digits: int = 2, form: str = "p") -> str:
+    """Return .78 (.40 ± .02): a number and its random inits."""
+    return f"{FORMS[form](number, digits)} ({with_interval(number.of_inits, digits, form)})"
 
 
-def interval(low: float, high: float, digits: int = 3, form: Any = point) -> str:
-    return f"[{form(low, digits)}, {form(high, digits)}]"
+def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> str:
+    """Return .78 [.77, .79] (.40 ± .02): a number with its interval, and its random inits."""
+    return f"{with_interval(number, digits, form)} ({with_interval(number.of_inits, digits, form)})"
 
 
-def ends_of(told: Any, name: str) -> list[float]:
-    """The ends of a number's interval; none where it has none."""
-    ends = [told[f"{name}{end}"] for end in ENDS[1:] if f"{name}{end}" in told]
-    return [] if None in ends else ends
+def interval_of_percent(number: Number) -> str:
+    """Return 53 % [50, 56]."""
+    return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
 
 
-def with_interval(told: Any, name: str, digits: int = 3, form: Any = point) -> str:
-    """.033 [.027, .040]; the number alone where it has no interval; mean and spread of several random inits."""
-    if getattr(told, "is_null", False) and name in told.spread:
-        return f"{form(told[name], digits)} ± {form(told.spread[name], digits)}"
-    ends = ends_of(told, name)
-    return form(told[name], digits) + (f" {interval(*ends, digits, form)}" if ends else "")
+def interval(low: float, high: float, digits: int = 3, form: str = "p") -> str:
+    """Return [.027, .040]."""
+    return f"[{FORMS[form](low, digits)}, {FORMS[form](high, digits)}]"
 
 
-def scientific(value: float) -> str:
-    """6e-15."""
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+def scientific(value: Any) -> str:
+    """Return 6e-15."""
+    return f"{float(value):.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def excerpt(printed: str) -> str:
@@ -167,14 +121,13 @@ def quoted(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
-def measured() -> dict[str, Any]:
-    """docs/numbers.json: what was measured, by part."""
-    return json.loads(NUMBERS.read_text(encoding="utf-8"))
+def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> jinja2.Environment:
+    """Return what renders templates from what was measured; a number that is not there is an error, with its name.
 
-
-def environment() -> jinja2.Environment:
-    """Templates see what was measured and how to write it; a number that is not there is an error, with its name."""
-    numbers = measured()
+    Args:
+        shown: to which the place of every number is added that a template asks for.
+    """
+    numbers = read_numbers() if numbers is None else numbers
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         undefined=jinja2.StrictUndefined,
@@ -182,32 +135,33 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"p": point, "pc": percent, "dec": decimal, "signed": signed, "sci": scientific, "quoted": quoted}
-    made.filters |= {"excerpt": excerpt, "among_seeds": among_seeds}
+    made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt}
+    made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
+    made.filters["interval_of_percent"] = interval_of_percent
 
-    def result(part: str, name: str) -> Told:
-        return Told(numbers[part]["results"][name])
+    def result(part: str, name: str) -> Measured:
+        return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
+
+    def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
+        return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
     def verdict(part: str, claim: str) -> str:
-        return result(part, "claims").row(claim=claim)["verdict"]
+        return next(row["verdict"] for row in result(part, "claims").rows if row["claim"] == claim)
 
     made.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
-        "pairs": ["_".join(pair) for pair in PAIRS],
+        "pairs": PAIRS,
+        "column_labels": COLUMNS,
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
         "verdict": verdict,
-        "claim_rows": lambda part, paper: [
-            row for row in result(part, "claims").rows if row["claim"].startswith(paper)
-        ],
-        "beside": beside,
-        "beside_pc": beside_percent,
+        "claim_rows": claim_rows,
         "interval": interval,
-        "with_interval": with_interval,
-        "entry": entry,
-        "percent": percent,
+        "measured_with": ", ".join(
+            dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
+        ),
         "training_log": training_log(),
-        "commands": commands(),
+        "commands": list(commands()),
         "citations": citations(),
         "address": address(),
         "version": project()["version"],
@@ -257,9 +211,9 @@ def training_log() -> Sequence[SimpleNamespace]:
     return [SimpleNamespace(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
 
 
-def rendered() -> Iterator[tuple[Path, str]]:
-    """(file, text) of every page that has a template."""
-    made = environment()
+def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> Iterator[tuple[Path, str]]:
+    """Yield (file, text) of every page that has a template; the arguments are those of `environment`."""
+    made = environment(numbers, shown)
     for page in made.globals["measures"]:
         yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
     for template in sorted(HERE.glob("*.md.j2")):
@@ -267,6 +221,14 @@ def rendered() -> Iterator[tuple[Path, str]]:
             continue
         name = template.name.removesuffix(".j2")
         yield (ROOT if name == "README.md" else DOCS) / name, made.get_template(template.name).render()
+
+
+def shown_in(numbers: Mapping[str, Any]) -> set[str]:
+    """Return the places of the numbers that pages show."""
+    shown: set[str] = set()
+    for _ in rendered(numbers, shown):
+        pass
+    return shown
 
 
 def project() -> dict[str, Any]:
@@ -304,27 +266,30 @@ def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:
     return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
 
 
-def commands() -> list[SimpleNamespace]:
-    """Every command of tl-posgen with its options, as its --help has them."""
+def commands() -> Iterator[SimpleNamespace]:
+    """Yield every command of tl-posgen with its options, as its --help has them; those of single measures left out."""
     from typer.main import get_command
 
     from tl_posgen.cli.commands import app
+    from tl_posgen.cli.measure_commands import COMMANDS, built
 
-    found = []
-    for name, command in get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
-        rows = []
-        for one in command.params:
-            argument = not one.opts[0].startswith("-")
-            taken = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
-            default = (
-                ""
-                if one.default is None or isinstance(one.default, bool) or callable(one.default)
-                else f"`{one.default}`"
-            )
-            told = (one.help or "").replace("|", "\\|")
-            rows.append(SimpleNamespace(name=taken, help=told, default="required" if one.required else default))
-        found.append(SimpleNamespace(name=name, help=inspect.cleandoc(command.help or ""), rows=rows))
-    return found
+    group: Any = get_command(app)
+    written = group.commands
+    every = {**written, **{name: built(name, chosen) for name, chosen in COMMANDS.items()}}
+    for name, command in every.items():
+        yield SimpleNamespace(
+            name=name, help=inspect.cleandoc(command.help or ""), rows=list(map(option, command.params))
+        )
+
+
+def option(one: Any) -> SimpleNamespace:
+    """Return the row of an option, or of an argument."""
+    argument = not one.opts[0].startswith("-")
+    flags = f"`{one.name.upper()}`" if argument else f"`{' '.join([*one.opts, *one.secondary_opts])}`"
+    default = one.default
+    shown = "" if default is None or isinstance(default, bool) or callable(default) else f"`{default}`"
+    text = (one.help or "").replace("|", "\\|")
+    return SimpleNamespace(name=flags, help=text, default="required" if one.required else shown)
 
 
 def write_pages() -> None:

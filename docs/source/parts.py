@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -18,18 +18,16 @@ from typing import Any
 from measure_pages import measured_of_models
 
 import tl_posgen
-from tl_posgen.coupling import token_coupling
+from tl_posgen.coupling import TokenCoupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
 from tl_posgen.studies.emergence import MEASURES, emergence
-from tl_posgen.summary import jsonable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 BUILD = ROOT / "build"  # not in the repository
 KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
-NUMBERS = ROOT / "docs" / "numbers.json"
 EXAMPLES = ROOT / "examples"
 TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
@@ -53,7 +51,7 @@ class Part:
         model: of `MODELS`; "" where none is needed.
         settings: what stands in the pages beside its numbers; another setting is another part.
         make: from the settings to results by name, or to JSON values.
-        more: from the results to further numbers, which no summary holds.
+        more: from the results to further numbers and words.
     """
 
     model: str
@@ -64,8 +62,8 @@ class Part:
     @property
     def file(self) -> str:
         """The name of what is kept of it: other settings are another file."""
-        told = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()[:10]
+        settings = json.dumps([self.model, dict(self.settings)], sort_keys=True, default=str)
+        return hashlib.sha256(settings.encode()).hexdigest()[:10]
 
     @property
     def missing(self) -> str:
@@ -95,7 +93,7 @@ def text_of(name: str) -> str:
 
 
 def claims(part: Part) -> Mapping[str, Any]:
-    """Every claim, and every result that it is read off."""
+    """Judge every claim; give the claims and every result that they read."""
     checkpoints = CHECKPOINTS if part.settings.get("checkpoints") else ()
     return tl_posgen.judge_claims(
         model_of(part.model),
@@ -108,7 +106,7 @@ def claims(part: Part) -> Mapping[str, Any]:
 
 
 def analysis(part: Part) -> Mapping[str, Any]:
-    """Measures by name, or their options."""
+    """Measure what the settings name, with the options in `OPTIONS`."""
     settings = {**CUT, **NULL, **part.settings}
     settings.pop("options", None)
     measures = [OPTIONS.get(one, one) for one in settings.pop("measures")]
@@ -118,10 +116,10 @@ def analysis(part: Part) -> Mapping[str, Any]:
 
 
 def one_by_one(part: Part) -> Mapping[str, Any]:
-    """Every measure alone; the processor time that it takes, and that of the forward passes of the same prompts."""
+    """Run every measure alone, and time it and the forward passes of the same prompts."""
     import torch
 
-    from tl_posgen.models.load import without_context_limit
+    from tl_posgen.models.loading.load import without_context_limit
     from tl_posgen.models.loss import prompts_of_one_length
 
     model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}
@@ -140,17 +138,18 @@ def one_by_one(part: Part) -> Mapping[str, Any]:
 
 
 def seconds_of(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gives, and the processor time that it took."""
+    """Return what a function gives, and the processor time that it took."""
     began = time.process_time()
     return work(), time.process_time() - began
 
 
 def found_by_each(results: Any) -> dict[str, Any]:
-    """By measure: what it says of the model, its first picture, and how long it took."""
+    """Return, by measure, its findings, the kind of its first picture, its prompts' length, and how long it took."""
     return {
         name: {
             "findings": result.findings(),
             "picture": next(iter(result.kinds), ""),
+            "length": result.provenance["length"],
             "seconds": result.provenance["seconds"],
             "passes": result.provenance["passes"],
         }
@@ -159,7 +158,7 @@ def found_by_each(results: Any) -> dict[str, Any]:
 
 
 def other_end(part: Part) -> Mapping[str, Any]:
-    """Splits searched on the first half of the text and reported on the second."""
+    """Search splits on the first half of the text, and report them on the second."""
     text = text_of(part.model)
     turned = text[len(text) // 2 :] + text[: len(text) // 2]
     options = {"dummy_distances": (), "widths": (8,), "head_costs": False}
@@ -167,7 +166,8 @@ def other_end(part: Part) -> Mapping[str, Any]:
 
 
 def weighted(part: Part) -> Mapping[str, Any]:
-    """Three-axis fits under several weightings, and splits of the mean query; their widths chosen on other prompts."""
+    """Replace scores by three-axis fits under several weightings and by splits of the mean query; widths are chosen on
+    other prompts."""
     from tl_posgen.models.loss import prompts_of_one_length
     from tl_posgen.position.substitution.optimise_split import best_width
 
@@ -182,94 +182,92 @@ def weighted(part: Part) -> Mapping[str, Any]:
 
 
 def widths_chosen(results: Any) -> dict[str, Any]:
-    """The widths that were chosen on other prompts, and what they recover."""
-    conditions = [str(name) for name in results["substitution"].dataset["condition"].values]
+    """Return the widths that were chosen on other prompts, and what they recover."""
+    own = results["substitution"].numbers
     families = {"near": "three_axis_near", "without_query": "mean_query"}
+    conditions = [str(name) for name in own.data["condition"].values]
     last = {key: [name for name in conditions if name.startswith(f"{family}_")][-1] for key, family in families.items()}
-    summary = results["substitution"].summary
     return {"others": OTHERS} | {
-        key: {"width": int(name.rpartition("_")[2]), "recovered": summary[f"recovered_{name}"]}
+        key: {"width": int(name.rpartition("_")[2]), "recovered": own("recovered", condition=name).value}
         for key, name in last.items()
     }
 
 
 def training(part: Part) -> Mapping[str, Any]:
-    """Measures at every checkpoint of the mini model."""
+    """Measure every checkpoint of the mini model."""
     settings = {**CUT, **NULL, **part.settings}
-    settings.pop("options", None)
     return {"emergence": emergence(CHECKPOINTS, text_of("mini"), tokenizer="mini", **settings)}
 
 
-def by_step(results: Any) -> dict[str, Any]:
-    """Numbers of the whole model at each step, and those of the random inits: `OVER_TRAINING`, heads averaged."""
-
-    def told(data: Any) -> dict[str, Any]:
-        means = {name: data[name].mean([one for one in data[name].dims if one != "checkpoint"]) for name in shown}
-        return {name: mean.values.tolist() for name, mean in means.items()}
-
-    own = results["emergence"]
-    shown = [name for name in own.dataset.data_vars if str(name).startswith(OVER_TRAINING)]
-    nulls = [told(null) for null in own.nulls]
-    return {"trained": told(own.dataset), "random_init": {name: [one[name] for one in nulls] for name in shown}}
-
-
 def training_of_seeds(part: Part) -> Mapping[str, Any]:
-    """The same at the checkpoints of the mini recipe begun from other seeds."""
+    """Measure the checkpoints of the mini recipe begun from other seeds."""
+    from measuring import entry_of
+
     found = {}
     for seed in part.settings["training_seeds"]:
         checkpoints = sorted((TRAINED / str(seed) / "checkpoints").iterdir())
-        found[f"seed {seed}"] = emergence(
-            checkpoints, text_of("mini"), measures=("three_axis", "coupling"), tokenizer="mini", **CUT, null_seeds=()
-        ).summary
-    return jsonable(found)
+        measures = ("three_axis", "coupling")
+        result = emergence(checkpoints, text_of("mini"), measures=measures, tokenizer="mini", **CUT, null_seeds=())
+        found[f"seed {seed}"] = entry_of(result)
+    return {"results": found}
+
+
+def joining_over_training(part: Part) -> Mapping[str, Any]:
+    """Follow numbers of several measures over the mini model's checkpoints; random inits are those of the last."""
+    reports = {step_of(one): followed_report(one, part, ()) for one in CHECKPOINTS[:-1]}
+    reports[step_of(CHECKPOINTS[-1])] = last = followed_report(CHECKPOINTS[-1], part, part.settings["null_seeds"])
+    numbers = [one for step, report in reports.items() for one in followed(report, step=step)]
+    settings = {key: last.provenance[key] for key in ("model", "length", "prompts", "seed", "null_seeds")}
+    return {"results": {"training": {"text": TEXTS[None], **settings, "usual": {}, "numbers": numbers}}}
 
 
 def joining_of_seeds(part: Part) -> Mapping[str, Any]:
-    """Numbers of `JOINING` of what examples/encodings/as_qwen2.py wrote: rope runs as trained and as begun."""
-    cut = {**CUT, "n_prompts": part.settings["n_prompts"], "null_seeds": ()}
-    found: dict[str, dict[str, list[float]]] = {}
+    """Follow the same numbers over what examples/encodings/as_qwen2.py wrote: rope runs as trained and as begun."""
+    numbers = []
     for seed in part.settings["rope_seeds"]:
         for step in sorted((BUILD / "encodings" / f"rope-{seed}" / "qwen2").iterdir()):
-            measures = [OPTIONS.get(name, name) for name in part.settings["measures"]]
-            report = tl_posgen.analyze(str(step), text_of("mini"), measures=measures, **cut)
-            for measure in part.settings["measures"]:
-                for name, value in report[measure].summary.items():
-                    if f"{measure}_{name}" in OVER_SEEDS:
-                        found.setdefault(step.name, {}).setdefault(f"{measure}_{name}", []).append(value)
-    return jsonable(found)
+            numbers += followed(followed_report(step, part, ()), step=step_of(step), run=seed)
+    return {"results": {"runs": {"usual": {}, "numbers": numbers}}}
+
+
+def step_of(directory: Path) -> int:
+    """Return 200 of .../step00200."""
+    return int(directory.name.removeprefix("step"))
+
+
+def followed_report(directory: Path, part: Part, null_seeds: Sequence[int]) -> Any:
+    """Return the report of the measures that `FOLLOWED` names, of one checkpoint."""
+    measures = [OPTIONS.get(one, one) if part.settings["options"] else one for one in part.settings["measures"]]
+    cut = {**CUT, "n_prompts": part.settings["n_prompts"], "null_seeds": null_seeds}
+    model = tl_posgen.load_model(str(directory), tokenizer="mini")
+    return tl_posgen.analyze(model, text_of("mini"), measures=[*measures, "loss"], **cut)
+
+
+def followed(report: Any, **labels: Any) -> Iterator[dict[str, Any]]:
+    """Yield the numbers that `FOLLOWED` names as entries of docs/numbers.json, under these further labels."""
+    from measuring import entry_of
+
+    for name in report:
+        for one in entry_of(report[name])["numbers"]:
+            named = {"measure": name, **{key: one[key] for key in one if key not in ("value", "low", "high", "inits")}}
+            wanted = [want for want in FOLLOWED if all(named.get(key) == label for key, label in want.items())]
+            if name == "loss" and one["name"] == "loss":
+                yield {**one, **labels}
+            elif wanted:
+                yield {**one, "measure": name, **labels}
 
 
 def encodings(part: Part) -> Mapping[str, Any]:
-    """The runs of examples/encodings/train.py in build/encodings, and those measured before; the figure, here too."""
+    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before, copy the figure."""
     example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
     found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
-    shutil.copy(example / "encodings.svg", NUMBERS.parent)
+    shutil.copy(example / "encodings.svg", ROOT / "docs")
     return found
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:
-    tokens = tuple(range(25, 256, 25))
-    return {"token_coupling": token_coupling(model_of(part.model), text_of(part.model), tokens=tokens, **CUT, **NULL)}
-
-
-def between_tokens(results: Any) -> dict[str, Any]:
-    """Coupling of different tokens with one input, or one output, token: lowest and highest layer."""
-    import numpy as np
-
-    def ends(dataset: Any) -> list[float]:
-        found = dataset["coupling"].sel(kind=["same_input", "same_output"]).isel(k=0)
-        apart = ~np.eye(found.sizes["token"], dtype=bool)
-        means = found.transpose("kind", "layer", "token", "token_2").values[:, :, apart].mean(-1)
-        return [float(means.min()), float(means.max())]
-
-    own = results["token_coupling"]
-    return {"trained": ends(own.dataset), "random_init": ends(own.null)}
-
-
-def neighbours(results: Any) -> dict[str, Any]:
-    """Rise of the loss when neighbours swap their positions: by ratio."""
-    change = results["perturbation"].dataset["change"].sel(condition="positions", reach="adjacent", target="all")
-    return {"adjacent": {f"{float(ratio):g}": float(change.sel(ratio=ratio)) for ratio in change["ratio"].values}}
+    tokens = TokenCoupling(tokens=tuple(range(25, 256, 25)))
+    return {"token_coupling": tokens(model_of(part.model), text_of(part.model), **CUT, **NULL)}
 
 
 def toy(part: Part) -> Mapping[str, Any]:
@@ -278,7 +276,7 @@ def toy(part: Part) -> Mapping[str, Any]:
 
 def width(part: Part) -> Mapping[str, Any]:
     from tl_posgen.coupling.coupling_scores import WIDTHS
-    from tl_posgen.coupling.overlap import NORMS, width_alone
+    from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 
     found = width_alone(WIDTHS)
     by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))
@@ -291,19 +289,19 @@ def width(part: Part) -> Mapping[str, Any]:
 
 
 def demo(part: Part) -> Mapping[str, Any]:
-    """What `make demo` prints."""
+    """Return what `make demo` prints."""
     words = printed("-m", "tl_posgen.cli", "analyze", "--out", str(BUILD / "demo"), "--force")
     return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
 
 
 def benchmark(part: Part) -> Mapping[str, Any]:
-    """What a file of benchmarks/ prints, and on what machine with which versions."""
+    """Return what a file of benchmarks/ prints, and on which machine with which versions."""
     names = {line.split(":")[1].strip() for line in cpu_lines() if line.startswith("model name")}
     machine = f"{', '.join(names) or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer-lens", "transformers", "numpy"))
     arguments = part.settings.get("arguments", ())
-    told = {"machine": machine, "versions": f"Python {platform.python_version()}, {versions}"}
-    return told | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
+    place = {"machine": machine, "versions": f"Python {platform.python_version()}, {versions}"}
+    return place | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
 
 
 def cpu_lines() -> list[str]:
@@ -312,7 +310,7 @@ def cpu_lines() -> list[str]:
 
 
 def printed(*arguments: str) -> str:
-    """What a Python command writes to its standard output."""
+    """Return what a Python command writes to its standard output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -321,7 +319,7 @@ def printed(*arguments: str) -> str:
 
 
 def greedy(part: Part) -> Mapping[str, Any]:
-    """The likeliest next token, again and again."""
+    """Take the likeliest next token, again and again."""
     import torch
 
     model = model_of("mini")
@@ -352,18 +350,15 @@ JOINING = {
     "null_seeds": (0, 1, 2),
     "options": repr(OPTIONS["profiles"]),
 }
-OVER_TRAINING = (
-    *("plane_interaction_interaction", "plane_interaction_rho_r1_k", "plane_interaction_rho_diagonal"),
-    *("profiles_slash_score", "profiles_induction_highest", "profiles_rho_interaction_cost_interaction"),
-    *("key_cut_rise_", "key_cut_interaction_mean_", "key_cut_slash_mean_", "profiles_rho_slash_score_cost_slash"),
-)
-OVER_SEEDS = (
-    *("plane_interaction_interaction", "plane_interaction_rho_estimate", "plane_interaction_rho_r1_k"),
-    *("plane_interaction_rho_within_layers_r1_k", "profiles_slash_score", "profiles_induction_highest"),
-    *("profiles_rho_slash_score_previous_token", "profiles_rho_slash_score_cost_slash"),
-    *("profiles_rho_slash_score_cost_head", "profiles_rho_r1_k_slash_score", "profiles_rho_r1_k_cost_head"),
-    *("profiles_rho_interaction_cost_interaction", "key_cut_rise_mean_0", "key_cut_rise_random_0"),
-    *("key_cut_rise_less_control_0", "key_cut_interaction_mean_0", "key_cut_slash_mean_0", "key_cut_slash_mean_100"),
+FOLLOWED = (  # over training, and over training seeds
+    {"measure": "plane_interaction", "name": "interaction"},
+    *({"measure": "plane_interaction", "name": "rho", "statistic": one} for one in ("diagonal", "estimate", "key_r1")),
+    {"measure": "plane_interaction", "name": "rho_within_layers", "statistic": "key_r1"},
+    {"measure": "profiles", "name": "slash_score"},
+    {"measure": "profiles", "name": "rho", "scope": "over heads"},
+    {"measure": "profiles", "name": "highest", "of": "induction"},
+    *({"measure": "key_cut", "name": one, "share": 0} for one in ("rise", "rise_less_control", "interaction")),
+    {"measure": "key_cut", "name": "slash_score"},
 )
 SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
 TOYS = {
@@ -382,12 +377,13 @@ BENCHMARKS = {
     "sweep": {},
     "first_figure": {},
     "gpu": {},
+    "intervals": {},
 }
 PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "demo results": Part("mini", {"length": 512, "measures": ("three_axis", "variance", "mean_key", "loss")}, analysis),
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
-    "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims, neighbours),
+    "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     **{f"{name} claims": Part(name, CLAIMED, claims) for name in ("stories260K", "babyllama105")},
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
@@ -399,7 +395,7 @@ PARTS = {
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, training, by_step),
+    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, joining_over_training),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
@@ -412,7 +408,7 @@ PARTS = {
     "encodings": Part("", {"steps": 1000, "windows": 32}, encodings),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
     "width alone": Part("", {"width_per_k": 8}, width),
-    "token-wise": Part("stories260K", {"tokens": 10}, token_wise, between_tokens),
+    "token-wise": Part("stories260K", {"tokens": 10}, token_wise),
     **{f"toy {name}": Part("", settings, toy) for name, settings in TOYS.items()},
     **{
         f"{name} weighted": Part(name, {"others": OTHERS, "null_seeds": (0,)}, weighted, widths_chosen)

@@ -24,9 +24,9 @@ from attention import ENCODINGS, ROTATED, EncodedAttention, EncodedLlama, slopes
 from figure import draw
 from train import STEPS, new_model, recipe
 
-from tl_posgen import registry
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.core import registry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.stats.intervals import jackknife_interval
 

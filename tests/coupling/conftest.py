@@ -6,7 +6,7 @@ import torch
 from families import VOCAB, save_config
 from transformers import LlamaConfig
 
-from tl_posgen.coupling import coupling, coupling_scores
+from tl_posgen.coupling import Coupling, coupling_scores
 
 TEXT = "once there was a cat and a dog who ran " * 6
 WIDTHS = (16, 16, 24, 32)
@@ -19,19 +19,19 @@ def tiny(family_model):
 
 @pytest.fixture(scope="session")
 def prompts():
-    return torch.randint(2, VOCAB, (3, 20), generator=torch.Generator().manual_seed(0))
+    return torch.randint(2, VOCAB, (4, 20), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="session")
 def result(tiny, prompts):
     """Two K, three tokens, beside two random inits."""
-    return coupling(tiny, prompts, k=(2, 5), tokens=[4, 12, -1], null_seeds=(0, 1), progress=False)
+    return Coupling(k=(2, 5), tokens=[4, 12, -1])(tiny, prompts, null_seeds=(0, 1), progress=False)
 
 
 @pytest.fixture(scope="session")
 def of_mini(mini, alice):
     """At the last of the first 64 tokens, beside the null of seed 0."""
-    return coupling(mini, alice, length=64, n_prompts=1, progress=False)
+    return Coupling()(mini, alice, length=64, n_prompts=1, progress=False)
 
 
 @pytest.fixture(scope="session")
@@ -51,5 +51,5 @@ def scores(score_rows, tmp_path_factory):
     """Four models against their scores, beside two random inits of each."""
     path = tmp_path_factory.mktemp("scores") / "scores.csv"
     score_rows.to_csv(path, index=False)
-    options = {"k": 3, "length": 12, "n_prompts": 2, "widths": (16, 24, 32), "progress": False}
+    options = {"k": 3, "length": 12, "n_prompts": 4, "widths": (16, 24, 32), "progress": False}
     return coupling_scores(path, TEXT, null_seeds=(0, 1), **options)

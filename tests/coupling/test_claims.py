@@ -1,45 +1,64 @@
-"""The claims on coupling: verdicts at their criteria, and words with the numbers of the summaries."""
+"""The claims on coupling: verdicts at their criteria, and words with the numbers of the results."""
 
 import numpy as np
 import pytest
-from declared import result_of
+from made_up import around, dataset_of, result_of
 
-from tl_posgen.claim import judgement_of
-from tl_posgen.coupling.claims import CLAIMS
-
-
-def numbers(**changed):
-    ends = {"coupling_low": 0.28, "coupling_high": 0.32, "chance": 0.02, "swapped": 0.1, "blocks": 4}
-    ends |= {"signed": 0.1, "chance_signed": 0.0, "negative_share": 0.4}
-    path = {"line_shape_score": 1.2, "growth_r2": 0.95, "expodistance": 0.3}
-    return {"coupling": 0.3, **ends, **path, **changed}
+from tl_posgen.core.claim import each_init, judgement_of
+from tl_posgen.coupling import Coupling, TokenCoupling
+from tl_posgen.coupling.claims import CLAIMS, OF_TOKENS
+from tl_posgen.studies.course import Emergence
 
 
-def judge(number, own, *nulls):
-    claim = CLAIMS[number]
-    return judgement_of(claim, {claim.needs[0]: result_of(own, *nulls)}, {})
+def numbers(coupling=(0.3, 0.28, 0.32), chance=0.02, score=(1.2, 1.18, 1.22), r2=(0.95, 0.93, 0.97)):
+    """Of one model, each number with the ends of its interval."""
+    of_bases, of_versions = ("version", "bases", "end"), ("version",)
+    variables = {
+        "coupling": (of_bases, [[coupling, around(0.1, 0)], [around(0.1, 0), around(0.1, 0)]]),
+        "chance": (of_versions, [chance, 0.0]),
+        "negative_share": ((), 0.4),
+        "line_shape_score": (("end",), score),
+        "growth_r2": (("end",), r2),
+        "expodistance": ((), 0.3),
+        "log_norm": (("state",), np.zeros(5)),
+    }
+    labels = {"version": ["absolute", "signed"], "bases": ["aligned", "swapped"]}
+    return dataset_of(variables, **labels)
+
+
+def judge(number, own, *inits, measure=None):
+    claim, measure = CLAIMS[number], measure or Coupling(k=30)
+    return judgement_of(claim, {claim.needs[0]: result_of(measure, own, *inits)}, {})
+
+
+def alignment(low, chance=0.02):
+    return numbers(coupling=(0.3, low, 0.32), chance=chance)
+
+
+def unaligned(high):
+    return numbers(coupling=(0.01, 0.0, high))
 
 
 @pytest.mark.parametrize(
-    ("own", "null", "verdict"),
+    ("own", "inits", "verdict"),
     [
-        ({}, {"coupling_high": 0.03}, "held"),
-        ({"coupling_low": 0.2}, {"coupling_high": 0.19}, "held"),
-        ({"coupling_low": 0.2}, {"coupling_high": 0.2}, "not held"),
-        ({"coupling_low": 0.1}, {"coupling_high": 0.03}, "partly"),
-        ({"coupling_low": 0.1}, {"coupling_high": 0.1}, "not held"),
-        ({"coupling_low": 0.1, "chance": 0.1}, {"coupling_high": 0.03}, "not held"),
-        ({}, None, "open"),
-        ({"coupling_low": np.nan}, {"coupling_high": np.nan}, "open"),
+        (alignment(0.28), [unaligned(0.03)], "held"),
+        (alignment(0.2), [unaligned(0.19)], "held"),
+        (alignment(0.2), [unaligned(0.2)], "not held"),
+        (alignment(0.1), [unaligned(0.03)], "partly"),
+        (alignment(0.1), [unaligned(0.1)], "not held"),
+        (alignment(0.1, chance=0.1), [unaligned(0.03)], "not held"),
+        (alignment(0.28), [unaligned(0.03), unaligned(0.9)], "not held"),  # every random init has to be cleared
+        (alignment(0.28), [], "open"),
+        (alignment(np.nan), [unaligned(np.nan)], "open"),
     ],
 )
-def test_alignment_must_clear_random_bases_and_random_init(own, null, verdict):
-    nulls = [] if null is None else [numbers(**null)]
-    assert judge(0, numbers(**own), *nulls).verdict == verdict
+def test_alignment_must_clear_random_bases_and_random_init(own, inits, verdict):
+    assert judge(0, own, *inits).verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("value", "null", "verdict"),
+    ("value", "of_init", "verdict"),
     [
         (1.25, 2.0, "held"),
         (1.3, 2.0, "partly"),
@@ -49,13 +68,13 @@ def test_alignment_must_clear_random_bases_and_random_init(own, null, verdict):
         (np.nan, 2.0, "open"),
     ],
 )
-def test_straightness(value, null, verdict):
-    nulls = [] if null is None else [with_ends("line_shape_score", null)]
-    assert judge(1, with_ends("line_shape_score", value), *nulls).verdict == verdict
+def test_straightness(value, of_init, verdict):
+    inits = [] if of_init is None else [numbers(score=around(of_init, 0.02))]
+    assert judge(1, numbers(score=around(value, 0.02)), *inits).verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("value", "null", "verdict"),
+    ("value", "of_init", "verdict"),
     [
         (0.95, 0.8, "held"),
         (0.95, 0.91, "partly"),  # random init grows exponentially too
@@ -64,95 +83,96 @@ def test_straightness(value, null, verdict):
         (0.95, None, "open"),
     ],
 )
-def test_growth(value, null, verdict):
-    nulls = [] if null is None else [with_ends("growth_r2", null)]
-    assert judge(2, with_ends("growth_r2", value), *nulls).verdict == verdict
+def test_growth(value, of_init, verdict):
+    inits = [] if of_init is None else [numbers(r2=around(of_init, 0.02))]
+    assert judge(2, numbers(r2=around(value, 0.02)), *inits).verdict == verdict
+
+
+FAR = numbers(coupling=(0.01, 0.0, 0.03), score=around(2.0, 0.02), r2=around(0.5, 0.02))
+NEAR = numbers(score=around(1.21, 0.02), r2=around(0.92, 0.02))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_what_rests_on_an_interval_is_open_where_there_is_none(number):
-    none = {
-        f"{name}_{end}": np.nan for name in ("coupling", "line_shape_score", "growth_r2") for end in ("low", "high")
-    }
-    whole, far = both(0.95, 1.2), both(0.5, 2.0) | {"coupling_high": 0.03}
-    assert judge(number, whole, far).verdict == "held"
-    assert judge(number, whole | none, far).verdict == "open"
-    assert judge(number, whole, far | none).verdict == "open"
-    assert judge(number, whole, far, far | none).verdict == judge(number, whole, far | none, far).verdict == "open"
+    def without(side):
+        return side.copy().map(lambda array: array.where(array["end"] == "value") if "end" in array.dims else array)
+
+    whole = numbers()
+    assert judge(number, whole, FAR).verdict == "held"
+    for own, inits in ((without(whole), [FAR]), (whole, [without(FAR)]), (whole, [FAR, without(FAR)])):
+        assert judge(number, own, *inits).verdict == "open"
+    assert judge(number, whole, without(FAR), FAR).verdict == "open"
 
 
 def test_growth_and_straightness_have_to_clear_every_random_init():
-    own, far, near = both(0.95, 1.2), both(0.5, 2.0), both(0.92, 1.21)
-    for nulls in ([far, near], [near, far]):
-        assert [judge(number, own, *nulls).verdict for number in (1, 2)] == ["not held", "partly"]
+    for inits in ([FAR, NEAR], [NEAR, FAR]):
+        assert [judge(number, numbers(), *inits).verdict for number in (1, 2)] == ["not held", "partly"]
 
 
-def both(r2, score):
-    """Growth and straightness with their intervals."""
-    growth = {key: value for key, value in with_ends("growth_r2", r2).items() if key.startswith("growth")}
-    return with_ends("line_shape_score", score) | growth
-
-
-def with_ends(name, value):
-    return numbers(**{name: value, f"{name}_low": value - 0.02, f"{name}_high": value + 0.02})
-
-
-def training_of(values, lows, highs):
-    key = "coupling_coupling"
-    ends = {f"{key}_low": lows[-1], f"{key}_first_high": highs[0]}
-    top = [0, 10, 20][int(np.argmax(values))]
-    course = {f"{key}_over_steps": values, f"{key}_largest_step": top}
-    return {"steps": [0, 10, 20], key: values[-1], **ends, **course}
+def over_training(**variables):
+    labels = {"checkpoint": ["step0", "step10", "step20"]}
+    data = dataset_of({"step": (("checkpoint",), [0, 10, 20]), **variables}, **labels)
+    for name in variables:
+        data[name].attrs["measure"] = "coupling"
+    return data.assign_attrs(measures=["coupling"])
 
 
 @pytest.mark.parametrize(
     ("values", "verdict"), [([0.1, 0.2, 0.3], "held"), ([0.1, 0.4, 0.3], "partly"), ([0.1, 0.3, 0.12], "not held")]
 )
 def test_training(values, verdict):
-    found = judge(3, training_of(values, [v - 0.05 for v in values], [v + 0.05 for v in values]))
+    own = over_training(coupling_coupling=(("checkpoint", "end"), [around(value, 0.05) for value in values]))
+    found = judge(3, own, measure=Emergence(per_head=False))
     assert found.verdict == verdict
-    assert found.measured.startswith(f"coupling {values[0]:.3f} at step 0, ")
-    assert found.measured.endswith(f"{values[-1]:.3f} at step 20")
+    assert found.measured.startswith(f"coupling {values[0]:.3f} [{values[0] - 0.05:.3f}, {values[0] + 0.05:.3f}] at")
+    assert found.measured.endswith(f"{values[-1] + 0.05:.3f}] at step 20")
     assert found.null == "step 0 is the random initialisation"
 
 
 def test_training_without_coupling_is_open():
-    assert judge(3, {"steps": [0], "curves": []}).verdict == "open"
+    assert judge(3, over_training(), measure=Emergence(per_head=False)).verdict == "open"
 
 
-def test_claims_on_real_results_say_the_numbers_of_the_summaries(of_mini):
-    own, null = of_mini.summary, of_mini.null_summary
+def test_claims_on_real_results_have_their_numbers(of_mini):
+    own = of_mini.numbers
     words = [claim.judge(of_mini) for claim in CLAIMS[:3]]
+    random, swapped = own("chance").plain, own("coupling", bases="swapped").plain
+    signed, random_signed = (own(name, version="signed").plain for name in ("coupling", "chance"))
     assert words[0].measured == (
-        f"coupling {own['coupling']:.3f}, random bases {own['chance']:.3f}, left with right {own['swapped']:.3f}; "
-        f"signed {own['signed']:.3f}, random bases {own['chance_signed']:.3f}, {own['negative_share']:.0%} of the "
-        "diagonal negative"
+        f"coupling {own('coupling').plain:.3f}, random bases {random:.3f}, left with right {swapped:.3f}; signed "
+        f"{signed:.3f}, random bases {random_signed:.3f}, {own('negative_share').plain:.0%} of the diagonal negative"
     )
-    assert words[1].null == f"line-shape score {null['line_shape_score']:.2f} over 4 layers"
-    assert words[2].measured == (
-        f"R² of ln |x| against depth {own['growth_r2']:.2f}, expodistance {own['expodistance']:.2f}"
-    )
+    assert words[1].null == f"line-shape score {own('line_shape_score').inits[0]:.2f} over 4 layers"
+    r2, distance = (own(name).plain for name in ("growth_r2", "expodistance"))
+    assert words[2].measured == f"R² of ln |x| against depth {r2:.2f}, expodistance {distance:.2f}"
 
 
-def between(low, chance=0.02):
-    kinds = ("self", "same_input", "same_output")
-    ends = {f"{kind}{end}": low for kind in kinds for end in ("", "_low", "_high")}
-    return {"tokens": 3, **ends, **{f"{kind}_chance": chance for kind in kinds}}
+def test_the_interval_of_each_random_init_is_that_of_its_own_prompts(result):
+    """High ends over random inits that a claim compares with: Student's interval over four prompts, by hand."""
+    for seed, one in zip(("0", "1"), each_init(result.numbers), strict=True):
+        values = result.sel(init=seed)["line_shape_score"].values
+        half = 3.182446 * values.std(ddof=1) / 2
+        number = one("line_shape_score")
+        assert (number.low, number.high) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-4)
+
+
+def between(low, chance=0.02, **of_kind):
+    ends = [around(of_kind.get(kind, low), 0) for kind in OF_TOKENS]
+    variables = {"coupling": (("kind", "end"), ends), "chance": (("kind", "token"), np.full((3, 3), chance))}
+    return dataset_of(variables, kind=list(OF_TOKENS))
 
 
 @pytest.mark.parametrize(
-    ("own", "null", "verdict"),
-    [(0.3, 0.2, "held"), (0.3, 0.3, "not held"), (0.3, None, "open"), (0.01, 0.0, "not held"), (np.nan, 0.0, "open")],
+    ("own", "inits", "verdict"),
+    [
+        (between(0.3), [between(0.2)], "held"),
+        (between(0.3), [between(0.3)], "not held"),
+        (between(0.3), [], "open"),
+        (between(0.01), [between(0.0)], "not held"),
+        (between(np.nan), [between(0.0)], "open"),
+        (between(0.3, same_output=0.01), [between(0.0)], "partly"),
+        (between(0.3), [between(0.0), between(0.4)], "not held"),
+    ],
 )
-def test_coupling_between_tokens_must_clear_random_bases_and_random_init(own, null, verdict):
-    nulls = [] if null is None else [between(null)]
-    assert judge(4, between(own), *nulls).verdict == verdict
-
-
-def test_some_kinds_are_a_part():
-    assert judge(4, between(0.3) | {"same_output_low": 0.01}, between(0.0)).verdict == "partly"
-
-
-def test_every_random_init_has_to_be_cleared():
-    assert judge(4, between(0.3), between(0.0), between(0.4)).verdict == "not held"
-    assert judge(0, numbers(), numbers(coupling_high=0.03), numbers(coupling_high=0.9)).verdict == "not held"
+def test_coupling_between_tokens_must_clear_random_bases_and_every_random_init(own, inits, verdict):
+    assert judge(4, own, *inits, measure=TokenCoupling(k=30)).verdict == verdict

@@ -6,7 +6,7 @@ from families import VOCAB, save_family
 
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.errors import InputError
-from tl_posgen.models.load import load_model
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
 
 LAST = 23

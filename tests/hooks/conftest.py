@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests/families.py, wha
 from families import save_family
 
 from tl_posgen.errors import ModelError
-from tl_posgen.models.convert import hooked_parts
-from tl_posgen.models.load import load_model
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.loading.load import load_model
 
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory):
-    """(name, backend) -> that tiny model, one object for the whole session: leave it as it is."""
+    """Return a function (name, backend) -> tiny model, one object for the whole session: do not change it."""
 
     @cache
     def made(name: str, backend: str):

@@ -1,4 +1,4 @@
-"""Generation under interventions: with a KV cache as without one where queries are told apart, refused elsewhere."""
+"""Generation under interventions: row by row with a KV cache as without one, refused for scores of whole prompts."""
 
 import pytest
 import torch
@@ -7,20 +7,20 @@ from families import FAMILIES
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
-from tl_posgen.models.capture import finished_scores
-from tl_posgen.models.capturing import capture_hooks, capturing
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.layers.capture import finished_scores
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
 from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
-from tl_posgen.position.substitution.splits import split_scores
+from tl_posgen.position.substitution.numbers.splits import split_scores
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.slash import ablate_bands
-from tl_posgen.slash.ablations import ablate
+from tl_posgen.slash.numbers.ablations import ablate
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
@@ -56,14 +56,14 @@ OF_THE_PROMPT = {
 
 
 def written(model, hooks, cached, tokens, n_new=6, **options):
-    """The prompt and what the model writes, greedily."""
+    """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
     with streaming_if_chosen(model, N), model.hooks(fwd_hooks=hooks):
         return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
 
 
 def logits_of_two_passes(model, hooks, tokens, first):
-    """The logits of a prompt that goes through the model in two parts, of one through a KV cache."""
+    """Return the logits of a prompt in two passes, the second with the KV cache of the first."""
     context, seen = wrap(model).backend.context(), []
     with torch.no_grad(), streaming_if_chosen(model, N):
         for part in (tokens[0, :first], tokens[0, first:]):
@@ -108,7 +108,7 @@ BROKEN = (
 
 @pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
 def test_every_family_computes_the_same_in_two_parts(load, name, backend):
-    """Windows whose cache lets go of keys, ALiBi, soft caps, qk-norms, attention that Hugging Face computes."""
+    """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = load(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
     with torch.no_grad(), streaming_if_chosen(model, N):
@@ -154,8 +154,6 @@ def test_what_is_made_of_whole_prompts_refuses_a_cache(name, backend, family_mod
 def test_a_capture_refuses_a_cache_and_names_the_option(backend, family_model):
     model = family_model("llama", backend)
     message = r"layer 0: 1 queries see 25 keys.*generate with use_past_kv_cache=False"
-    with pytest.raises(InputError, match=message):
-        written(model, capture_hooks(model, lambda capture: None), True, TOKENS[:1])
     with pytest.raises(InputError, match=message), capturing(model, lambda capture: None):
         written(model, [], True, TOKENS[:1])
 

@@ -1,4 +1,4 @@
-"""Measures under hooks of the user's own: those of the pass that the hooks change, the random inits' too."""
+"""Measures under a user's hooks: the model's passes and those of the random inits run with them."""
 
 import numpy as np
 import pytest

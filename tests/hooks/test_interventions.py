@@ -1,4 +1,4 @@
-"""Every intervention on one model: nothing changes at the true scores, everything else is what was asked for."""
+"""Every intervention on one model: no change at the true scores, and otherwise only the intended change."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -9,10 +9,10 @@ from families import FAMILIES
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks, run_capture
-from tl_posgen.models.probe import geometry_of
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.position.distance.hooks import at_dummy_distance
 from tl_posgen.position.length import interpolate_positions, lm_infinite, retrieve_blocks
 from tl_posgen.position.order.hooks import (
@@ -21,7 +21,7 @@ from tl_posgen.position.order.hooks import (
     permute_positions,
     rotate_keys,
 )
-from tl_posgen.position.order.swaps import jittered_distances, swap_tokens
+from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens
 from tl_posgen.position.substitution.hooks import (
     by_constant,
     by_split,
@@ -30,7 +30,7 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.splits import DistanceDistribution, point_mass, triangle
+from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, point_mass, triangle
 from tl_posgen.slash.ablation_hooks import ablate_bands
 
 N = 24
@@ -43,7 +43,7 @@ POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
-    """Edits need streaming where a bridge leaves attention to Hugging Face; the plain logits are had without it."""
+    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
     with streaming_if_chosen(model, N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
@@ -125,8 +125,8 @@ def test_length_arms_equal_vanilla_up_to_the_local_window(llama, build):
 
 def test_the_two_windows_hide_what_lies_between(llama):
     seen: list[LayerCapture] = []
-    hooks = lm_infinite(llama, n_local=5, n_global=2) + capture_hooks(llama, seen.append, frozenset({"attn_scores"}))
-    logits(llama, hooks, TOKENS[:1])
+    with capturing(llama, seen.append, {"attn_scores"}):
+        logits(llama, lm_infinite(llama, n_local=5, n_global=2), TOKENS[:1])
     shown = seen[0].attn_scores[0] != -torch.inf
     i, j = torch.arange(N)[:, None], torch.arange(N)
     assert torch.equal(shown, (j <= i) & ((j < 2) | (i - j < 5)))
@@ -135,7 +135,8 @@ def test_the_two_windows_hide_what_lies_between(llama):
 def test_enough_retrieved_blocks_show_all_whole_blocks(llama):
     seen: list[LayerCapture] = []
     hooks = retrieve_blocks(llama, n_local=4, n_global=0, block=4, n_blocks=6)
-    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    with capturing(llama, seen.append, {"attn_scores"}):
+        logits(llama, hooks, TOKENS[:1])
     shown = seen[0].attn_scores[0] != -torch.inf
     assert shown[23].tolist() == [True] * N
     assert shown[9].tolist() == [True] * 4 + [False] * 2 + [True] * 4 + [False] * 14
@@ -146,8 +147,8 @@ def test_a_share_of_the_residual_is_added_back_linearly(llama):
     for share in (0.0, 0.25, 1.0):
         seen: list[LayerCapture] = []
         hooks = substitute(llama, by_split(triangle(4)), residual=share)
-        hooks += capture_hooks(llama, seen.append, frozenset({"attn_scores"}), layers=[0])
-        logits(llama, hooks, TOKENS[:1])
+        with capturing(llama, seen.append, {"attn_scores"}, layers=[0]):
+            logits(llama, hooks, TOKENS[:1])
         scores.append(seen[0].attn_scores.tril())
     dropped, quarter, exact = scores
     torch.testing.assert_close(quarter, 0.75 * dropped + 0.25 * exact, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Overwriting scores: nothing changes at the model's own, and only what was chosen changes at others."""
+"""Replacement of scores: no change with the model's own scores, and changes only in the chosen heads and layers."""
 
 from contextlib import nullcontext
 
@@ -10,9 +10,9 @@ from families import FAMILIES, save_family
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import at_positions, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks, run_capture
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
@@ -24,7 +24,7 @@ POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
-    """Edits need streaming where a bridge leaves attention to Hugging Face; the plain logits are had without it."""
+    """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
     with streaming_if_chosen(model, N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
@@ -34,12 +34,12 @@ def largest(difference):
 
 
 def at_rest(capture):
-    """The scores with every token where it is."""
+    """Return the scores with every token at its own position."""
     return at_positions(capture, capture.positions, capture.positions)
 
 
 def stretched(capture):
-    """The scores with all distances doubled."""
+    """Return the scores with all distances doubled."""
     return at_positions(capture, 2 * capture.positions, 2 * capture.positions)
 
 
@@ -79,7 +79,8 @@ def test_passes_that_would_throw_edits_away_are_refused(load, name):
 def test_only_the_chosen_heads_of_the_chosen_layers_change(llama):
     seen: list[LayerCapture] = []
     hooks = replace_scores(llama, zeros, layers=[1], heads=[2])
-    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    with capturing(llama, seen.append, {"attn_scores"}):
+        logits(llama, hooks, TOKENS[:1])
     below = torch.ones(N, N).tril().bool()
     untouched, edited = seen
     assert largest((untouched.attn_scores - untouched.scores())[:, below]) < 1e-4
@@ -96,7 +97,8 @@ PAIRS = [(1, 2), (0, 3), (1, 0)]
 def test_heads_may_differ_from_layer_to_layer(llama, heads):
     seen: list[LayerCapture] = []
     hooks = replace_scores(llama, zeros, heads=heads)
-    logits(llama, hooks + capture_hooks(llama, seen.append, frozenset({"attn_scores"})), TOKENS[:1])
+    with capturing(llama, seen.append, {"attn_scores"}):
+        logits(llama, hooks, TOKENS[:1])
     below = torch.ones(N, N).tril().bool()
     edited = [(c.layer, h) for c in seen for h in range(4) if largest(c.attn_scores[h][below]) == 0]
     assert edited == sorted(PAIRS)

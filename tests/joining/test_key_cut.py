@@ -1,30 +1,30 @@
 """Keys cut towards rank one in the running model: the hooks, what is measured along the share, and what is shown."""
 
-import json
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
 import torch
-from declared import assert_declared
 
 import tl_posgen
 from tl_posgen.errors import InputError
-from tl_posgen.joining import KeyCut, cut_keys, key_cut
+from tl_posgen.joining import KeyCut, cut_keys
 from tl_posgen.joining.hooks import cut
-from tl_posgen.models.capturing import capturing, run_capture
+from tl_posgen.joining.key_cut import less_control
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.variance_shares import TripleMoments, variance_shares
-from tl_posgen.summary import jsonable
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 
 pytestmark = pytest.mark.slow
 
-CUT = {"length": 32, "n_prompts": 2, "progress": False}
+CUT = {"length": 32, "n_prompts": 4, "progress": False}
 
 
 @pytest.fixture(scope="module")
 def tokens(mini, alice):
-    return torch.stack(to_prompts(mini, alice, length=32, n_prompts=2))
+    return torch.stack(to_prompts(mini, alice, length=32, n_prompts=4))
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +97,22 @@ def test_the_control_takes_as_much_energy_in_one_direction_a_key_head(small_mode
 
 
 def test_rises_slash_and_interaction_are_those_of_the_running_model(mini, tokens, report, result):
-    data, plain = result.dataset, losses(mini, tokens)
-    rise = (losses(mini, tokens, cut_keys(mini, 0.5)) - plain).mean()
-    assert float(data["rise"].sel(cut="mean", share=0.5)) == pytest.approx(float(rise), abs=1e-6)
+    data, own, plain = result.own, result.numbers, losses(mini, tokens)
+    rises = losses(mini, tokens, cut_keys(mini, 0.5)) - plain
+    np.testing.assert_allclose(data["rise"].sel(cut="mean", share=0.5), rises, atol=1e-6)
     controls = [losses(mini, tokens, cut_keys(mini, 0, control=True, seed=seed)) - plain for seed in (0, 1)]
-    expected = float(torch.stack(controls).mean())
-    assert float(data["rise"].sel(cut="random", share=0)) == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(data["rise"].sel(cut="random", share=0), torch.stack(controls).mean(0), atol=1e-6)
     alone = (losses(mini, tokens, cut_keys(mini, 0, layers=[2])) - plain).mean()
-    assert float(data["layer_rise"].sel(cut="mean", layer=2)) == pytest.approx(float(alone), abs=1e-6)
-    less = data["rise"].sel(cut="mean") - data["rise"].sel(cut="random")
-    np.testing.assert_allclose(data["rise_less_control"], less, atol=1e-12)
+    assert float(own("layer_rise", cut="mean", layer=2)) == pytest.approx(float(alone), abs=1e-6)
+    less = own.number(less_control(own.array("rise", share=0.5)))
+    both = [float(own("rise", cut=cut, share=0.5)) for cut in ("mean", "random")]
+    assert float(less) == pytest.approx(both[0] - both[1], abs=1e-12)
+    interaction = report["variance"].sel(tokens="without first")["interaction"]
     for name in ("mean", "random"):
         whole = data.sel(cut=name, share=1)
-        np.testing.assert_allclose(whole["interaction"], report["variance"].dataset["interaction"], rtol=1e-4)
-        np.testing.assert_allclose(whole["slash_score"], report["slash"].dataset["best_score"], rtol=1e-4)
-        assert float(abs(whole["rise"])) < 1e-5
+        np.testing.assert_allclose(whole["interaction"], interaction, rtol=1e-4)
+        np.testing.assert_allclose(whole["slash_score"].mean("prompt"), report["slash"].own["best_score"], rtol=1e-4)
+        assert float(abs(whole["rise"]).max()) < 1e-5
         assert float(abs(whole["energy_taken"]).max()) < 1e-9
     np.testing.assert_allclose(
         *(data["energy_taken"].sel(cut=name).isel(layer=0) for name in ("mean", "random")), rtol=1e-3, atol=1e-9
@@ -123,13 +124,13 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
     kept = []
     for prompt in tokens:
         run_capture(mini, prompt[None], kept.append, layers=[0])
-    one, other = (
-        TripleMoments.of(layer.q, cut(layer, 0.0, False, 1, 0), layer.geometry.rope, first_token=False)
+    moments = [
+        TripleMoments.from_qk(layer.q, cut(layer, 0.0, False, 1, 0), layer.geometry.rope, first_token=False)
         for layer in kept
-    )
+    ]
     geometry = kept[0].geometry
-    expected = variance_shares(one + other, geometry.rope, geometry.scale, 32).within_rows.interaction
-    found = key_cut(mini, tokens, shares=[0], controls=1, null_seeds=(), progress=False).dataset["interaction"]
+    expected = variance_shares(reduce(add, moments), geometry.rope, geometry.scale, 32).within_rows.interaction
+    found = KeyCut(shares=[0], controls=1)(mini, tokens, null_seeds=(), progress=False).own["interaction"]
     np.testing.assert_allclose(found.sel(cut="mean", share=0, layer=0), expected, rtol=1e-4)
 
 
@@ -138,54 +139,32 @@ def test_the_interaction_of_cut_keys_is_that_of_captured_keys_projected(mini, to
 )
 def test_other_families(family_model, name, family_backend):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
-    found = key_cut(
-        family_model(name, family_backend), tokens, shares=[0, 1], controls=1, null_seeds=(), progress=False
-    )
-    assert_declared(found)
-    assert float(abs(found.dataset["rise"].sel(share=1)).max()) < 1e-4
-    for kind in found.kinds:
-        found.plot(kind)
+    model = family_model(name, family_backend)
+    found = KeyCut(shares=[0, 1], controls=1)(model, tokens, null_seeds=(), progress=False)
+    assert float(abs(found.own["rise"].sel(share=1)).max()) < 1e-4
 
 
 # What is shown
 
 
-def test_every_variable_is_declared_and_the_sentences_say_the_summary(result):
-    assert_declared(result)
-    own = json.loads(json.dumps(jsonable(result.summary)))
-    first, interaction, slash, layers = result.findings()
-    assert f"{own['rise_mean_0']:+.3f} [" in first
-    assert f"{own['rise_less_control_0']:+.3f} [" in first
-    assert "random init" in first
+def test_the_sentences_give_the_numbers(result):
+    own, (first, interaction, slash, layers) = result.numbers, result.findings()
+    assert f"{own('rise', cut='mean', share=0).with_interval:+.3f} nats (random init" in first
     for name in ("mean", "random"):
-        for at in ("0", "50", "100"):
-            assert f"{own[f'interaction_{name}_{at}']:.1%}" in interaction
-            assert f"{own[f'slash_{name}_{at}']:.3f}" in slash
-    assert f"0 {own['by_layer_mean'][0]:+.3f} ({own['by_layer_random'][0]:+.3f})" in layers
+        for share in (0, 0.5, 1):
+            assert f"{own('interaction', cut=name, share=share).plain:.1%}" in interaction
+            assert f"{own('slash_score', cut=name, share=share).plain:.3f}" in slash
+    mean, random = (own("layer_rise", cut=name, layer=0).plain for name in ("mean", "random"))
+    assert f"0 {mean:+.3f} ({random:+.3f})" in layers
+    table = result.table()
+    assert table.columns.tolist()[:3] == ["cut", "share", "rise of the loss"]
+    assert table["slash score"].iloc[0] == pytest.approx(float(own("slash_score", cut="mean", share=0)))
 
 
-def test_figures_show_the_numbers_after_saving_and_loading(result, tmp_path):
-    loaded = tl_posgen.load(result.save(tmp_path / "r.nc"))["key_cut"]
-    assert loaded.findings() == result.findings()
-    assert loaded.plot().to_json() == result.plot().to_json()
+def test_figures_show_the_numbers(result):
     lines = [one for one in result.plot().data if one.name == "mean direction"]
-    np.testing.assert_array_equal(lines[0].y, result.dataset["rise"].sel(cut="mean"))
-    np.testing.assert_allclose(lines[2].y, result.dataset["interaction"].sel(cut="mean").mean(("layer", "head")))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"shares": []}, "one at least"),
-        ({"shares": [0, 0]}, "only once"),
-        ({"shares": [1.5]}, "share 1.5"),
-        ({"controls": 0}, "controls=0"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_unusable_options_are_refused(wrong, said):
-    with pytest.raises(InputError, match=said):
-        KeyCut(**wrong)
+    np.testing.assert_array_equal(lines[0].y, result.own["rise"].sel(cut="mean").mean("prompt"))
+    np.testing.assert_allclose(lines[2].y, result.own["interaction"].sel(cut="mean").mean(("layer", "head")))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -205,5 +184,5 @@ def test_unusable_arguments_of_the_hook_are_refused(mini, wrong):
 
 
 def test_prompts_of_two_lengths_are_refused(mini):
-    with pytest.raises(InputError, match="key_cut: prompts of 8 to 10 tokens"):
-        key_cut(mini, [list(range(5, 13)), list(range(5, 15))], progress=False)
+    with pytest.raises(InputError, match="8 to 10 tokens"):
+        KeyCut()(mini, [list(range(5, 13)), list(range(5, 15))], progress=False)

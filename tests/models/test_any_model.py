@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.models.capture import EditedCapture
-from tl_posgen.models.capturing import capturing, run_capture
-from tl_posgen.models.convert import build
-from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.conversion.convert import build
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import EditedCapture
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.distance.hooks import at_dummy_distance
 
 EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})

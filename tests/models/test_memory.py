@@ -11,12 +11,12 @@ from families import VOCAB, save_family
 from safetensors.torch import load_file, save_file
 
 import tl_posgen
+from tl_posgen.core.random_inits import RandomInits
 from tl_posgen.errors import InputError, ModelError
-from tl_posgen.models.load import Pretrained, open_model
+from tl_posgen.models.conversion.weights import is_released
+from tl_posgen.models.loading.load import Pretrained, open_model
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.provenance import fingerprint
-from tl_posgen.models.random_like import random_like
-from tl_posgen.models.weights import is_released
-from tl_posgen.null import RandomInits
 
 TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
 QUIET = {"progress": False, "null_seeds": ()}
@@ -159,7 +159,7 @@ PEAK = """
 import resource, sys, torch, transformers, transformer_lens
 from transformers import LlamaForCausalLM
 import tl_posgen
-from tl_posgen.models.load import Pretrained
+from tl_posgen.models.loading.load import Pretrained
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 text = torch.arange(8)[None]

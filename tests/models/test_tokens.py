@@ -6,12 +6,12 @@ from families import VOCAB, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError
 from tl_posgen.models import memory
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.load import load_model
-from tl_posgen.models.streaming import chosen
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import bundled_text, read_text, text_ids, to_prompts, token_strings
 
 TEXT = "the cat sat on the mat. " * 400

@@ -12,12 +12,13 @@ import torch
 from families import VOCAB
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
-from tl_posgen.models.backend import Backend
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.load import load_model, open_model, without_context_limit
+from tl_posgen.models.backends.backend import Backend
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.loading.load import load_model, open_model, without_context_limit
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
+from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
@@ -144,7 +145,7 @@ def test_something_else_than_a_model_is_refused(unchecked, wrong):
 
 
 KNOW_THE_BRIDGE = {"bridge.py", "fused_bridge.py"}
-READ_THE_USERS_CHOICE = {"models/convert.py", "models/load.py"}
+READ_THE_USERS_CHOICE = {"models/conversion/convert.py", "models/loading/load.py"}
 READ_THE_USERS_CHOICE |= {"position/claims.py"}  # until it calls load.without_context_limit
 ONLY_A_BRIDGE_HAS = {"original_model", "original_component", "rotary_emb"}
 
@@ -171,3 +172,10 @@ def test_no_other_module_asks_which_kind_of_model_it_is():
             assert not {"hooked", "bridge"} & set(compared), path
         if path.name != "wrapped.py":
             assert not {"HookedTransformer", "TransformerBridge"} & words, path
+
+
+def test_what_is_wrapped_is_not_wrapped_again(llama):
+    wrapped = wrap(llama)
+    assert wrap(wrapped) is wrapped
+    prompts = to_prompts(wrapped, torch.arange(2, 30)[None])
+    assert [prompt.tolist() for prompt in prompts] == [list(range(2, 30))]

@@ -1,138 +1,197 @@
-"""Claims and sentences of one measure speak by one rule: the first token, and which part of the text."""
+"""Claims and sentences of one measure go by one rule: the first token, and which part of the text."""
 
-import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from declared import result_of
+from made_up import around, dataset_of, result_of
 
 from tl_posgen import analyze
-from tl_posgen.claim import threshold
-from tl_posgen.position import dummy_distance, length_extrapolation, variance
-from tl_posgen.position.claims import controlled_distance, downstream, left_over, length_claim, planes
+from tl_posgen.core.claim import threshold
+from tl_posgen.position import AnyDistance, DummyDistance, LengthExtrapolation, Perturbation, PlaneSufficiency, Variance
+from tl_posgen.position.claims import controlled_distance, downstream, left_over, length_claim, planes, word_order
+
+OUT = {"tokens": "without first"}
 
 
-@pytest.fixture(scope="module")
-def report(mini, alice):
+def test_what_is_left_over_is_judged_and_found_without_the_first_token(mini, alice):
     measures = ["residual", "across_prompts"]
-    return analyze(mini, alice, measures=measures, length=32, n_prompts=4, null_seeds=(), progress=False)
-
-
-SHOWN = (("share", ""), ("top_share", ""), ("share", "_low"), ("share", "_high"))
-
-
-def test_what_is_left_over_is_judged_and_said_without_the_first_token(report):
+    report = analyze(mini, alice, measures=measures, length=32, n_prompts=4, null_seeds=(), progress=False)
     measured = left_over(report["residual"], report["across_prompts"]).measured
     assert measured.startswith("first token left out")
-    own = report["residual"].summary
-    share, top, low, high = (own[f"{name}_without_first_token{end}"] for name, end in SHOWN)
-    assert f"leaves {share:.0%} [{low:.0%}, {high:.0%}] of the variance within rows" in measured
-    assert f"{top:.0%} of that in one direction" in measured
+    share, top = (report["residual"].numbers(name, **OUT) for name in ("share", "top_share"))
+    assert f"leaves {share.plain:.0%} [{share.low:.0%}, {share.high:.0%}] of the variance within rows" in measured
+    assert f"{top.plain:.0%} of that in one direction" in measured
     sentences = " ".join(report["residual"].findings())
-    assert f"without the first token {share:.0%}" in sentences
-    assert f"One singular direction holds {top:.0%}" in sentences
+    assert f"without the first token {share.plain:.0%}" in sentences
+    assert f"One singular direction holds {top.plain:.0%}" in sentences
 
 
 def test_the_loss_beyond_is_the_mean_over_all_segments_in_claim_and_sentence(mini_bridge, alice):
-    options = {"inside": 16, "times": 3, "n_prompts": 2, "null_seeds": (), "progress": False}
-    result = length_extrapolation(mini_bridge, alice, **options)
-    data, measured = result.dataset, length_claim(result).measured
-    loss = float(data["loss_segment"].sel(condition="lm_infinite").isel(segment=[1, 2]).mean())
+    options = {"n_prompts": 2, "null_seeds": (), "progress": False}
+    result = LengthExtrapolation(inside=16, times=3)(mini_bridge, alice, **options)
+    measured = length_claim(result).measured
+    loss = float(result.own["segment_loss"].sel(condition="lm_infinite").isel(segment=[1, 2]).mean())
     assert f"loss {loss:.2f}" in measured
     assert "mean from the training length to 3 times it" in measured
-    assert any(f"LM-Infinite, beyond the training length: loss {loss:.2f}" in said for said in result.findings())
+    assert any(f"LM-Infinite, beyond the training length: loss {loss:.2f}" in one for one in result.findings())
+
+
+def beyond(**within):
+    """Of ten heads, the share whose outputs are within the noise level beyond the training length, by condition."""
+    shares = list(within.values())
+    frechet = [
+        [[[0.0, np.nan if share != share else float(head >= 10 * share)] for head in range(10)]] for share in shares
+    ]
+    of_heads, n = ("condition", "layer", "head", "segment"), len(shares)
+    variables = {
+        "frechet": (of_heads, frechet),
+        "norm_ratio": (of_heads, np.ones((n, 1, 10, 2))),
+        "noise_level": (("layer", "head"), np.full((1, 10), 0.5)),
+        "segment_loss": (("condition", "prompt", "segment"), np.full((n, 2, 2), 2.0)),
+        "plane_offset": (("condition", "shown_layer", "segment"), np.ones((n, 1, 2))),
+    }
+    return dataset_of(variables, condition=list(within), segment=range(2))
+
+
+WORTHLESS = "at most a tenth of heads leave theirs: only a trained model can show the claim"
 
 
 @pytest.mark.parametrize(
     ("own", "verdict"),
     [
-        ({"within_noise_lm_infinite": 1.0, "within_noise_vanilla": 0.5}, "held"),
-        ({"within_noise_lm_infinite": 0.8, "within_noise_vanilla": 0.5}, "partly"),
-        ({"within_noise_lm_infinite": 1.0, "within_noise_vanilla": 1.0}, "not held"),
-        ({"within_noise_lm_infinite": math.nan, "within_noise_vanilla": 0.5}, "open"),
-        ({"within_noise_lm_infinite": None, "within_noise_vanilla": None}, "open"),  # nothing beyond
-        ({"within_noise_vanilla": 0.5}, "open"),
+        ({"vanilla": 0.5, "lm_infinite": 1.0}, "held"),
+        ({"vanilla": 0.5, "lm_infinite": 0.8}, "partly"),
+        ({"vanilla": 1.0, "lm_infinite": 1.0}, "not held"),
+        ({"vanilla": 0.5, "lm_infinite": np.nan}, "open"),
+        ({"vanilla": np.nan, "lm_infinite": np.nan}, "open"),  # nothing beyond
+        ({"vanilla": 0.5}, "open"),
     ],
 )
 def test_outputs_beyond_are_judged_where_they_were_measured(own, verdict):
-    numbers = {f"{name}_{of}": 1.0 for name in ("loss_beyond", "rise") for of in ("lm_infinite", "vanilla")}
-    measured = [name.removeprefix("within_noise_") for name in own]
-    own |= {**numbers, "conditions": measured, "times": 4, "loss_inside": 2.0}
-    found = length_claim(result_of(own, own | {"within_noise_vanilla": 0.9}))
+    measure = LengthExtrapolation(times=2)
+    found = length_claim(result_of(measure, beyond(**own), beyond(**own | {"vanilla": 0.9})))
     assert found.verdict == verdict
-    assert found.null.endswith("at most a tenth of heads leave theirs: only a trained model can show the claim") == (
-        verdict != "open" or (own.get("within_noise_lm_infinite", 0) is not None and "within_noise_lm_infinite" in own)
-    )
+    assert found.null.endswith(WORTHLESS) == ("lm_infinite" in own)
+    assert WORTHLESS not in length_claim(result_of(measure, beyond(**own), beyond(**own | {"vanilla": 0.8}))).null
+    assert length_claim(result_of(measure, beyond(**own))).null == "no null measured"
 
 
-def plane_numbers(trained, random):
-    """r and interaction of trained weights and of a random init."""
-    numbers = {"additive_trained": 0.1, "additive_random_init": 0.0, "additive_shuffled": 0.0}
-    for kind, (r, share) in {"trained": trained, "random_init": random, "shuffled": (0.1, 0.5)}.items():
-        numbers |= {f"pearson_without_first_token_{kind}": r, f"interaction_without_first_token_{kind}": share}
-    return numbers
+def of_planes(*kinds):
+    """r and interaction of each kind of weights, the first token left out; other numbers with it."""
+    dims = ("weights", "tokens")
+    variables = {
+        "pearson": ((*dims, "end"), [[NONE, around(r, 0.1)] for r, _ in kinds]),
+        "interaction": (dims, [[np.nan, share] for _, share in kinds]),
+        "additive": ((*dims, "eps"), [[[0.1], [np.nan]] for _ in kinds]),
+    }
+    return dataset_of(variables, weights=["own", "shuffled"][: len(kinds)], eps=[PlaneSufficiency().eps])
+
+
+NONE = [np.nan] * 3
+EXACT = result_of(
+    AnyDistance(), dataset_of({"error": (("function", "planes"), [[1e-6]])}, function=["f"], planes=["inverse DFT"])
+)
 
 
 @pytest.mark.parametrize(
     ("trained", "random", "verdict", "without_training"),
     [
-        ((0.8, 0.2), (0.2, 0.5), "held", False),
-        ((0.8, 0.2), (0.7, 0.5), "held", True),
-        ((0.3, 0.2), (0.7, 0.5), "partly", False),  # r decided it
-        ((0.8, 0.4), (0.2, 0.5), "not held", False),
-        ((math.nan, 0.2), (0.2, 0.5), "open", False),
-        ((0.8, 0.2), (None, None), "open", False),
+        ((0.8, 0.2), [(0.2, 0.5)], "held", False),
+        ((0.8, 0.2), [(0.7, 0.5)], "held", True),
+        ((0.3, 0.2), [(0.7, 0.5)], "partly", False),  # r decided it
+        ((0.8, 0.4), [(0.2, 0.5)], "not held", False),
+        ((0.8, 0.2), [(0.2, 0.5), (0.2, 0.3)], "not held", False),  # beside every random init
+        ((np.nan, 0.2), [(0.2, 0.5)], "open", False),
+        ((0.8, 0.2), [], "open", False),
     ],
 )
 def test_planes_are_judged_by_r_and_by_the_interaction_beside_random_init(trained, random, verdict, without_training):
-    found = planes(result_of(plane_numbers(trained, random)), result_of({"exact_error": 1e-6}))
+    inits = [of_planes(one) for one in random]
+    found = planes(result_of(PlaneSufficiency(), of_planes(trained, (0.1, 0.5)), *inits), EXACT)
     assert found.verdict == verdict
     assert found.null.endswith("holds without training too: the verdict rests on the interaction") == without_training
+    assert ("random init: not measured; shuffled: sum" in found.null) == (not random)
 
 
-def test_the_refit_is_told_from_its_lowest_to_its_highest_distance_that_has_one():
-    out = "_without_first_token"
-    own = {f"{name}{out}": 0.8 for name in ("additive_r", "key_part_r", "distance_share")} | {"additive_r": 0.9}
-    own |= {"distances": [0, 8, 64, 256], f"refit_r{out}": [0.9, math.nan, 0.3, 0.7]}
-    assert "against c, r 0.30 at 64 to 0.90 at 0" in controlled_distance(result_of(own)).measured
-    assert (
-        "against c, r not defined" in controlled_distance(result_of(own | {f"refit_r{out}": [math.nan] * 4})).measured
-    )
+def test_the_refit_is_given_from_its_lowest_to_its_highest_distance_that_has_one():
+    def measured(refits):
+        numbers = {name: (("tokens",), [0.9, 0.8]) for name in ("additive_r", "key_part_r")}
+        own = numbers | {
+            "share": (("tokens", "part"), [[0.5], [0.4]]),
+            "refit_r": (("tokens", "d0"), [[*NONE, 0.0], refits]),
+        }
+        data = dataset_of(own, part=["distance"], d0=[0, 8, 64, 256])
+        return controlled_distance(result_of(DummyDistance(), data)).measured
+
+    assert "against c, r 0.30 at 64 to 0.90 at 0" in measured([0.9, np.nan, 0.3, 0.7])
+    assert "against c, r not defined" in measured([np.nan] * 4)
 
 
 @pytest.mark.slow
 def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mini, alice):
-    result = dummy_distance(mini, alice, length=64, n_prompts=2, limits=(8,), progress=False)
-    r = result.summary["key_part_r_without_first_token"]
+    result = DummyDistance(limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
+    r = result.numbers("key_part_r", **OUT).value
     found = controlled_distance(result)
     assert found.verdict == threshold(r, 0.95, 0.75) == "partly"
-    assert f"key part's r is {r:.2f} [" in found.measured
-    assert controlled_distance(replace(result, nulls=(result.dataset,))).verdict == "not held"
+    assert f"key part's r is {r:.2f}" in found.measured
+    itself = result.dataset.sel(init=["trained", "trained"]).assign_coords(init=["trained", "0"])
+    assert controlled_distance(replace(result, dataset=itself)).verdict == "not held"
 
 
 def test_nothing_is_judged_of_scores_in_which_nothing_rotates(family_model):
-    found = dummy_distance(family_model("bloom", "bridge"), torch.arange(2, 26)[None], limits=(4,), progress=False)
-    assert controlled_distance(found).verdict == "open"
+    model, tokens = family_model("bloom", "bridge"), torch.arange(2, 26)[None]
+    assert controlled_distance(DummyDistance(limits=(4,))(model, tokens, progress=False)).verdict == "open"
 
 
 def test_no_two_measures_call_a_number_interaction():
-    labels = [one.label for one in dummy_distance.variables.values()]
-    assert "distance × key" in labels
-    assert not [label for label in labels if "interaction" in label]
-    assert "interaction" in [one.label for one in variance.variables.values()]
+    assert "interaction" in [one.label for one in Variance.variables.values()]
+    assert not [one for one in DummyDistance.variables.values() if "interaction" in one.label]
+    assert "distance × key" in DummyDistance().labels()["part"]
 
 
-def cloze_of(few, many, whole=0.8, items=40, width=0.01):
-    accuracies = {"cloze_accuracy_least": whole}
-    for place, value in (("few", few), ("many", many)):
-        key = f"words_cloze_accuracy_{place}"
-        accuracies |= {key: value, f"{key}_low": value - width, f"{key}_high": value + width}
-    return {"cloze_items": items, "cloze_chance": 0.25, "ratio_few": 0.05, "ratio_many": 0.2, **accuracies}
+def disturbed(few, many, index=0.5, features=0.5):
+    """Rises of the loss by words at 5 % and 20 %, of the index and of the features at 20 %."""
+    rises = np.array([[few, many], [0.1, index], [0.1, features]])
+    dims = ("condition", "ratio", "reach", "target")
+    labels = {"condition": ["words", "positions", "position_part"], "ratio": [0.05, 0.2], "reach": ["uniform"]}
+    return dataset_of({"change": (dims, rises[:, :, None, None])}, **labels, target=["all"])
 
 
 @pytest.mark.parametrize(
-    ("own", "null", "verdict"),
+    ("rises", "verdict"),
+    [
+        ((0.1, 0.2), "held"),
+        ((0.1, 0.1), "partly"),  # more than 10 % hardly matters either
+        ((0.1, 0.2, 0.5, 0.3), "partly"),
+        ((0.2, 0.3), "partly"),  # index and features alike
+        ((0.2, 0.3, 0.5, 0.3), "not held"),
+        ((np.nan, 0.3, 0.5, 0.3), "not held"),
+    ],
+)
+def test_order_is_judged_by_words_and_by_index_against_features(rises, verdict):
+    found = word_order(result_of(Perturbation(ratios=(0, 0.05, 0.2)), disturbed(*rises), disturbed(0, 0, 0, 0)))
+    assert found.verdict == verdict
+    assert f"words {rises[0]:+.2f} nats at 5%, {rises[1]:+.2f} at 20%; index" in found.measured.replace(
+        "not defined", "+nan"
+    )
+
+
+def test_order_is_open_where_a_condition_was_not_run():
+    own = disturbed(0.1, 0.2).sel(condition=["words"])
+    assert word_order(result_of(Perturbation(ratios=(0.05, 0.2)), own, own)).verdict == "open"
+
+
+def cloze_of(few, many, whole=0.8, width=0.01):
+    ends = [around(whole, 0), around(few, width), around(many, width)]
+    labels = {"condition": ["words"], "ratio": [0, 0.05, 0.2]}
+    texts = {"cloze_accuracy": (("condition", "ratio", "end"), [ends]), "of_items": (("item",), np.ones(40))}
+    return dataset_of(texts, **labels)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_init", "verdict"),
     [
         (cloze_of(0.795, 0.7), 0.3, "held"),
         (cloze_of(0.795, 0.79), 0.3, "partly"),
@@ -141,8 +200,9 @@ def cloze_of(few, many, whole=0.8, items=40, width=0.01):
         (cloze_of(0.75, 0.7, width=0.1), 0.3, "open"),
         (cloze_of(0.795, 0.7), 0.8, "open"),
         (cloze_of(0.795, 0.7, whole=0.25), 0.1, "open"),
-        (cloze_of(0.795, 0.7, items=0), 0.3, "open"),
+        (cloze_of(0.795, 0.7).drop_vars("cloze_accuracy"), 0.3, "open"),
     ],
 )
-def test_downstream_scores_are_judged_by_what_two_points_make(own, null, verdict):
-    assert downstream(result_of(own, cloze_of(null, null, whole=null))).verdict == verdict
+def test_downstream_scores_are_judged_by_what_two_points_make(own, of_init, verdict):
+    init = cloze_of(of_init, of_init, whole=of_init)
+    assert downstream(result_of(Perturbation(ratios=(0, 0.05, 0.2)), own, init)).verdict == verdict

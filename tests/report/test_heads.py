@@ -35,7 +35,7 @@ def test_every_head_has_its_numbers_and_its_thinned_curves(report):
     assert score["log"]
     assert score["along"] == "distance + 1"
     assert len(score["x"]) <= LONGEST
-    own = report["slash"].dataset["score"].isel(distance=[int(x) - 1 for x in score["x"]])
+    own = report["slash"].sel(tokens="all")["score"].isel(distance=[int(x) - 1 for x in score["x"]])
     expected = own.stack(unit=("layer", "head")).transpose("unit", "distance").values
     np.testing.assert_allclose(decoded(score, 8), expected, atol=1e-4)
     assert all(low <= high for low, high in zip(score["null"]["low"], score["null"]["high"], strict=True))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tl_posgen
-from tl_posgen import registry
-from tl_posgen.models.source import MINI
+from tl_posgen.core import registry
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
 OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))
@@ -27,7 +27,7 @@ HOSTILE = [
 MEASURES = [  # every measure of a model and a text; one has options that a short text needs
     measure
     for measure in map(registry.find, registry.BUILT_IN)
-    if (measure.collector or measure.procedure) and measure.name != "length_extrapolation"
+    if (measure.is_fed or measure.runs_model) and measure.name != "length_extrapolation"
 ]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import tl_posgen
+from tl_posgen.core.report import Report
 from tl_posgen.joining import KeyCut
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
-from tl_posgen.result import Report
 from tl_posgen.slash import slash_toy
 
 OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))

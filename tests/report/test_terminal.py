@@ -11,12 +11,11 @@ import xarray as xr
 from rich.console import Console
 
 import tl_posgen
-from tl_posgen.collector import Variable
-from tl_posgen.measure import Measure
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.result import Result
 from tl_posgen.report.columns import cell, print_frame, short
 from tl_posgen.report.tables import compact
 from tl_posgen.report.terminal import MOST_LINES, flat_null, print_claims, print_measures, print_report
-from tl_posgen.result import Result
 from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)

@@ -1,4 +1,4 @@
-"""Sums over a causal band against the score matrix that they avoid."""
+"""Sums over a causal band against the score matrix."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tl_posgen.rope.bilinear_sums import fft_length, products_over_band, sums_ov
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
 @pytest.mark.parametrize("width", [41, 17, 1])
 def test_sums_from_chunk_to_chunk_lose_no_digit(width, short, monkeypatch):
-    """Whole numbers in float32 whose squares add up to more than float32 counts to: only float64 sums are exact."""
+    """Check whole numbers whose squares add up beyond float32's integers: only float64 sums are exact."""
     for name, value in {"SHORT": short, "CHUNK": 1, "SLAB": 16, "WORKING_SET": 100}.items():
         monkeypatch.setattr(bilinear_sums, name, value)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Every plane in its band, one by one."""
+"""Frequency bands against the definition, plane by plane."""
 
 import math
 
@@ -10,7 +10,7 @@ from tl_posgen.rope.rotation import Rope
 
 
 def names(bands: torch.Tensor) -> list[str]:
-    """The band of every plane, each in one only."""
+    """Return the band of every plane; each plane must be in exactly one."""
     assert bands.sum(0).tolist() == [1] * bands.shape[1]
     return [BANDS[band] for band in bands.int().argmax(0).tolist()]
 

@@ -1,4 +1,4 @@
-"""Sums over planes against the vectors they stand for."""
+"""Sums over planes against the vectors that they summarise."""
 
 import torch
 from hypothesis import given, settings
@@ -31,19 +31,22 @@ def test_turning_factors_turn_the_score_of_every_head_layout(rotary, pairing, sc
 def test_mean_square_from_moments_is_the_mean_square():
     x, z = complex_normal(3, 50, 4, seed=0), complex_normal(3, 5, 4, seed=1)
     expected = (z @ x.mT).real.square().mean(-1)
-    torch.testing.assert_close(SecondMoments.of(x).mean_square(z), expected)
+    torch.testing.assert_close(SecondMoments.from_samples(x).mean_square(z), expected)
 
 
 def test_times_gives_the_moments_of_all_pairs():
     x, y = complex_normal(7, 4, seed=0), complex_normal(6, 4, seed=1)
     every = (x[:, None] * y.conj()).flatten(0, 1)
-    found, expected = SecondMoments.of(x).times(SecondMoments.of(y)), SecondMoments.of(every)
+    found, expected = (
+        SecondMoments.from_samples(x).times(SecondMoments.from_samples(y)),
+        SecondMoments.from_samples(every),
+    )
     torch.testing.assert_close(found.plain, expected.plain)
     torch.testing.assert_close(found.conjugate, expected.conjugate)
 
 
 def test_mean_and_spread_add_up_to_the_whole():
     x = complex_normal(9, 4, seed=0)
-    mean, spread = SecondMoments.of_mean_and_spread(x)
-    torch.testing.assert_close(mean.plain + spread.plain, SecondMoments.of(x).plain)
-    torch.testing.assert_close(mean.conjugate + spread.conjugate, SecondMoments.of(x).conjugate)
+    mean, spread = SecondMoments.from_mean_and_spread(x)
+    torch.testing.assert_close(mean.plain + spread.plain, SecondMoments.from_samples(x).plain)
+    torch.testing.assert_close(mean.conjugate + spread.conjugate, SecondMoments.from_samples(x).conjugate)

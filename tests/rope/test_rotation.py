@@ -1,4 +1,4 @@
-"""RoPE as geometry: what rotations must do, for both pairings, partial rotary heads and scaling."""
+"""Rotations: their algebra, for both pairings, partial rotary heads and scaling."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ PAIRINGS = ("half", "adjacent")
 
 @st.composite
 def heads(draw):
-    """A rope, and two sets of vectors it turns: [head, pos, d_head] in float64."""
+    """Draw a rope and two sets of vectors [head, pos, d_head] in float64."""
     n_planes, rest = draw(st.integers(0, 5)), draw(st.integers(0, 3))
     rope = Rope(
         inverse_frequencies(2 * n_planes, draw(st.sampled_from([10.0, 1e4, 5e5]))),
@@ -34,7 +34,7 @@ def heads(draw):
 
 
 def scaled(x: torch.Tensor, rope: Rope, power: int = 1) -> torch.Tensor:
-    """x with its rotary coordinates multiplied by scaling^power: what the scaling does without the turning."""
+    """Return x with its rotary coordinates multiplied by scaling^power: the effect of scaling without rotation."""
     return torch.cat([x[..., : rope.rotary_dim] * rope.scaling**power, x[..., rope.rotary_dim :]], -1)
 
 
@@ -43,7 +43,7 @@ def positions_of(x: torch.Tensor, start: float = 0.0) -> torch.Tensor:
 
 
 def explicit_rotation(x: torch.Tensor, position: float, rope: Rope) -> torch.Tensor:
-    """One vector at one position by the 2 x 2 rotation matrices, pair of coordinates by pair."""
+    """Compare one vector at one position with the 2 x 2 rotation matrices, by pairs of coordinates."""
     turned, n = x.clone(), len(rope.inv_freq)
     for m, theta in enumerate(rope.inv_freq.tolist()):
         pair = [m, m + n] if rope.pairing == "half" else [2 * m, 2 * m + 1]

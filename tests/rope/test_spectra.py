@@ -1,4 +1,4 @@
-"""Spectra against the singular values themselves."""
+"""Measures of spectra against the singular values themselves."""
 
 import math
 

@@ -1,10 +1,13 @@
 """What the tests of slash measures share, made once a session."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 import tl_posgen
+from tl_posgen.core.result import Result, joined
+from tl_posgen.core.sums import Sums
+from tl_posgen.models import run_capture
 from tl_posgen.slash import BandAblation, SlashAblation, slash_toy
 
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
@@ -48,5 +51,25 @@ def small(family_model, alice):
             null_seeds=null_seeds,
             progress=False,
         )
+
+    return measured
+
+
+@pytest.fixture(scope="session")
+def by_hand():
+    """(measure, model, rows of token ids) -> its result, from `of_layer` and `finish` alone; without token ids if not
+    `named`."""
+
+    def measured(measure, model, rows, named=True):
+        sums = Sums(measure.variables, measure.labels())
+
+        def consumer(layer, number):
+            layer.prompt = number
+            layer.tokens = layer.tokens if named else None
+            sums.add_layer(layer, measure.of_layer(layer))
+
+        for number, row in enumerate(rows):
+            run_capture(model, row[None], partial(consumer, number=number), measure.needs)
+        return Result(measure, joined(measure, {"trained": measure.finish(sums)}, ["model"]))
 
     return measured

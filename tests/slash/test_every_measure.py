@@ -1,20 +1,17 @@
-"""What every slash measure must do: declare its variables, survive files, nulls, chosen heads and odd prompts."""
+"""Slash measures with chosen heads, odd prompts and other encodings."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from declared import assert_declared
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.feed import Feed
-from tl_posgen.models import geometry_of, run_capture
-from tl_posgen.registry import requested
+from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
-from tl_posgen.summary import jsonable
+from tl_posgen.slash.head_groups import GROUPS, n_heads
+from tl_posgen.slash.slash_heads_left import n_slash_heads
 
 MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
 PER_HEAD = MEASURES[:-1]
@@ -31,55 +28,6 @@ def llama(family_model):
     return family_model("llama")
 
 
-@pytest.fixture(params=[*MEASURES, "slash_toy"])
-def result(request, small, toy):
-    return toy if request.param == "slash_toy" else small((0, 1))[request.param]
-
-
-def test_every_variable_is_declared_with_its_dims_and_described(result):
-    assert_declared(result)
-    described = {str(name) for name, array in result.dataset.data_vars.items() if "long_name" in array.attrs}
-    assert described == set(map(str, result.dataset.data_vars))
-
-
-def test_the_summary_can_be_written_as_json(result):
-    for summary in (result.summary, *(result.null_summary.seeds if result.nulls else ())):
-        assert json.loads(json.dumps(dict(summary))).keys() == summary.keys()
-        json.dumps(jsonable(summary), allow_nan=False)
-
-
-@pytest.mark.slow
-def test_what_comes_back_from_disk_tells_and_draws_the_same(result, tmp_path):
-    loaded = tl_posgen.load(result.save(tmp_path / "result.nc"))[result.name]
-    assert loaded.findings() == result.findings()
-    assert loaded.kinds == result.kinds
-    for kind in result.kinds:
-        assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
-    table, again = (one.table() for one in (result, loaded))
-    assert (table is None and again is None) or table.equals(again)
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_findings_are_the_same_without_a_null_but_for_the_null(small, name):
-    alone, beside = small()[name], small((0, 1))[name]
-    assert jsonable(alone.summary) == jsonable(beside.summary)
-    assert alone.null is None
-    said = " ".join(alone.findings())
-    assert "random init" not in said.lower()
-    assert not re.search(r"\bnan\b", said)
-    assert "random init" in " ".join(beside.findings()).lower()
-
-
-@pytest.mark.parametrize("name", ["slash", "slash_transfer", "cone", "loss"])
-def test_two_random_inits_are_told_by_their_mean(small, name):
-    result = small((0, 1))[name]
-    key = {"slash": "n_dominant", "slash_transfer": "strongest_random", "cone": "gain_k", "loss": "loss"}[name]
-    form = {"slash": "g", "slash_transfer": ".3f", "cone": ".2f", "loss": ".3f"}[name]
-    first, second = (one[key] for one in result.null_summary.seeds)
-    mean, spread = (first + second) / 2, abs(first - second) / 2**0.5
-    assert f"random init {mean:{form}} ± {spread:{form}}" in " ".join(result.findings())
-
-
 def per_head(dataset):
     """Its variables over heads, head by head: (layer, head, ...)."""
     return {name: one for name, one in dataset.data_vars.items() if {"layer", "head"} <= set(one.dims)}
@@ -87,7 +35,7 @@ def per_head(dataset):
 
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
-    some, whole = small((0,), PAIRS)[name].dataset, small()[name].dataset
+    some, whole = small((0,), PAIRS)[name].own, small()[name].own
     # what compares a head with all the others depends on which these are
     relative = {"chance_correlation", "chance_peak"}
     for variable, values in per_head(some).items():
@@ -102,30 +50,27 @@ def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, n
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_heads_that_were_not_asked_for_are_neither_counted_nor_drawn(small, name):
     result = small((0,), PAIRS)[name]
-    assert_declared(result)
     for kind in result.kinds:
         for trace in result.plot(kind).data:
             if trace.type == "scatter" and trace.mode == "markers":
                 assert len(trace.y) <= len(PAIRS)
             if trace.type == "box":
                 assert np.isfinite(np.asarray(trace.y, float)).all()
-    groups = [key for key in ("n_dominant", "n_other") if key in result.summary]
-    if len(groups) == 2:
-        assert sum(result.summary[key] for key in groups) == len(PAIRS)
+    if name in ("slash_planes", "cone"):
+        assert sum(n_heads(result.numbers, group).value for group in GROUPS) == len(PAIRS)
     assert not re.search(r"\bnan\b", " ".join(result.findings()))
 
 
 def test_two_heads_are_told_as_two_heads(small):
     report = small((0,), PAIRS)
-    assert report["slash"].summary["n_heads"] == 2
     assert " of 2 heads" in report["slash"].findings()[0]
-    assert report["band_ablation"].dataset["slash_heads"].max() <= 2
+    assert n_slash_heads(report["band_ablation"].own).max() <= 2
     assert report["slash"].heads().shape[0] == 2
 
 
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
-    some, whole = small(layers=(1,))[name].dataset, small()[name].dataset
+    some, whole = small(layers=(1,))[name].own, small()[name].own
     assert some["layer"].values.tolist() == [1]
     for variable in set(per_head(some)) - {"chance_correlation", "chance_peak"}:
         np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1]), atol=1e-5)
@@ -139,8 +84,8 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
     report = tl_posgen.analyze(
         llama, TOKENS[:, :n], measures=[*measures, BandAblation(**THIRDS, **near), "loss"], **QUIET
     )
-    assert report["slash"].dataset.sizes["distance"] == n
-    assert report["loss"].dataset.sizes["position"] == n - 1
+    assert report["slash"].own.sizes["distance"] == n
+    assert report["loss"].own.sizes["position"] == n - 1
     for result in report.values():
         assert result.findings()
         assert all(result.plot(kind).data for kind in result.kinds)
@@ -152,7 +97,7 @@ def test_prompts_of_several_lengths_count_each_prompt_once(llama):
     whole = tl_posgen.analyze(llama, words, measures=QUICK[:5], **QUIET)
     parts = [tl_posgen.analyze(llama, one, measures=QUICK[:5], **QUIET) for one in words]
     for name in ("slash", "slash_planes", "slash_ablation", "cone"):
-        of_all, first, second = (one[name].dataset["score"] for one in (whole, *parts))
+        of_all, first, second = (one[name].own["score"] for one in (whole, *parts))
         short = first.isel(distance=slice(first.sizes["distance"] - 1))  # without the first token, one less
         expected = (short + second) / 2
         np.testing.assert_allclose(of_all.sel(distance=expected["distance"]), expected, atol=1e-6)
@@ -179,33 +124,23 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
     rotary = [bool(geometry.rope.rotary_dim) for geometry in geometry_of(model)]
     rotates, plain = rotary.index(True), rotary.index(False)
     report = tl_posgen.analyze(model, tokens, measures=[QUICK[2], QUICK[5]], layers=[plain], **QUIET)
-    assert report["slash_ablation"].dataset["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
+    assert report["slash_ablation"].own["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     assert "No layer measured here has rotary planes" in report["slash_ablation"].findings()[-1]
-    alone = report["band_ablation"].dataset["score_alone"]
+    alone = report["band_ablation"].own["score_alone"]
     assert alone.sel(condition="no_rope").isnull().all()
     assert alone.sel(condition="unchanged").notnull().all()
-    both = tl_posgen.analyze(model, tokens, measures="slash_ablation", **QUIET)["slash_ablation"].dataset["score"]
+    both = tl_posgen.analyze(model, tokens, measures="slash_ablation", **QUIET)["slash_ablation"].own["score"]
     unchanged, still = (both.sel(condition=one) for one in ("unchanged", "no_rope"))
     np.testing.assert_allclose(still.sel(layer=plain), unchanged.sel(layer=plain), atol=1e-5)
     assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama):
-    names = ["slash", "slash_planes", "slash_ablation", "cone"]
-    expected = tl_posgen.analyze(llama, TOKENS, measures=names, **QUIET)
-    feed = Feed(requested(names))
-
-    def unnamed(layer):
-        layer.tokens = None
-        feed(layer)
-
-    run_capture(llama, TOKENS, unnamed, feed.needs)
-    for name, dataset in feed.datasets(llama, "llama").items():
-        measure = expected[name].measure
-        assert measure.findings(measure.summarise(dataset), None) == expected[name].findings()
-        assert "pattern" not in dataset
-        assert measure.tokens is None or measure.tokens.labels(dataset) == []
+@pytest.mark.parametrize("measure", [Slash(), SlashPlanes(), SlashAblation(**THIRDS), Cone()])
+def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama, by_hand, measure):
+    named, unnamed = (by_hand(measure, llama, TOKENS, named) for named in (True, False))
+    assert unnamed.findings() == named.findings()
+    assert "pattern" not in unnamed.own
+    assert unnamed.token_labels() == []
 
 
 @pytest.mark.parametrize("name", ["slash_planes", "cone"])
@@ -215,21 +150,19 @@ def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name
 
 
 WRONG = [
-    (Slash, {"kappa": 0.0}, "kappa = 0"),
-    (Slash, {"kappa_long": 1.5}, "kappa = 1.5"),
-    (SlashPlanes, {"distances": ()}, "give one at least"),
-    (SlashTransfer, {"distances": (-1, 2)}, "give one at least"),
-    (Cone, {"kappa": "0.1"}, "kappa = '0.1': give a number"),
-    (BandAblation, {"distances": 3}, "distances = 3: give a list"),
+    (Slash, {"kappa": 0.0}, r"kappa = 0.0: give a number in \(0, 1\]"),
+    (Slash, {"kappa_long": 1.5}, "kappa_long = 1.5: give"),
+    (SlashPlanes, {"distances": ()}, "distances = .*: give a list of one at least"),
+    (SlashTransfer, {"distances": (-1, 2)}, "distances = .*: give a list, each a whole number, 0 or more"),
     (BandAblation, {"schemes": ["halves"]}, "halves.*'thirds', 'wavelength'"),
     (SlashAblation, {"schemes": "thirds"}, "give a list"),
 ]
 
 
-@pytest.mark.parametrize(("options", "wrong", "message"), WRONG)
-def test_options_that_cannot_be_used_are_refused_as_users_see_it(unchecked, options, wrong, message):
+@pytest.mark.parametrize(("measure", "wrong", "message"), WRONG)
+def test_options_that_cannot_be_used_are_refused_as_users_see_it(unchecked, measure, wrong, message):
     with pytest.raises(InputError, match=message):
-        options(**wrong)
+        measure(**wrong)
 
 
 REFUSED = [
@@ -243,12 +176,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
 
 
 def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
-    with pytest.raises(InputError, match="band_ablation: prompts of 8 to 10 tokens: give length="):
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
+    with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
         tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)

@@ -6,6 +6,7 @@ from transformer_lens.head_detector import detect_head
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.slash import Slash
 
 
 def test_the_known_previous_token_heads_are_found_with_their_scores(stories, tinystories):
@@ -68,7 +69,7 @@ def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
 def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(mini, alice):
     cut = {"length": 48, "n_prompts": 1, "progress": False}
     found = tl_posgen.find_slash_heads(mini, alice, kappa=0.05, distances=[7, 0, 7], **cut)
-    data = tl_posgen.analyze(mini, alice, measures="slash", null_seeds=(), **cut)["slash"].dataset
+    data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all")
     score = data["score"].sel(distance=[0, 7])
     assert set(found["distance"]) == {0, 7}
     assert len(found) == int((score >= 0.05).sum())
@@ -82,6 +83,6 @@ def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(m
     "wrong", [{"kappa": 0.0}, {"kappa": 1.5}, {"distances": [48]}, {"distances": [-1]}, {"distances": []}]
 )
 def test_impossible_searches_are_refused_before_anything_runs(mini, alice, monkeypatch, wrong):
-    monkeypatch.setattr("tl_posgen.feed.run_capture", None)
+    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError):
         tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=1, **wrong)

@@ -5,10 +5,11 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.core.sums import Sums
 from tl_posgen.models import run_capture
-from tl_posgen.slash.layer_means import by_head, means_over_prompts, strongest, with_and_without
-from tl_posgen.slash.slash_scores import slash_statistics, uniform_scores
+from tl_posgen.slash import Slash
+from tl_posgen.slash.layer_means import best_distance, strongest, with_tokens
+from tl_posgen.slash.numbers.slash_scores import slash_statistics, uniform_scores
 
 
 def pattern_of(n, seed=0):
@@ -18,15 +19,15 @@ def pattern_of(n, seed=0):
 
 @pytest.fixture
 def means_of(mini):
-    """Patterns, a prompt each, to the means over prompts in one layer."""
+    """Patterns, a prompt each, to the means over prompts in one layer, all tokens."""
 
     def means(*patterns):
-        rows, kept = HeadRows(), []
+        sums, kept = Sums(Slash.variables), []
         for prompt, pattern in enumerate(patterns):
             run_capture(mini, torch.arange(2)[None], kept.append, layers=[3], heads=[0, 1])
             kept[-1].prompt = prompt
-            rows.add(kept[-1], **by_head(slash_statistics(pattern)))
-        return means_over_prompts(rows).sel(layer=3)
+            sums.add_layer(kept[-1], with_tokens(slash_statistics(pattern)))
+        return sums.means().sel(layer=3, tokens="all")
 
     return means
 
@@ -55,8 +56,10 @@ def test_the_strongest_heads_are_those_measured_strongest_first():
     assert strongest(score, 9) == [(3, 0), (3, 5), (1, 0)]
 
 
-def test_what_is_declared_is_declared_without_the_first_token_too():
-    declared = with_and_without({"r": Variable("r", "nats", "its formula", ("layer",), headline="r")})
-    assert list(declared) == ["r", "r_without_first_token"]
-    other = declared["r_without_first_token"]
-    assert (other.label, other.unit, other.dims, other.headline) == ("r without first token", "nats", ("layer",), "")
+def test_the_best_distance_is_below_half_of_what_the_prompts_reach_with_and_without_the_first_token():
+    score = np.zeros((2, 1, 2, 6))
+    score[..., 2], score[..., 3], score[1, ..., 5] = 0.5, 0.9, np.nan
+    score[0, 0, 1] = np.nan
+    dims = ("tokens", "layer", "head", "distance")
+    found = best_distance(xr.DataArray(score, {"distance": range(6)}, dims))
+    np.testing.assert_array_equal(found.squeeze("layer"), [[2, np.nan], [0, 0]])  # D < 3, and D < 2 of five

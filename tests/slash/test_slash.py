@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
-import tl_posgen
-from tl_posgen.feed import Feed
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.registry import requested
 from tl_posgen.slash import Slash
-from tl_posgen.slash.slash_scores import uniform_scores
+from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
 CUT = {"length": 112, "n_prompts": 2}
 
@@ -19,6 +15,12 @@ CUT = {"length": 112, "n_prompts": 2}
 @pytest.fixture(scope="module")
 def result(report):
     return report["slash"]
+
+
+@pytest.fixture(scope="module")
+def data(result):
+    """Of all tokens."""
+    return result.sel(tokens="all")
 
 
 @pytest.fixture(scope="module")
@@ -30,95 +32,70 @@ def captures(mini, alice):
     return [kept[:4], kept[4:]]
 
 
-def test_scores_are_mean_diagonals_of_the_pattern_over_prompts(result, captures):
+def test_scores_are_mean_diagonals_of_the_pattern_over_prompts(data, captures):
     for layer in range(4):
         patterns = torch.stack([prompt[layer].pattern for prompt in captures]).double()
         for distance in (0, 1, 5, 111):
             diagonal = patterns.diagonal(-distance, -2, -1).mean(-1).mean(0)
-            np.testing.assert_allclose(result.dataset.score.sel(layer=layer, distance=distance), diagonal, atol=1e-6)
+            np.testing.assert_allclose(data.score.sel(layer=layer, distance=distance), diagonal, atol=1e-6)
 
 
-def test_the_attention_distance_and_first_token_are_those_of_the_pattern(result, captures):
+def test_the_attention_distance_and_first_token_are_those_of_the_pattern(data, captures):
     pattern = torch.stack([prompt[2].pattern for prompt in captures]).double()
     distance = (torch.arange(112)[:, None] - torch.arange(112)).clamp(min=0)
     expected = (pattern * distance).sum(-1).mean((0, 2))
-    np.testing.assert_allclose(result.dataset.attention_distance.sel(layer=2), expected, rtol=1e-5)
-    np.testing.assert_allclose(result.dataset.first_token.sel(layer=2), pattern[..., 0].mean((0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(data.attention_distance.sel(layer=2), expected, rtol=1e-5)
+    np.testing.assert_allclose(data.first_token.sel(layer=2), pattern[..., 0].mean((0, 2)), rtol=1e-5)
 
 
-def test_the_spectrum_is_that_of_queries_before_rope(result, captures):
-    values = torch.stack([torch.linalg.svdvals(prompt[1].q.double()) for prompt in captures]) ** 2
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_the_spectrum_is_that_of_queries_and_keys_before_rope(data, captures, side):
+    values = torch.stack([torch.linalg.svdvals(getattr(prompt[1], side).double()) for prompt in captures]) ** 2
     share = values.cumsum(-1) / values.sum(-1, keepdim=True)
-    np.testing.assert_allclose(result.dataset.r1_q.sel(layer=1), share[..., 0].mean(0), rtol=1e-6)
-    np.testing.assert_allclose(result.dataset.rank95_q.sel(layer=1), (share < 0.95).sum(-1).double().mean(0) + 1)
+    found = data.sel(layer=1, side=side)
+    np.testing.assert_allclose(found.r1, share[..., 0].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.rank95, (share < 0.95).sum(-1).double().mean(0) + 1)
 
 
-def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(result):
-    data = result.dataset
+def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data):
     np.testing.assert_allclose(data.best_score, data.score.isel(distance=slice(56)).max("distance"))
     np.testing.assert_allclose(data.best_score, data.score.sel(distance=data.best_distance))
-    np.testing.assert_allclose(data.best_ratio, data.best_score / data.uniform.sel(distance=data.best_distance))
+    np.testing.assert_allclose(data.best_uniform, data.uniform.sel(distance=data.best_distance))
     np.testing.assert_allclose(data.uniform[0], uniform_scores(112))
     np.testing.assert_array_equal(data.previous_token, data.score.sel(distance=1))
     assert data.best_distance.dtype.kind == "i"
 
 
-def test_dominant_heads_reach_kappa_and_the_columns_count_them(mini, alice):
-    options = Slash(kappa=0.3, distances=[0, 1, 500], kappa_long=0.012)
-    data = tl_posgen.analyze(mini, alice, measures=options, null_seeds=(), progress=False, **CUT)["slash"].dataset
+def test_dominant_heads_reach_kappa(mini, alice):
+    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.012)
+    data = slash(mini, alice, null_seeds=(), progress=False, **CUT).sel(tokens="all")
     assert data.short_distance.values.tolist() == [0, 1]
-    xr.testing.assert_equal(
-        data.dominant.drop_vars("short_distance"),
-        (data.score.sel(distance=[0, 1]) >= 0.3)
-        .rename(distance="short_distance")
-        .drop_vars("short_distance")
-        .rename("dominant"),
-    )
+    np.testing.assert_array_equal(data.dominant, data.score.sel(distance=[0, 1]) >= 0.3)
     assert 0 < int(data.dominant.sum()) < data.dominant.size
-    np.testing.assert_array_equal(data.n_dominant, data.dominant.sum("short_distance"))
-    long = (data.score.sel(distance=slice(50, 56)) >= 0.012).sum("distance")
-    np.testing.assert_array_equal(data.n_long, long)
+    np.testing.assert_array_equal(data.n_long, (data.score.sel(distance=slice(50, 56)) >= 0.012).sum("distance"))
 
 
 def test_the_trained_model_has_stronger_slashes_than_its_null(result):
-    assert result.dataset.best_ratio.max() > 2 * result.null.best_ratio.max()
+    own, null = (one.best_score / one.best_uniform for one in (result.own, result.null))
+    assert own.max() > 2 * null.max()
 
 
-def test_the_frame_has_a_row_a_head_and_it_comes_back_from_disk(result, tmp_path):
-    frame = result.frame()
-    assert len(frame) == 16
-    expected = {"best_distance", "best_score", "previous_token", "r1_q", "rank95_k", "entropy_without_first_token"}
-    assert expected <= set(frame.columns)
-    loaded = tl_posgen.load(result.save(tmp_path / "slash.nc"))["slash"]
-    xr.testing.assert_equal(loaded.dataset, result.dataset)
-
-
-def test_prompts_of_different_lengths_and_very_short_ones_work(mini):
-    quiet = {"measures": "slash", "null_seeds": (), "progress": False}
-    feed = Feed(requested("slash"))
-    for n in (2, 60):
-        feed.first_prompt = len(feed.prompts)
-        run_capture(mini, torch.arange(n)[None] + 300, feed, feed.needs)
-    data = feed.datasets(mini, "mini")["slash"]
+def test_prompts_of_different_lengths_and_very_short_ones_work(mini, by_hand):
+    rows = [torch.arange(n) + 300 for n in (2, 60)]
+    data, alone = (by_hand(Slash(), mini, some).own for some in (rows, rows[1:]))
     assert data.sizes["distance"] == 60
-    assert np.isfinite(data.score).all()
-    alone = tl_posgen.analyze(mini, torch.arange(60)[None] + 300, **quiet)["slash"].dataset
+    assert np.isfinite(data.score.sel(tokens="all")).all()
     np.testing.assert_allclose(data.score[..., 2:], alone.score[..., 2:])
-    pair = tl_posgen.analyze(mini, torch.tensor([[5, 9]]), **quiet)
-    assert pair["slash"].dataset.sizes["distance"] == 2
+    assert data.score.sel(tokens="without first", distance=59).isnull().all()
 
 
 # What is shown
 
 
 def test_the_sentence_tells_the_numbers_of_the_dataset(result):
-    data, own = result.dataset, result.summary
+    data = result.own
     dominant, of_null = (int(one["dominant"].any("short_distance").sum()) for one in (data, result.null))
     layer, head = data["best_score"].to_series().idxmax()
-    assert own["n_dominant"] == dominant
-    assert own["n_dominant_at"] == data["dominant"].sum(("layer", "head")).values.tolist()
-    assert own["strongest_head"] == f"{layer}.{head}"
-    assert own["strongest_distance"] == int(data["best_distance"].sel(layer=layer, head=head))
     assert result.findings() == [
         f"{dominant} of 16 heads (random init {of_null}) are slash-dominant at one of the distances 0, 1, 2, 3, 4, "
         f"with kappa = 0.1. Strongest at D below half the prompt: layer {layer} head {head} "
@@ -130,25 +107,24 @@ def test_the_sentence_tells_the_numbers_of_the_dataset(result):
 def test_the_map_shows_trained_and_null_scores(result):
     maps = result.plot(kind="map").data
     assert len(maps) == 6
-    np.testing.assert_array_equal(maps[0].z, result.dataset["best_score"])
+    np.testing.assert_array_equal(maps[0].z, result.own["best_score"])
     np.testing.assert_array_equal(maps[4].z, result.null["previous_token"])
 
 
-def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result):
+def test_profiles_have_a_curve_a_head_and_uniform_attention_in_each_layer(result, data):
     traces = result.plot(kind="profiles").data
     uniform = [trace for trace in traces if trace.name == "uniform attention"]
     assert len(traces) == 4 + 16 + 4
     assert uniform[0].x.tolist()[:25] == list(range(1, 26))
     assert uniform[0].x.max() == 56
-    np.testing.assert_array_equal(uniform[0].y, result.dataset["uniform"].sel(layer=0, distance=uniform[0].x - 1))
+    np.testing.assert_array_equal(uniform[0].y, data["uniform"].sel(layer=0, distance=uniform[0].x - 1))
     own = next(trace for trace in traces if trace.name == "head 2")
-    np.testing.assert_allclose(own.y, result.dataset["score"].sel(layer=0, head=2, distance=own.x - 1))
+    np.testing.assert_allclose(own.y, data["score"].sel(layer=0, head=2, distance=own.x - 1))
 
 
 def test_the_attention_distance_is_drawn_in_tokens(result):
-    names = ("attention_distance", "attention_distance_without_first_token")
     figure = result.plot(kind="distance")
-    both = [side[name] for side in (result.dataset, result.null) for name in names]
+    both = [one for side in (result.own, result.null) for one in side["attention_distance"]]
     assert figure.layout.coloraxis.cmax == pytest.approx(max(float(one.max()) for one in both))
     for trace, one in zip(figure.data, both, strict=True):
         np.testing.assert_array_equal(trace.z, one)
@@ -157,23 +133,18 @@ def test_the_attention_distance_is_drawn_in_tokens(result):
 @pytest.mark.slow
 def test_the_report_says_how_many_heads_are_dominant(report, tmp_path):
     page = report.write(tmp_path).read_text(encoding="utf-8")
-    n = int(report["slash"].dataset["dominant"].any("short_distance").sum())
+    n = int(report["slash"].own["dominant"].any("short_distance").sum())
     assert f"{n} of 16 heads (random init " in page
     assert "Which heads attend at a fixed distance?" in page
 
 
 def test_examples_are_the_patterns_of_the_strongest_heads(result, captures):
-    data = result.dataset
+    data = result.own
     strongest = data["best_score"].to_series().nlargest(3).index.to_list()
     assert list(zip(data["example_layer"].values, data["example_head"].values, strict=True)) == strongest
     for example, (layer, head) in enumerate(strongest):
         np.testing.assert_allclose(data["pattern"].isel(example=example), captures[0][layer].pattern[head])
-    labels = result.measure.tokens.labels(data)
+    labels = result.token_labels()
     assert labels[0].startswith(f"layer {strongest[0][0]}, head {strongest[0][1]}: slash score ")
     np.testing.assert_array_equal(data["token"], captures[0][0].tokens)
     assert '"attention"' in result.show(example=2).local_src
-
-
-def test_an_unknown_kind_is_refused(result):
-    with pytest.raises(ValueError, match="nonsense"):
-        result.plot(kind="nonsense")

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-import tl_posgen
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
-from tl_posgen.slash import slash_ablation
-from tl_posgen.slash.ablations import ablate
+from tl_posgen.slash import SlashAblation
+from tl_posgen.slash.numbers.ablations import ablate
+from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
 from tl_posgen.slash.slash_ablation import BAND_KINDS, WHOLE_KINDS, conditions
-from tl_posgen.slash.slash_scores import slash_statistics_from_qk
 
 QUIET = {"null_seeds": (), "progress": False}
 
@@ -29,11 +28,10 @@ def test_conditions_are_every_kind_of_every_band_once():
 
 
 def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, result):
-    data = result.dataset
-    slash = report["slash"].dataset
+    data, slash = result.sel(tokens="all"), report["slash"].sel(tokens="all")
     np.testing.assert_allclose(data.score.sel(condition="unchanged"), slash["score"], atol=1e-6)
-    np.testing.assert_allclose(data.score_at_best.sel(condition="unchanged"), slash["best_score"], atol=1e-6)
-    np.testing.assert_allclose(data.score_at_best.sel(condition="means_no_rope"), data.uniform_at_best, atol=1e-5)
+    np.testing.assert_allclose(data.best_score.sel(condition="unchanged"), slash["best_score"], atol=1e-6)
+    np.testing.assert_allclose(data.best_score.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
 
 
 def test_a_condition_is_attention_from_the_ablated_q_and_k(mini, alice, result):
@@ -48,12 +46,12 @@ def test_a_condition_is_attention_from_the_ablated_q_and_k(mini, alice, result):
             slash_statistics_from_qk(*ablate(one.q, one.k, rope, kind, band), one.geometry.scale).score for one in kept
         ]
         expected = torch.stack(scores).mean(0)
-        np.testing.assert_allclose(result.dataset.score.sel(layer=2, condition=label), expected, atol=1e-6)
+        np.testing.assert_allclose(result.sel(tokens="all", layer=2, condition=label).score, expected, atol=1e-6)
 
 
 def test_bands_by_wavelength_end_at_each_prompts_own_length(mini):
     words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen by now."]
-    result = slash_ablation(mini, words, schemes=["wavelength"], **QUIET).dataset
+    result = SlashAblation(schemes=["wavelength"])(mini, words, **QUIET).sel(tokens="all")
     scores, label = [], "drop low, wavelength"
     for prompt in to_prompts(mini, words):
         kept = []
@@ -73,17 +71,16 @@ def test_a_slash_is_lost_without_rope_and_survives_the_means(request, mini, alic
     model, text = mini, alice
     if of == "stories":
         model, text = (request.getfixturevalue(name) for name in ("stories", "tinystories"))
-    frame = slash_ablation(model, text, length=192, n_prompts=1, schemes=[], **QUIET).frame()
-    by_kind = frame.pivot_table(index=["layer", "head"], columns="condition", values="score_at_best")
+    frame = SlashAblation(schemes=[])(model, text, length=192, n_prompts=1, **QUIET).frame()
+    by_kind = frame.pivot_table(index=["layer", "head"], columns="condition", values="best_score")
     strongest = by_kind.nlargest(2 if of == "bundled" else 3, "unchanged")
     assert (strongest["no_rope"] < strongest["unchanged"] / 3).all()
     assert (strongest["means"] > strongest["unchanged"] / 3).all()
 
 
 def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(family_model):
-    result = slash_ablation(family_model("gpt2", "bridge"), torch.arange(2, 42)[None], **QUIET)
-    assert result.dataset["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
-    assert result.summary["turns"] is False
+    result = SlashAblation()(family_model("gpt2", "bridge"), torch.arange(2, 42)[None], **QUIET)
+    assert result.own["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     assert "ablations of RoPE mean nothing and are left out" in result.findings()[-1]
     assert {trace.name for trace in result.plot().data} == {
         "unchanged",
@@ -94,18 +91,19 @@ def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(fam
 
 
 def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(learned_positions, tinystories):
-    data = slash_ablation(learned_positions, tinystories, length=96, n_prompts=1, **QUIET).dataset
+    data = SlashAblation()(learned_positions, tinystories, length=96, n_prompts=1, **QUIET).own
     assert data["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
-    layer, head = data["score_at_best"].sel(condition="unchanged").to_series().idxmax()
+    layer, head = data["best_score"].sel(condition="unchanged").to_series().idxmax()
     strongest = data.sel(layer=layer, head=head)
-    assert float(strongest.score_at_best.sel(condition="unchanged")) > 0.3
-    at_means = float(strongest.score_at_best.sel(condition="means"))
-    assert at_means == pytest.approx(float(strongest.uniform_at_best), abs=1e-4)
+    assert float(strongest.best_score.sel(condition="unchanged")) > 0.3
+    at_means = float(strongest.best_score.sel(condition="means"))
+    assert at_means == pytest.approx(float(strongest.best_uniform), abs=1e-4)
 
 
 def test_slopes_of_alibi_stay(family_model):
     model = family_model("bloom", "bridge")
-    data = slash_ablation(model, torch.arange(2, 42)[None], heads=[(1, 2)], **QUIET).dataset.sel(layer=1, head=2)
+    tokens = torch.arange(2, 42)[None]
+    data = SlashAblation()(model, tokens, heads=[(1, 2)], **QUIET).sel(tokens="all", layer=1, head=2)
     kept = []
     run_capture(model, torch.arange(2, 42)[None], kept.append, layers=[1], heads=[2])
     slope = float(kept[0].geometry.alibi_slopes[2])
@@ -119,11 +117,11 @@ def test_slopes_of_alibi_stay(family_model):
 
 
 def test_the_sentence_tells_what_is_left_of_the_strongest_head(result):
-    at_best = result.dataset["score_at_best"]
+    at_best = result.own["best_score"]
     layer, head = at_best.sel(condition="unchanged").to_series().idxmax()
     of_head = at_best.sel(layer=layer, head=head).to_series()
-    uniform = float(result.dataset["uniform_at_best"].sel(layer=layer, head=head))
-    of_null = float(result.null["score_at_best"].sel(condition="unchanged").max())
+    uniform = float(result.own["best_uniform"].sel(layer=layer, head=head))
+    of_null = float(result.null["best_score"].sel(condition="unchanged").max())
     assert result.findings() == [
         f"The strongest, layer {layer} head {head} ({of_head['unchanged']:.3f}) at D = 1 (strongest of the random init "
         f"{of_null:.3f}), with its own layer ablated: Q, K of rank one {of_head['rank_one']:.3f}, RoPE removed "
@@ -137,17 +135,14 @@ def test_bars_are_the_scores_of_the_strongest_heads(result):
     bars = [trace for trace in traces if trace.type == "bar"]
     assert [bar.name for bar in bars][:3] == ["unchanged", "Q, K of rank one", "RoPE removed"]
     assert len(bars) == 1 + len(WHOLE_KINDS) + len(BANDS)
-    unchanged = result.dataset["score_at_best"].sel(condition="unchanged")
+    unchanged = result.own["best_score"].sel(condition="unchanged")
     np.testing.assert_allclose(bars[0].y, np.sort(unchanged.values.flat)[::-1][:8], atol=1e-6)
     layer, head = unchanged.to_series().idxmax()
-    strongest = result.dataset["score_at_best"].sel(layer=layer, head=head)
+    strongest = result.own["best_score"].sel(layer=layer, head=head)
     assert bars[2].y[0] == float(strongest.sel(condition="no_rope"))
     assert bars[-1].y[0] == float(strongest.sel(condition="drop low, thirds"))
-    assert traces[-1].y[0] == float(result.dataset["uniform_at_best"].sel(layer=layer, head=head))
+    assert traces[-1].y[0] == float(result.own["best_uniform"].sel(layer=layer, head=head))
 
 
-def test_a_row_a_condition_and_head(result, tmp_path):
-    frame = result.frame()
-    assert len(frame) == 14 * 16
-    loaded = tl_posgen.load(result.save(tmp_path / "a.nc"))["slash_ablation"]
-    assert loaded.frame().equals(frame)
+def test_a_row_a_condition_and_head(result):
+    assert len(result.frame()) == 14 * 16

@@ -5,14 +5,10 @@ import pytest
 import torch
 import xarray as xr
 
-import tl_posgen
-from tl_posgen.feed import Feed
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.core.numbers import Numbers, format_bound
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.registry import requested
-from tl_posgen.report.sentences import at_most
-from tl_posgen.result import Result
-from tl_posgen.slash import slash_planes
+from tl_posgen.slash import SlashPlanes
 from tl_posgen.slash.slash_planes import NEAR
 
 N = 80
@@ -37,21 +33,21 @@ def logits(mini, alice):
 def of_family(family_model):
     """The result of a tiny model on random tokens."""
     tokens = torch.randint(2, 64, (1, 24), generator=torch.Generator().manual_seed(0))
-    return lambda family: slash_planes(family_model(family, "bridge"), tokens, **QUIET)
+    return lambda family: SlashPlanes()(family_model(family, "bridge"), tokens, **QUIET)
 
 
-@pytest.mark.parametrize(("variant", "first"), [("all", 0), ("without_first_token", 1)])
-def test_contributions_add_up_to_the_lift_of_the_diagonal(result, logits, variant, first):
+@pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
+def test_contributions_add_up_to_the_lift_of_the_diagonal(result, logits, tokens, first):
     s = logits[:, first:, first:]
     mean = s.masked_fill(s.isinf(), 0).sum((1, 2)) / (~s.isinf())[0].sum()
-    total = result.dataset["contribution"].sel(variant=variant, layer=LAYER).sum("plane")
+    total = result.own["contribution"].sel(tokens=tokens, layer=LAYER).sum("plane")
     for distance in (0, 1, 4):
         expected = s.diagonal(-distance, -2, -1).mean(-1) - mean
         np.testing.assert_allclose(total.sel(at=str(distance)), expected, atol=1e-4)
 
 
 def test_the_edge_is_the_lift_above_near_diagonals(result, logits):
-    data = result.dataset.sel(variant="all", layer=LAYER)
+    data = result.own.sel(tokens="all", layer=LAYER)
     means = np.stack([logits.diagonal(-distance, -2, -1).mean(-1) for distance in range(N)], axis=-1)
     for head, best in enumerate(data["best_distance"].values):
         near = [d for d in range(max(0, best - NEAR), best + NEAR + 1) if d != best]
@@ -60,14 +56,14 @@ def test_the_edge_is_the_lift_above_near_diagonals(result, logits):
 
 
 def test_bands_hold_every_plane_once(result):
-    bands = result.dataset["bands"]
-    whole = result.dataset["contribution"].sum("plane")
+    bands = result.own["bands"]
+    whole = result.own["contribution"].sum("plane")
     for scheme in ("thirds", "wavelength"):
         np.testing.assert_allclose(bands.sel(scheme=scheme).sum("band").transpose(*whole.dims), whole, atol=1e-9)
 
 
 def test_bands_by_wavelength_end_at_32_tokens_and_at_the_prompt(result):
-    data = result.dataset.sel(variant="all", layer=LAYER, head=0, at="best")
+    data = result.own.sel(tokens="all", layer=LAYER, head=0, at="best")
     wavelength = data["wavelength"]
     chosen = {"high": wavelength < 32, "medium": (wavelength >= 32) & (wavelength <= N), "low": wavelength > N}
     for band, planes in chosen.items():
@@ -76,7 +72,7 @@ def test_bands_by_wavelength_end_at_32_tokens_and_at_the_prompt(result):
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
-    data = of_family("neox").dataset
+    data = of_family("neox").own
     plain = data["contribution"].where(np.isinf(data["wavelength"])).sum("plane").sel(at="best")
     unrotated = data["bands"].sel(scheme="thirds", band="unrotated", at="best")
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
@@ -84,22 +80,25 @@ def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
 
 
 def test_a_model_of_absolute_positions_turns_nothing(of_family):
-    data = of_family("gpt2").dataset
+    data = of_family("gpt2").own
     assert np.isinf(data["wavelength"]).all()
-    np.testing.assert_allclose(data["predicted"], data["uniform"])
+    np.testing.assert_allclose(*xr.broadcast(data["predicted"], data["uniform"]))
 
 
 def test_scores_are_those_of_the_measure_slash(single, result):
-    slash = single["slash"].dataset
-    ours = result.dataset.sel(variant="all")
-    for name in ("score", "best_score", "best_distance"):
+    slash = single["slash"].sel(tokens="all")
+    ours = result.sel(tokens="all")
+    for name in ("score", "uniform", "best_score", "best_distance"):
         np.testing.assert_allclose(ours[name], slash[name])
     np.testing.assert_array_equal(ours["dominant"], slash["dominant"].any("short_distance"))
 
 
 def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_other_heads(result):
-    data = result.dataset.sel(variant="all").isel(distance=slice(N // 2))
-    above = [(data[name] - data["uniform"]).values.reshape(16, -1) for name in ("predicted", "score")]
+    data = result.own.sel(tokens="all").isel(distance=slice(N // 2))
+    above = [
+        (data[name] - data["uniform"]).transpose("layer", "head", "distance").values.reshape(16, -1)
+        for name in ("predicted", "score")
+    ]
     between = np.corrcoef(*above)[:16, 16:]
     np.testing.assert_allclose(data["correlation"].values.ravel(), between.diagonal(), atol=1e-6)
     others = (between.sum(1) - between.diagonal()) / 15
@@ -107,35 +106,27 @@ def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_o
 
 
 def test_chance_peaks_count_the_other_heads_that_peak_there(result):
-    data = result.dataset.sel(variant="all")
+    data = result.own.sel(tokens="all")
     guess, truth = data["predicted_peak"].values.ravel(), data["best_distance"].values.ravel()
     expected = [np.mean(np.delete(truth, head) == peak) for head, peak in enumerate(guess)]
     np.testing.assert_allclose(data["chance_peak"].values.ravel(), expected)
 
 
 def test_slashes_of_the_trained_model_are_lifted_and_those_of_its_null_are_not(result):
-    trained, null = (
-        one["bands"].sel(variant="all", at="best", scheme="thirds") for one in (result.dataset, result.null)
-    )
+    trained, null = (one["bands"].sel(tokens="all", at="best", scheme="thirds") for one in (result.own, result.null))
     assert float(trained.sum("band").max()) > 20 * float(abs(null.sum("band")).max())
 
 
-def test_prompts_of_different_lengths_and_very_short_ones_work(mini):
-    feed = Feed(requested("slash_planes"))
-    for n in (2, 40):
-        feed.first_prompt = len(feed.prompts)
-        run_capture(mini, torch.arange(n)[None] + 300, feed, feed.needs)
-    data = feed.datasets(mini, "mini")["slash_planes"]
-    alone = slash_planes(mini, torch.arange(40)[None] + 300, **QUIET).dataset
+def test_prompts_of_different_lengths_and_very_short_ones_work(mini, by_hand):
+    rows = [torch.arange(n) + 300 for n in (2, 40)]
+    data, alone = (by_hand(SlashPlanes(), mini, some).own for some in (rows, rows[1:]))
     np.testing.assert_allclose(data["contribution"].sel(at="4"), alone["contribution"].sel(at="4"))
 
 
-def test_the_frame_has_a_row_a_head_and_choice_of_tokens_and_it_comes_back_from_disk(result, tmp_path):
+def test_the_frame_has_a_row_a_head_and_choice_of_tokens(result):
     frame = result.frame()
     assert len(frame) == 2 * 16
     assert {"best_score", "correlation", "chance_correlation", "same_peak", "dominant"} <= set(frame.columns)
-    loaded = tl_posgen.load(result.save(tmp_path / "planes.nc"))["slash_planes"]
-    xr.testing.assert_equal(loaded.dataset, result.dataset)
 
 
 # What is shown
@@ -144,16 +135,16 @@ def test_the_frame_has_a_row_a_head_and_choice_of_tokens_and_it_comes_back_from_
 def test_the_strongest_heads_are_drawn_plane_by_plane(result):
     lift = [trace for trace in result.plot(kind="planes").data if trace.name == "lift"]
     assert len(lift) == 8
-    layer, head = result.dataset["best_score"].sel(variant="all").to_series().idxmax()
-    expected = result.dataset["contribution"].sel(variant="all", layer=layer, head=head, at="best")
+    layer, head = result.own["best_score"].sel(tokens="all").to_series().idxmax()
+    expected = result.own["contribution"].sel(tokens="all", layer=layer, head=head, at="best")
     np.testing.assert_array_equal(lift[0].y, expected)
-    np.testing.assert_array_equal(lift[0].x, result.dataset["wavelength"].sel(layer=layer))
+    np.testing.assert_array_equal(lift[0].x, result.own["wavelength"].sel(layer=layer))
 
 
 def test_predicted_and_measured_profiles_share_a_panel(result):
     traces = result.plot(kind="profiles").data
-    layer, head = result.dataset["best_score"].sel(variant="all").to_series().idxmax()
-    one = result.dataset.sel(variant="all", layer=layer, head=head)
+    layer, head = result.own["best_score"].sel(tokens="all").to_series().idxmax()
+    one = result.own.sel(tokens="all", layer=layer, head=head)
     for name, label in (("score", "measured"), ("predicted", "predicted from rank one")):
         first = next(trace for trace in traces if trace.name == label)
         np.testing.assert_array_equal(first.y, one[name].sel(distance=first.x - 1))
@@ -163,14 +154,14 @@ def test_predicted_and_measured_profiles_share_a_panel(result):
 def test_band_boxes_hold_every_head(result, kind, at):
     traces = result.plot(kind=kind).data
     shown = np.sort(np.concatenate([trace.y for trace in traces if trace.name != "random init (seed 0)"]))
-    bands = result.dataset["bands"].sel(variant="all", at=at, band=["high", "medium", "low"])
+    bands = result.own["bands"].sel(tokens="all", at=at, band=["high", "medium", "low"])
     np.testing.assert_allclose(shown, np.sort(bands.values.ravel()))
 
 
 def test_match_boxes_hold_every_head_and_its_chance(result):
     traces = result.plot(kind="match").data
     shown = np.sort(np.concatenate([trace.y for trace in traces if trace.name != "random init (seed 0)"]))
-    both = result.dataset[["correlation", "chance_correlation"]].to_array()
+    both = result.own[["correlation", "chance_correlation"]].to_array()
     np.testing.assert_allclose(shown, np.sort(both.values.ravel()))
 
 
@@ -184,12 +175,12 @@ def test_a_model_that_turns_nothing_has_no_planes_to_draw_and_says_so(of_family)
 
 def test_the_table_holds_the_means_of_each_group_of_heads(result):
     edge = result.table().query("measure == 'edge' and `bands by` == 'thirds'").iloc[0]
-    bands = result.dataset["bands"].sel(variant="all", at="edge", scheme="thirds", band="high").values
-    assert edge["high"] == pytest.approx(bands[result.dataset["dominant"].sel(variant="all").values].mean())
+    bands = result.own["bands"].sel(tokens="all", at="edge", scheme="thirds", band="high").values
+    assert edge["high"] == pytest.approx(bands[result.own["dominant"].sel(tokens="all").values].mean())
 
 
 def test_the_sentences_tell_the_numbers_beside_the_null(result):
-    data, null = (one.sel(variant="all") for one in (result.dataset, result.null))
+    data, null = (one.sel(tokens="all") for one in (result.own, result.null))
     dominant = data["dominant"].values
     lift, edge, *predictions = result.findings()
     for at, sentence in (("best", lift), ("edge", edge)):
@@ -198,8 +189,7 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
         assert f"by {total:.2f} logits: by thirds of the planes high {high:.2f}, " in sentence
     assert "above the mean logit by" in lift
     largest = float(abs(result.null["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max())
-    assert result.null_summary["largest_lift"] == pytest.approx(largest)
-    assert f"In the random init no band lifts it by more than {at_most(result.null_summary, 'largest_lift')}" in edge
+    assert f"In the random init no band lifts it by more than {format_bound([largest])}" in edge
     r, chance = (data[name].values[dominant].mean() for name in ("correlation", "chance_correlation"))
     assert (
         f"correlate with the measured ones at {r:.3f} (with the other heads measured: {chance:.3f})" in predictions[0]
@@ -210,8 +200,8 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
 
 def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, alice):
     cut = {"length": 24, "n_prompts": 1, **QUIET}
-    two, one = (slash_planes(mini, alice, heads=heads, **cut) for heads in ([(1, 2), (3, 1)], [(3, 1)]))
-    data = two.dataset.sel(variant="all").isel(distance=slice(12))
+    two, one = (SlashPlanes()(mini, alice, heads=heads, **cut) for heads in ([(1, 2), (3, 1)], [(3, 1)]))
+    data = two.own.sel(tokens="all").isel(distance=slice(12))
     above = {name: data[name] - data["uniform"] for name in ("predicted", "score")}
     expected = np.corrcoef(above["predicted"].sel(layer=3, head=1), above["score"].sel(layer=1, head=2))[0, 1]
     assert float(data["chance_correlation"].sel(layer=3, head=1)) == pytest.approx(expected)
@@ -221,8 +211,9 @@ def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, ali
 
 
 def test_no_bound_is_told_as_nothing(result):
-    lifted = result.null.assign(bands=result.null["bands"] * 0 + 2e-5)
-    told = Result("slash_planes", result.dataset, (lifted,)).findings()[1]
+    whole = result.dataset
+    lifted = whole.assign(bands=whole["bands"].where(whole["init"] == "trained", 2e-5))
+    told = result.measure.findings(Numbers(result.measure, lifted))[1]
     assert told.endswith("no band lifts it by more than 0.001 logits, mean over heads.")
 
 
@@ -233,10 +224,5 @@ def test_what_lift_and_prediction_mean_without_rope_is_said(of_family, family, s
 
 def test_the_sentences_say_so_where_no_head_is_dominant(result):
     """The null as if it were the model."""
-    sentences = Result("slash_planes", result.null).findings()
-    assert any("no band makes a slash" in sentence for sentence in sentences)
-
-
-def test_an_unknown_kind_is_refused(result):
-    with pytest.raises(ValueError, match="nonsense"):
-        result.plot(kind="nonsense")
+    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
+    assert any("no band makes a slash" in sentence for sentence in result.measure.findings(null))

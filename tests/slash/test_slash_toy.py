@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.result import load
 from tl_posgen.slash import slash_toy
 from tl_posgen.slash.toy_model import ShallowTransformer, ToySettings, draw_prompts
 
@@ -45,18 +44,18 @@ def prompts():
 
 
 def test_slash_head_forms_within_a_hundred_and_fifty_steps(learned):
-    score = learned.dataset.score.sel(features="trained", seed=0)
-    assert score[0] < 2 * learned.dataset.uniform[3]
+    score = learned.own.score.sel(features="trained", seed=0)
+    assert score[0] < 2 * learned.own.uniform[3]
     assert score[-1] > 0.8
 
 
 def test_slash_head_works_on_features_it_was_never_trained_on(learned):
-    assert learned.dataset.score.sel(features="unseen", seed=0)[-1] > 0.5
+    assert learned.own.score.sel(features="unseen", seed=0)[-1] > 0.5
 
 
 def test_loss_falls_once_the_head_has_formed(learned):
-    row = learned.frame().iloc[0]
-    assert row.loss_end < 0.3 * row.loss_start
+    row = learned.table().iloc[0]
+    assert row["loss at end"] < 0.3 * row["loss at start"]
 
 
 def test_slash_forms_before_the_matching_layer_grows(learned):
@@ -65,20 +64,19 @@ def test_slash_forms_before_the_matching_layer_grows(learned):
 
 
 def test_queries_and_keys_become_almost_rank_one(learned):
-    row = learned.frame().iloc[0]
-    assert min(row.r1_q_end, row.r1_k_end) > 0.95
+    assert float(learned.own["r1"].isel(step=-1).min()) > 0.95
 
 
 @pytest.mark.slow
 def test_head_of_the_slowest_planes_alone_fails_to_form():
-    row = short("low").frame().iloc[0]
-    assert row.score_trained < 0.3
-    assert row.loss_end > 0.4
-    assert np.isnan(row.slash_step)
+    row = short("low").table().iloc[0]
+    assert row["score"] < 0.3
+    assert row["loss at end"] > 0.4
+    assert np.isnan(row["formed by step"])
 
 
 def test_kept_pattern_shows_the_slash_at_the_snapshot(learned):
-    pattern = learned.dataset.pattern.sel(features="trained", seed=0)
+    pattern = learned.own.pattern.sel(features="trained", seed=0)
     assert pattern.snapshot.values.tolist() == [0, 150]
     diagonal = np.diagonal(pattern.sel(snapshot=150).values, -3)
     assert diagonal.mean() > 0.8
@@ -86,13 +84,13 @@ def test_kept_pattern_shows_the_slash_at_the_snapshot(learned):
 
 
 def test_profile_ends_in_the_last_score(learned):
-    profile = learned.dataset.profile.sel(distance=3, features="trained")
-    np.testing.assert_array_equal(profile, learned.dataset.score.sel(features="trained").isel(step=-1))
+    profile = learned.own.profile.sel(distance=3, features="trained")
+    np.testing.assert_array_equal(profile, learned.own.score.sel(features="trained").isel(step=-1))
 
 
 def test_a_seed_gives_the_same_run_alone_and_in_company():
     alone, together = short(steps=20, seeds=(1,)), short(steps=20, seeds=(0, 1))
-    np.testing.assert_allclose(alone.dataset.score.sel(seed=1), together.dataset.score.sel(seed=1), rtol=1e-3)
+    np.testing.assert_allclose(alone.own.score.sel(seed=1), together.own.score.sel(seed=1), rtol=1e-3)
 
 
 def test_global_random_numbers_are_left_alone():
@@ -101,10 +99,8 @@ def test_global_random_numbers_are_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_result_survives_the_disk(learned, tmp_path):
-    loaded = load(learned.save(tmp_path / "toy.nc"))["slash_toy"]
-    assert loaded.frame().equals(learned.frame())
-    assert loaded.provenance["distance"] == 3
+def test_settings_are_in_the_provenance(learned):
+    assert learned.provenance["distance"] == learned.measure.distance == 3
 
 
 def test_embeddings_lie_on_a_cone_and_are_orthonormal_around_it():
@@ -157,13 +153,13 @@ def test_prediction_is_the_attended_mean_of_the_labels_shown(prompts):
     ("options", "message"),
     [
         (dict(distance=46), "allow 0..45"),
-        (dict(seeds=()), "at least one"),
-        (dict(seeds=(1, 1)), "different seeds"),
-        (dict(steps=0), "positive"),
+        (dict(seeds=()), "one at least"),
+        (dict(seeds=(1, 1)), "each once"),
+        (dict(steps=0), "1 or more"),
         (dict(snapshots=[3000]), "steps in 0..1500"),
         (dict(every=0), "1 or more"),
-        (dict(learning_rate=-0.1), "must be positive"),
-        (dict(d_head=7), "d_head even"),
+        (dict(learning_rate=-0.1), "a number above 0"),
+        (dict(d_head=7), "an even number"),
     ],
 )
 def test_settings_that_make_no_task_are_refused_before_training(options, message):
@@ -194,38 +190,39 @@ def test_settings_of_the_wrong_kind_are_refused_as_users_see_it(unchecked, optio
 def test_training_has_a_curve_a_seed_in_every_panel_and_two_kinds_of_features_for_the_score(toy):
     traces = toy.plot(kind="training").data
     assert len(traces) == 2 * (1 + 2 + 1 + 1)
-    np.testing.assert_array_equal(traces[0].y, toy.dataset["loss"].isel(seed=0))
+    np.testing.assert_array_equal(traces[0].y, toy.own["loss"].isel(seed=0))
 
 
 def test_the_maps_show_the_attention_at_every_snapshot(toy):
     maps = toy.plot(kind="maps").data
     assert len(maps) == 4
-    np.testing.assert_array_equal(maps[1].z, toy.dataset["pattern"].sel(features="trained", snapshot=4, seed=0))
+    np.testing.assert_array_equal(maps[1].z, toy.own["pattern"].sel(features="trained", snapshot=4, seed=0))
 
 
 def test_the_profile_stands_beside_uniform_attention(toy):
     traces = toy.plot(kind="profile").data
-    np.testing.assert_array_equal(traces[-1].y, toy.dataset["uniform"])
-    np.testing.assert_array_equal(traces[0].y, toy.dataset["profile"].sel(features="trained", seed=0))
+    np.testing.assert_array_equal(traces[-1].y, toy.own["uniform"])
+    np.testing.assert_array_equal(traces[0].y, toy.own["profile"].sel(features="trained", seed=0))
 
 
 def test_the_sentences_tell_the_spread_over_seeds(toy):
-    ends, start = toy.dataset["score_trained"], toy.dataset["score"].sel(features="trained").isel(step=0)
+    score = toy.own["score"].sel(features="trained")
+    start, ends, loss = score.isel(step=0), score.isel(step=-1), toy.own["loss"].isel(step=-1)
     first, second = toy.findings()
     assert f"from {float(start.mean()):.3f} at initialisation to " in first
     assert f"to {float(ends.mean()):.3f} ± {float(ends.std(ddof=1)):.3f}" in first
-    assert f"(uniform attention {float(toy.dataset['uniform'][3]):.3f})" in first
-    assert f"{float(toy.dataset['loss_end'].mean()):.4f} ± {float(toy.dataset['loss_end'].std(ddof=1)):.4f}." in first
+    assert f"(uniform attention {float(toy.own['uniform'][3]):.3f})" in first
+    assert f"{float(loss.mean()):.4f} ± {float(loss.std(ddof=1)):.4f}." in first
     assert second.startswith("The head passed one half in 0 of 2 seeds, never; at the end r1(Q) is ")
 
 
 def test_a_single_seed_is_told_without_a_spread(learned):
     first, second = learned.findings()
-    assert f"to {float(learned.dataset['score_trained'][0]):.3f}, and " in first
-    assert f"in 1 of 1 seeds, by step {int(learned.dataset['slash_step'][0])};" in second
+    assert f"to {float(learned.own['score'].sel(features='trained').isel(seed=0, step=-1)):.3f}, and " in first
+    assert f"in 1 of 1 seeds, by step {int(learned.own['slash_step'][0])};" in second
 
 
 def test_the_table_has_a_row_a_seed(toy):
     short = toy.table()
     assert short["seed"].tolist() == [0, 1]
-    np.testing.assert_array_equal(short["loss at end"], toy.dataset["loss_end"])
+    np.testing.assert_array_equal(short["loss at end"], toy.own["loss"].isel(step=-1))

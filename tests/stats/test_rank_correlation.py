@@ -1,4 +1,4 @@
-"""Rank correlations against scipy, and within groups."""
+"""Rank correlations against scipy, over all rows and within groups."""
 
 import math
 

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tl_posgen import registry
-from tl_posgen.studies.curves import CURVES, curve_of, followed, half_way, interval_of, values_of
+from tl_posgen.core import registry
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.position import ThreeAxis
+from tl_posgen.studies.course import Emergence, values_of
+from tl_posgen.studies.curves import CURVES, array_of, curve_named, followed, half_way, numbers_of
 
 
-def over_training(**values):
-    data = {name: (dims, array, {"measure": name.split("_")[0]}) for name, (dims, array) in values.items()}
-    return xr.Dataset(data, attrs={"measures": sorted({name.split("_")[0] for name in values})})
+def over_training(dims=("checkpoint",), **values):
+    """Numbers of one model, "trained", over checkpoints."""
+    arrays = {name: (("init", *dims), [array], {"measure": name.split("_")[0]}) for name, array in values.items()}
+    data = xr.Dataset(arrays, {"init": ["trained"]}, {"measures": sorted({name.split("_")[0] for name in values})})
+    return Numbers(Emergence(), data)
 
 
 @pytest.mark.parametrize(
@@ -28,30 +33,44 @@ def test_half_of_the_change_is_found_first_and_for_good(values, expected):
     assert half_way(np.array(values)) == expected
 
 
-def test_a_per_head_number_is_its_mean_and_has_no_interval():
-    heads = np.arange(12.0).reshape(2, 2, 3)
-    dims = ("checkpoint", "layer", "head")
-    data = over_training(a_r=(dims, heads), a_r_low=(dims, heads), a_r_high=(dims, heads))
-    np.testing.assert_array_equal(values_of(data, "a_r"), [2.5, 8.5])
-    assert interval_of(data, "a_r") == {}
+def test_a_per_head_number_is_its_mean_and_has_no_interval_without_groups_of_prompts():
+    own = over_training(("checkpoint", "layer", "head"), a_r=np.arange(12.0).reshape(2, 2, 3))
+    [curve] = followed(own.dataset)
+    np.testing.assert_array_equal(values_of(own, curve), [2.5, 8.5])
+    number = own.number(array_of(own, curve).isel(checkpoint=0))
+    assert (number.value, number.low) == (2.5, pytest.approx(np.nan, nan_ok=True))
 
 
-def test_a_number_of_the_model_has_the_interval_that_stands_beside_it():
-    dims = ("checkpoint",)
-    data = over_training(a_x=(dims, [1.0, 2.0]), a_x_low=(dims, [0.5, 1.5]), a_x_high=(dims, [2.0, 3.0]))
-    np.testing.assert_array_equal(interval_of(data, "a_x")["high"], [2, 3])
+def test_a_number_by_prompt_has_its_interval():
+    own = over_training(("checkpoint", "prompt"), a_x=[[1.0, 2, 3, 4], [5, 5, 5, 5]])
+    number = own.number(array_of(own, curve_named(own.dataset, "a_x")).isel(checkpoint=0))
+    half = 3.182446 * np.std([1, 2, 3, 4], ddof=1) / 2
+    assert (number.low, number.high) == pytest.approx((2.5 - half, 2.5 + half))
 
 
 def test_a_measure_without_curves_is_followed_by_its_first_numbers():
-    dims = ("checkpoint",)
-    data = over_training(other_a=(dims, [1.0]), other_b=(dims, [1.0]), other_c=(dims, [1.0]), other_d=(dims, [1.0]))
-    assert [curve.name for curve in followed(data)] == ["other_a", "other_b", "other_c"]
-    assert (curve_of("other_a").label, curve_of("other_a").told) == ("other a", "Other a")
+    own = over_training(other_a=[1.0], other_b=[1.0], other_c=[1.0], other_d=[1.0])
+    assert [curve.name for curve in followed(own.dataset)] == ["other_a", "other_b", "other_c"]
+    curve = curve_named(own.dataset, "other_a")
+    assert (curve.label, curve.sentence) == ("other a", "Other a")
 
 
 @pytest.mark.parametrize("measure", CURVES)
-def test_every_curve_is_a_variable_or_summary_number_of_a_registered_measure(measure):
-    declared = registry.find(measure).variables
+def test_every_curve_is_a_variable_of_a_registered_measure(measure):
+    kind = registry.find(measure)
     for curve in CURVES[measure]:
-        key = curve.name.removeprefix(f"{measure}_")
-        assert key in declared or f"mean_{key}" in declared
+        variable = kind.variables[curve.name.removeprefix(f"{measure}_")]
+        assert set(curve.at) <= set(variable.dims)
+        if curve.chance is not None:
+            assert set(curve.chance) <= set(kind.variables["chance"].dims)
+
+
+def test_a_study_keeps_numbers_of_every_head_and_means_of_others(mini, alice):
+    """Curves that every head has are left out; numbers by prompt and by group stay as they are."""
+    result = ThreeAxis()(mini, alice, length=24, n_prompts=4, progress=False)
+    kept = numbers_of([result])
+    assert kept["three_axis_r"].dims == ("init", "group", "tokens", "layer", "head")
+    np.testing.assert_array_equal(kept["three_axis_r"], result.dataset["r"].transpose(*kept["three_axis_r"].dims))
+    assert kept["three_axis_r"].attrs == {"measure": "three_axis", "long_name": "r", "range": [-1.0, 1.0]}
+    assert not [name for name in ("a", "b", "c") if f"three_axis_{name}" in kept]
+    assert kept["prompt_share"].dims == ("group",)

@@ -1,125 +1,155 @@
 """Measures over checkpoints: two real ones, random weights and the bundled model's."""
 
-import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from made_up import dataset_of, result_of
 
-from tl_posgen.coupling import Coupling, coupling
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.report import load
+from tl_posgen.coupling import Coupling
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure
-from tl_posgen.models.checkpoints import steps_of
+from tl_posgen.models.conversion.source import MINI
+from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.loss import token_losses
-from tl_posgen.models.source import MINI
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.result import Result, load
-from tl_posgen.studies.emergence import emergence, findings, summarise, table
-from tl_posgen.summary import jsonable
+from tl_posgen.studies.course import Emergence
+from tl_posgen.studies.curves import ALIGNED
+from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.slow
 
 CUT = {"length": 32, "n_prompts": 2, "progress": False}
 OPTIONS = {"tokenizer": "mini", **CUT}
 WITHIN = "three_axis_r_within_rows"
+USUAL = {"tokens": "all", "group": "all"}
 
 
 def course_of(values, losses=None):
     """A result of one followed number over steps 0, 1, ..., as `emergence` makes it."""
     n = len(values)
-    data = {
-        "loss": ("checkpoint", losses or np.arange(n, 0, -1.0)),
-        "step": ("checkpoint", np.arange(n)),
-        "coupling_growth_r2": ("checkpoint", np.array(values), {"measure": "coupling"}),
+    variables = {
+        "loss": (("checkpoint", "prompt"), np.array(losses or np.arange(n, 0, -1.0))[:, None]),
+        "step": (("checkpoint",), np.arange(n)),
+        "coupling_growth_r2": (("checkpoint",), np.array(values)),
     }
-    attrs = {"rows": "checkpoint", "model": "made up", "measures": ["coupling"]}
-    return Result("emergence", xr.Dataset(data, {"checkpoint": [f"step{i}" for i in range(n)]}, attrs))
+    data = dataset_of(variables, checkpoint=[f"step{i}" for i in range(n)]).assign_attrs(measures=["coupling"])
+    data["coupling_growth_r2"].attrs["measure"] = "coupling"
+    return result_of(Emergence(per_head=False), data)
+
+
+def mean_within_rows(per_head, init="trained"):
+    """Of every checkpoint, the mean over heads."""
+    return per_head.sel(init=init)[WITHIN].sel(tokens="all").mean(("layer", "head")).values
 
 
 def test_the_last_checkpoint_measures_as_the_model_itself(per_head, mini, alice):
     tokens = torch.stack(to_prompts(mini, alice, length=32, n_prompts=2))
     loss = float(token_losses(mini, tokens).mean())
-    assert float(per_head.dataset.loss[-1]) == pytest.approx(loss, abs=1e-3)
+    assert float(per_head.own["loss"][-1].mean()) == pytest.approx(loss, abs=1e-3)
 
 
 def test_coupling_of_the_last_checkpoint_is_that_of_the_model_itself(of_coupling, mini, alice):
-    expected = coupling(mini, alice, k=4, null_seeds=(), **CUT).summary
-    numbers = {key: value for key, value in expected.items() if isinstance(value, int | float)}
-    found = {key: float(of_coupling.dataset[f"coupling_{key}"][-1]) for key in numbers}
-    assert len(numbers) > 27
-    assert found == pytest.approx(numbers, rel=1e-3, abs=1e-3)
+    """Every number, at every place that a study keeps."""
+    result, compared = Coupling(k=4)(mini, alice, null_seeds=(), **CUT), 0
+    last = of_coupling.own.isel(checkpoint=-1)
+    for name, array in result.own.data_vars.items():
+        if f"coupling_{name}" in last:
+            found = last[f"coupling_{name}"]
+            expected = array.sel(k=4) if "k" in array.dims else array
+            expected = expected.mean([dim for dim in expected.dims if dim not in found.dims])
+            np.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-3, atol=1e-3)
+            compared += found.size
+    assert compared > 27
 
 
 def test_it_is_named_after_the_model_and_carries_steps_and_loss(of_coupling):
-    assert of_coupling.dataset.attrs["model"] == "some_model"
-    assert of_coupling.dataset.step.values.tolist() == [0, 10]
-    assert float(of_coupling.dataset.loss[1]) < float(of_coupling.dataset.loss[0]) - 0.5
+    assert of_coupling.own.attrs["model"] == "some_model"
+    assert of_coupling.own["step"].values.tolist() == [0, 10]
+    first, last = of_coupling.own["loss"].mean("prompt").values
+    assert last < first - 0.5
     assert of_coupling.provenance["measures"]["coupling"]["k"] == 4
     assert of_coupling.provenance["checkpoints"] == ["step0", "step10"]
 
 
 def test_training_lowers_the_loss_and_raises_r(per_head):
-    assert float(per_head.dataset.loss[1]) < float(per_head.dataset.loss[0]) - 0.5
-    r = per_head.dataset[WITHIN].mean(("layer", "head"))
-    assert float(r[1]) > float(r[0])
+    first, last = per_head.own["loss"].mean("prompt").values
+    assert last < first - 0.5
+    first, last = mean_within_rows(per_head)
+    assert last > first
 
 
 def test_steps_come_from_the_names(per_head):
-    assert per_head.dataset.step.values.tolist() == [0, 10]
+    assert per_head.own["step"].values.tolist() == [0, 10]
     assert steps_of(["a", "b"]).tolist() == [0, 1]
 
 
-def test_nulls_are_random_models_with_their_seeds_in_the_name(of_coupling):
-    names = [null.checkpoint.values.tolist() for null in of_coupling.nulls]
-    assert names == [["random init (seed 0)"], ["random init (seed 1)"]]
-    assert all(np.isfinite(null.coupling_coupling).all() for null in of_coupling.nulls)
+def test_nulls_are_random_models_with_their_seeds_in_the_label(of_coupling):
+    labels = of_coupling.dataset["init_label"].values.tolist()
+    assert labels == ["some_model", "random init (seed 0)", "random init (seed 1)"]
+    for null in of_coupling.nulls:
+        coupling = null["coupling_coupling"].sel(ALIGNED)
+        assert np.isfinite(coupling).all()
+        assert (coupling == coupling.isel(checkpoint=0)).all()  # the same beside every checkpoint
 
 
 def test_every_number_says_of_which_measure_it_is_and_what_it_is(per_head, of_coupling):
     for result in (per_head, of_coupling):
         for name, array in result.dataset.data_vars.items():
             assert array.attrs["long_name"]
-            assert array.dims in (("checkpoint",), ("checkpoint", "layer", "head"))
+            assert "checkpoint" in array.dims
             assert name in ("loss", "step") or name.startswith(f"{array.attrs['measure']}_")
-    assert per_head.dataset["three_axis_r"].dims == ("checkpoint", "layer", "head")
+    assert per_head.sel()["three_axis_r"].dims == ("checkpoint", "tokens", "layer", "head")
 
 
 def test_it_can_be_saved_drawn_again_and_tabulated(per_head, of_coupling, tmp_path):
     for result, kinds in ((per_head, ["means", "heads"]), (of_coupling, ["means", "controls"])):
         loaded = load(result.save(tmp_path / "r.nc"))["emergence"]
-        assert loaded.dataset.equals(result.dataset)
+        xr.testing.assert_identical(loaded.dataset, result.dataset)
         assert loaded.kinds == result.kinds == kinds
         assert [loaded.plot(kind).to_json() for kind in kinds] == [result.plot(kind).to_json() for kind in kinds]
         assert loaded.findings() == result.findings()
     assert len(per_head.frame()) == 2 * 16
-    assert np.isfinite(per_head.frame(null=True)["three_axis_r"]).all()
+    assert np.isfinite(per_head.frame(init=0)["three_axis_r"]).all()
     assert of_coupling.frame()["checkpoint"].tolist() == ["step0", "step10"]
 
 
 def test_the_words_name_both_ends_and_the_null(per_head):
-    said = " ".join(per_head.findings())
-    r = per_head.dataset[WITHIN].mean(("layer", "head"))
-    assert f"from {float(r[0]):.3f} at step 0 to {float(r[1]):.3f} at step 10" in said
-    assert f"random init {float(per_head.null[WITHIN].mean()):.3f}" in said
+    words = " ".join(per_head.findings())
+    first, last = mean_within_rows(per_head)
+    assert f"from {first:.3f} at step 0 to {last:.3f} at step 10" in words
+    assert f"random init {mean_within_rows(per_head, 0)[0]:.3f}" in words
 
 
-def test_coupling_is_told_with_its_intervals_the_spread_of_its_nulls_and_random_bases(of_coupling):
-    own, data = of_coupling.summary, of_coupling.dataset
-    nulls = [float(null.coupling_coupling[0]) for null in of_coupling.nulls]
-    null = f"(random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f})"
-    first = f"{own['coupling_coupling_first']:.3f} [{float(data.coupling_coupling_low[0]):.3f}, "
-    said = of_coupling.findings()
-    assert said[1].startswith(f"Coupling goes from {first}")
-    assert null in said[1]
-    chance = data.coupling_chance.values
-    assert said[2] == f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}."
+def test_coupling_is_given_with_the_spread_of_its_nulls_and_random_bases(of_coupling):
+    nulls = [float(null["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean()) for null in of_coupling.nulls]
+    first = float(of_coupling.own["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean())
+    words = of_coupling.findings()
+    assert words[1].startswith(f"Coupling goes from {first:.3f} at step 0")
+    assert f"(random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f})" in words[1]
+    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt").values
+    assert words[2] == f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}."
 
 
-def test_a_change_that_was_lost_again_is_told_with_its_steps_and_the_largest_value():
+def test_numbers_of_four_prompts_have_intervals(checkpoints, alice):
+    cut = {**OPTIONS, "n_prompts": 4, "null_seeds": ()}
+    result = emergence(checkpoints[-1:], alice, measures=["three_axis", Coupling(k=4)], **cut)
+    for name in (WITHIN, "coupling_coupling"):
+        [number] = result.measure.at_steps(result.numbers, name).values()
+        assert number.low < number.value < number.high
+    values = result.own["coupling_coupling"].sel(ALIGNED).values.ravel()
+    half = 3.182446 * values.std(ddof=1) / 2
+    assert number.high - number.low == pytest.approx(2 * half, rel=0.1)
+    assert f"is {number.with_interval:.3f} at step 10" in " ".join(result.findings())
+    assert result.measure.at_steps(result.numbers, "slash_best_score") == {}
+
+
+def test_a_change_that_was_lost_again_is_given_with_its_steps_and_the_largest_value():
     found = course_of([0.37, 0.69, 0.42, 0.32, 0.61, 0.66])
-    said = findings(found.summary, None)[1]
-    assert said == (
+    assert found.findings()[1] == (
         "R² of exponential growth goes from 0.370 at step 0 to 0.660 at step 5 (no null measured), and is largest at "
         "step 1 (0.690); half of the change is there at step 1, is lost again, and is there for good by step 4, at "
         "loss 2.000."
@@ -127,97 +157,97 @@ def test_a_change_that_was_lost_again_is_told_with_its_steps_and_the_largest_val
 
 
 @pytest.mark.parametrize(
-    ("values", "told"), [([0.3, 0.4, 0.7], False), ([0.7, 0.4, 0.3], False), ([0.3, 0.8, 0.7], True)]
+    ("values", "named"), [([0.3, 0.4, 0.7], False), ([0.7, 0.4, 0.3], False), ([0.3, 0.8, 0.7], True)]
 )
-def test_the_largest_value_is_told_where_it_is_neither_the_first_nor_the_last(values, told):
-    assert ("and is largest at step 1" in findings(course_of(values).summary, None)[1]) == told
-    assert ("is largest" in findings(course_of(values).summary, None)[1]) == told
+def test_the_largest_value_is_given_where_it_is_neither_the_first_nor_the_last(values, named):
+    sentence = course_of(values).findings()[1]
+    assert ("and is largest at step 1" in sentence) == ("is largest" in sentence) == named
 
 
 def test_a_change_that_stayed_is_not_called_lost():
-    said = findings(course_of([0.3, 0.4, 0.7]).summary, None)[1]
-    assert said.endswith("half of the change is there by step 2, at loss 1.000.")
+    sentence = course_of([0.3, 0.4, 0.7]).findings()[1]
+    assert sentence.endswith("half of the change is there by step 2, at loss 1.000.")
 
 
-def test_one_checkpoint_and_numbers_that_could_not_be_had_are_told_as_such():
-    assert findings(course_of([0.5]).summary, None) == [
-        "R² of exponential growth is 0.500 at step 0 (no null measured)."
-    ]
-    assert "to not defined at step 1" in findings(course_of([0.5, np.nan]).summary, None)[1]
+def test_one_checkpoint_and_numbers_that_are_not_defined_are_given_as_such():
+    assert course_of([0.5]).findings() == ["R² of exponential growth is 0.500 at step 0 (no null measured)."]
+    assert "to not defined at step 1" in course_of([0.5, np.nan]).findings()[1]
 
 
-def test_the_summary_is_json_and_holds_what_the_dataset_does(per_head, of_coupling):
-    for result in (per_head, of_coupling):
-        assert json.dumps(jsonable(result.summary), allow_nan=False)
-        assert json.dumps(jsonable(result.null_summary.seeds), allow_nan=False)
-    over_steps = per_head.dataset[WITHIN].mean(("layer", "head"))
-    assert per_head.summary[f"{WITHIN}_over_steps"] == pytest.approx(over_steps.values.tolist())
-    assert per_head.summary[WITHIN] == per_head.summary[f"{WITHIN}_over_steps"][-1]
+def test_steps_of_long_runs_have_all_their_digits():
+    result = course_of([0.3, 0.4])
+    result.dataset["step"] = result.dataset["step"] * 1_430_000
+    assert "at step 1430000" in result.findings()[1]
 
 
 def test_means_are_drawn_beside_the_null(per_head):
-    figure, data = per_head.plot("means"), per_head.dataset
+    figure = per_head.plot("means")
     labels = [annotation.text for annotation in figure.layout.annotations]
     assert labels == ["loss", "r", "r within rows", "position", "content", "interaction", "slash"]
     curve, null = figure.data[4:6]
-    np.testing.assert_allclose(curve.y, data[WITHIN].mean(("layer", "head")))
+    np.testing.assert_allclose(curve.y, mean_within_rows(per_head))
     assert curve.x.tolist() == [1, 11]
-    np.testing.assert_allclose(null.y, float(per_head.null[WITHIN].mean()))
+    np.testing.assert_allclose(null.y, mean_within_rows(per_head, 0))
     assert null.name == "random init (seed 0)"
 
 
 def test_every_head_is_drawn_in_the_colour_of_its_layer(per_head):
     lines = [trace for trace in per_head.plot("heads").data if (trace.name or "").startswith("layer")]
     assert len(lines) == 6 * 16
-    np.testing.assert_array_equal(lines[16 + 5].y, per_head.dataset[WITHIN].sel(layer=1, head=1))
+    np.testing.assert_array_equal(lines[16 + 5].y, per_head.own[WITHIN].sel(layer=1, head=1, tokens="all"))
     assert len({trace.line.color for trace in lines}) == 4
 
 
-def test_coupling_is_drawn_with_its_interval_random_bases_and_null(of_coupling):
-    traces, data = of_coupling.plot("means").data, of_coupling.dataset
+def test_coupling_is_drawn_with_its_interval_random_bases_and_null(checkpoints, alice):
+    result = emergence(checkpoints, alice, measures=[Coupling(k=4)], **{**OPTIONS, "n_prompts": 4})
+    traces, own = result.plot("means").data, result.own
     names = [trace.name for trace in traces]
     assert "random init (seed 0)" in names
-    np.testing.assert_array_equal(traces[names.index("random bases")].y, data.coupling_chance)
-    band = next(trace for trace in traces if trace.fill == "toself")
-    np.testing.assert_array_equal(band.y[:2], data.coupling_coupling_high)
-    controls = of_coupling.plot("controls")
+    chance = own["coupling_chance"].sel(version="absolute").mean("prompt")
+    np.testing.assert_allclose(traces[names.index("random bases")].y, chance)
+    coupling = result.measure.at_steps(result.numbers, "coupling_coupling").values()
+    bands = [trace for trace in traces if trace.fill == "toself"]
+    assert any(np.allclose(band.y[:2], [one.high for one in coupling]) for band in bands)
+    controls = result.plot("controls")
     assert len(controls.layout.annotations) == 4
-    np.testing.assert_array_equal(controls.data[1].y, data.coupling_swapped)
+    swapped = own["coupling_coupling"].sel(version="absolute", bases="swapped").mean("prompt")
+    assert any(trace.y is not None and np.allclose(trace.y, swapped) for trace in controls.data if len(trace.y) == 2)
 
 
 def test_the_table_has_a_row_a_checkpoint(per_head, of_coupling):
     for result in (per_head, of_coupling):
         found = result.table()
         assert found["checkpoint"].tolist() == ["step0", "step10"]
-        assert found["loss"].tolist() == result.dataset.loss.values.tolist()
-    own = of_coupling.summary
-    interval = f"[{own['coupling_coupling_low']:.3f}, {own['coupling_coupling_high']:.3f}]"
-    assert of_coupling.table()["coupling"][1] == f"{own['coupling_coupling']:.3f} {interval}"
-    assert of_coupling.table()["random bases"].tolist() == of_coupling.dataset.coupling_chance.values.tolist()
-    assert per_head.table()["slash"].tolist() == pytest.approx(per_head.summary["slash_best_score_over_steps"])
+        np.testing.assert_allclose(found["loss"], result.own["loss"].mean("prompt"))
+    coupling = of_coupling.own["coupling_coupling"].sel(ALIGNED).mean("prompt")
+    np.testing.assert_allclose(of_coupling.table()["coupling"], coupling)
+    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt")
+    np.testing.assert_allclose(of_coupling.table()["random bases"], chance)
+    np.testing.assert_allclose(per_head.table()["slash"], per_head.own["slash_best_score"].mean(("layer", "head")))
 
 
 def test_a_long_run_is_tabulated_by_twenty_checkpoints_with_both_ends():
-    kept = table(course_of(np.linspace(0, 1, 154).tolist()).dataset)["checkpoint"].tolist()
+    kept = course_of(np.linspace(0, 1, 154).tolist()).table()["checkpoint"].tolist()
     assert (len(kept), kept[0], kept[-1]) == (20, "step0", "step153")
 
 
-def test_a_measure_of_ones_own_is_followed_by_its_summary(checkpoints, alice):
-    def run(model, prompts, request, job):
-        tokens = to_prompts(model, prompts)
-        weight = float(model.W_E.detach().square().mean())
-        return job.result(request, model, tokens, lambda model, label, after: xr.Dataset({"weight": weight}))
+@dataclass(frozen=True)
+class Weight(Measure):
+    """weight = mean W_E^2"""
 
-    own = Measure(
-        name="weight", question="How large?", explanation="", source="ours", variables={}, procedure=run,
-        summarise=lambda data: {"weight": float(data["weight"]), "head": "0.1"},
-    )  # fmt: skip
-    found = emergence(checkpoints, alice, measures=own, null_seeds=(), **OPTIONS)
-    assert found.dataset["weight_weight"].dims == ("checkpoint",)
-    assert "weight_head" not in found.dataset
+    variables = {"weight": Variable("weight", dims=()), "name": Variable("its name", dims=())}
+
+    def of_model(self, run):
+        weight = float(run.model.W_E.detach().square().mean())
+        return xr.Dataset({"weight": ((), weight), "name": ((), "W_E")})
+
+
+def test_a_measure_of_ones_own_is_followed_by_its_first_numbers(checkpoints, alice):
+    found = emergence(checkpoints, alice, measures=Weight(), null_seeds=(), **OPTIONS)
+    assert found.sel()["weight_weight"].dims == ("checkpoint",)
+    assert "weight_name" not in found.dataset
     assert found.findings()[1].startswith("Weight weight goes from")
     assert found.kinds == ["means"]
-    assert summarise(found.dataset)["weight_weight"] == found.dataset["weight_weight"].values[-1]
 
 
 def test_bad_input_is_refused(checkpoints, tmp_path, alice):

@@ -61,19 +61,16 @@ def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, stud
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
 
     data = open_study(out)
-    assert data["three_axis_r"].dims == ("model", "revision", "text", "layer", "head")
+    assert data["three_axis_r"].dims == ("init", "group", "model", "revision", "text", "tokens", "layer", "head")
+    assert data["init"].values.tolist() == ["trained", "0"]
     single = tl_posgen.analyze("mini", tl_posgen.models.bundled_text(), measures=["three_axis", "loss"], **CUT)
-    np.testing.assert_array_equal(
-        data["three_axis_r"].sel(model="mini")[0, 0].values, single["three_axis"].dataset["r"].values
-    )
-    assert data["loss_loss"].sel(model="mini").item() == single["loss"].summary["loss"]
-    sizes = np.isfinite(data["three_axis_r"]).any(("layer", "head")).sum()
-    assert int(sizes) == 2
-    assert bool(np.isnan(data["three_axis_r"].sel(model="tiny")).any())  # fewer layers or heads
-    null = open_study(out, null=0)
-    np.testing.assert_array_equal(
-        null["three_axis_r"].sel(model="mini")[0, 0].values, single["three_axis"].null["r"].values
-    )
+    of_mini = data["three_axis_r"].sel(model="mini", revision="main", text="bundled", drop=True)
+    np.testing.assert_array_equal(of_mini, single["three_axis"].dataset["r"].transpose(*of_mini.dims))
+    loss = data["loss_loss"].sel(init="trained", model="mini")
+    np.testing.assert_array_equal(loss.values.ravel(), single["loss"].own["loss"])
+    usual = data["three_axis_r"].sel(init="trained", group="all", tokens="all")
+    assert int(np.isfinite(usual).any(("layer", "head")).sum()) == 2
+    assert bool(np.isnan(usual.sel(model="tiny")).any())  # fewer layers or heads
 
     report = report_study(out)
     kinds = report["study"].kinds

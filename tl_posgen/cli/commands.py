@@ -1,12 +1,13 @@
-"""The commands: each takes its measures of a model and shows what was found."""
+"""Commands that are no measures: analyses of several, reports side by side, studies, claims."""
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_names, parse_numbers
+from tl_posgen.cli.measure_commands import Commands
+from tl_posgen.cli.options import Setup, app, command, parse_indices, parse_names
 
 Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,2-3; all if left out.")]
 Heads = Annotated[str | None, typer.Option(help="Heads of those layers, such as 0,2-3; all if left out.")]
@@ -15,6 +16,8 @@ Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directo
 LOADING = ("backend", "dtype", "device", "revision")
 PAGE = ("out", "force", "full")
 READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
+
+app.info.cls = Commands
 
 __all__ = ["app"]
 
@@ -36,7 +39,7 @@ def analyze(
     where = {"layers": parse_indices(layers, "--layers"), "heads": parse_indices(heads, "--heads")}
     names, cut = parse_names(measures), setup.cut
     words, model = setup.words(), setup.pretrained()
-    from tl_posgen.analysis import analyze as run
+    from tl_posgen.core.engine import analyze as run
     from tl_posgen.report.terminal import print_report
 
     with setup.parts() as parts:
@@ -55,133 +58,9 @@ def measures() -> None:
 @command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
-    from tl_posgen.models.probe import check as run
+    from tl_posgen.models.layer_table import check as run
 
     run(setup.pretrained().load())
-
-
-@command(prompts=16)
-def substitute(
-    setup: Setup,
-    search: Annotated[bool, typer.Option(help="Also search a split on other prompts of the text (minutes).")] = False,
-    search_prompts: Annotated[int, typer.Option(help="How many other prompts.", min=1)] = 64,
-    search_steps: Annotated[int, typer.Option(help="Steps of gradient descent.", min=1)] = 60,
-    gamma: Annotated[float, typer.Option(help="Replace only scores below this quantile.")] = 1.0,
-    threshold: Annotated[str, typer.Option(help="The quantile of each head, or of head 0's last row: layer.")] = "head",
-    from_layer: Annotated[int, typer.Option(help="Replace from this layer on.", min=0)] = 0,
-) -> None:
-    """Replace the scores by position + content and measure the loss: does the model run on the split?"""
-    from tl_posgen.position import Substitution
-
-    searched = {"search": search, "search_prompts": search_prompts, "search_steps": search_steps, "head_costs": search}
-    replaced: dict[str, Any] = {"gamma": gamma, "threshold": threshold, "from_layer": from_layer}
-    setup.measure(Substitution(**searched, **replaced))
-
-
-@command()
-def distance(
-    setup: Setup,
-    distances: Annotated[
-        str | None,
-        typer.Option(help="Every pair at each of these. Default: 0 and powers of two below the training length."),
-    ] = None,
-    limits: Annotated[
-        str, typer.Option(help="Distances above each of these seen as the limit.")
-    ] = "1,2,4,8,16,32,64,128",
-) -> None:
-    """Put every pair at a distance of your choosing: what stays of the scores, and of the loss?"""
-    from tl_posgen.position import DummyDistance
-
-    given = None if distances is None else parse_numbers(distances, "--distances")
-    setup.measure(DummyDistance(distances=given, limits=parse_numbers(limits, "--limits")))
-
-
-@command()
-def perturb(
-    setup: Setup,
-    ratios: Annotated[str, typer.Option(help="Shares of tokens to move, in [0, 1].")] = "0,0.01,0.02,0.05,0.1,0.2,0.5",
-    n_cloze: Annotated[int, typer.Option(help="Cloze items made from the text; 0 for none.", min=0)] = 40,
-) -> None:
-    """Move tokens, positions or features: loss and cloze accuracy. How much order does the model need?"""
-    from tl_posgen.position import Perturbation
-
-    setup.measure(Perturbation(ratios=parse_numbers(ratios, "--ratios"), n_cloze=n_cloze))
-
-
-@command(without=("length",))
-def length(
-    setup: Setup,
-    inside: Annotated[int | None, typer.Option(help="The training length; the model's own if left out.")] = None,
-    times: Annotated[int, typer.Option(help="How many times the training length to run.", min=1)] = 4,
-) -> None:
-    """Run beyond the training length: do attention outputs stay in their distribution, and at what loss?"""
-    from tl_posgen.position import LengthExtrapolation
-
-    backend = "bridge" if setup.backend == "auto" else None
-    setup.measure(LengthExtrapolation(inside=inside, times=times), backend=backend, length=None)
-
-
-@command()
-def planes(setup: Setup) -> None:
-    """Magnitude and phase of queries and keys in RoPE's planes: could the model entangle, and did training?"""
-    setup.measure("planes", "plane_sufficiency", "plane_interaction", "any_distance")
-
-
-@command()
-def perturb_planes(
-    setup: Setup,
-    strengths: Annotated[str, typer.Option(help="Strengths of the edits, in (0, 1].")] = "0.1,0.3,1",
-    map_by: Annotated[str, typer.Option(help="The map by planes or bands; auto: planes up to 96 of them.")] = "auto",
-    no_map: Annotated[bool, typer.Option("--no-map", help="No map of single planes.")] = False,
-) -> None:
-    """Shuffle magnitudes, phases or positions in RoPE's planes: what does it cost, all at once and plane by plane?"""
-    from tl_posgen.position import PlanePerturbation
-
-    chosen: dict[str, Any] = {"map_by": map_by} | ({"map_edits": ()} if no_map else {})
-    setup.measure(PlanePerturbation(strengths=parse_numbers(strengths, "--strengths"), **chosen))
-
-
-@command(prompts=8)
-def profiles(
-    setup: Setup,
-    costs: Annotated[
-        bool | None,
-        typer.Option(
-            help="What each head alone costs, three runs a head; if left out, of up to 96 heads.", show_default=False
-        ),
-    ] = None,
-    cost_prompts: Annotated[int, typer.Option(help="On how many of the prompts.", min=1)] = 2,
-) -> None:
-    """One row a head over all subjects: rank, interaction, slash, induction, costs. What goes together?"""
-    from tl_posgen.joining import Profiles
-
-    setup.measure(Profiles(costs=costs, cost_prompts=cost_prompts))
-
-
-@command(prompts=8)
-def cut_keys(
-    setup: Setup,
-    shares: Annotated[str, typer.Option(help="Shares of the rest that are kept, in [0, 1].")] = "0,0.25,0.5,0.75,1",
-    controls: Annotated[int, typer.Option(help="Random directions beside the mean one.", min=1)] = 3,
-) -> None:
-    """Cut keys towards rank one in the running model: what becomes of interaction, slash and loss?"""
-    from tl_posgen.joining import KeyCut
-
-    setup.measure(KeyCut(shares=parse_numbers(shares, "--shares"), controls=controls))
-
-
-@command(length=512)
-def slash(
-    setup: Setup,
-    kappa: Annotated[float, typer.Option(help="Slash score that makes a head slash-dominant.")] = 0.1,
-    distances: Annotated[str, typer.Option(help="Distances to look at: 0 itself, 1 the previous token.")] = "0-4",
-) -> None:
-    """Heads that attend a fixed distance back: which, on random tokens too, and why."""
-    chosen = {"kappa": kappa, "distances": tuple(parse_indices(distances, "--distances") or ())}
-    from tl_posgen import slash as of
-
-    options = (of.Slash, of.SlashPlanes, of.Cone, of.SlashTransfer, of.BandAblation)
-    setup.measure(*(one(**chosen) for one in options), lead=of.slash_heads)
 
 
 @command(without=("model", "text", "dataset", "length", "prompts", *LOADING, "null_seeds", "no_null"))
@@ -197,22 +76,6 @@ def toy(
     from tl_posgen.slash import slash_toy
 
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
-
-
-@command(length=64)
-def coupling(
-    setup: Setup,
-    k: Annotated[str, typer.Option(help="Numbers of top singular vectors, such as 10,30.")] = "10",
-    tokens: Annotated[str, typer.Option(help="last, or positions such as 20,40,60.")] = "last",
-    between_tokens: Annotated[bool, typer.Option("--between-tokens", help="Also between tokens of a layer.")] = False,
-) -> None:
-    """Coupling of residual Jacobians across layers, linearity and growth of the residual stream."""
-    chosen = None if tokens == "last" else parse_indices(tokens, "--tokens") or []
-    ks = parse_indices(k, "--k") or []
-    from tl_posgen.coupling import Coupling, TokenCoupling
-
-    layers = Coupling(k=ks, tokens="last" if chosen is None else chosen)
-    setup.measure(*([layers, TokenCoupling(k=ks, tokens=chosen)] if between_tokens else [layers]))
 
 
 @command(without=("model", "revision"), length=64)
@@ -258,7 +121,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another: of another model or text, or under an intervention.")],
 ) -> None:
     """What changes per head from one report to another; intervals are paired where the prompts are the same."""
-    from tl_posgen.comparison import compare as run
+    from tl_posgen.core.comparison import compare as run
 
     setup.prepare()
     setup.present(run(first, second))

@@ -82,14 +82,14 @@ class Setup:
 
     def prepare(self) -> None:
         """Know that the output can be written."""
-        from tl_posgen.files import require_free, require_writable
+        from tl_posgen.core.files import require_free, require_writable
 
         require_free(self.out, self.force)
         require_writable(self.out)
 
     def pretrained(self, backend: str | None = None) -> Any:
         """The model, to be loaded by what measures it."""
-        from tl_posgen.models.load import Pretrained
+        from tl_posgen.models.loading.load import Pretrained
 
         return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
 
@@ -98,19 +98,19 @@ class Setup:
     ) -> None:
         """Take these measures of the model and text, and present them, the table that `lead` makes of them first."""
         cut, words, model = self.cut | more, self.words(), self.pretrained(backend)
-        from tl_posgen.analysis import analyze
-        from tl_posgen.registry import request_of
-        from tl_posgen.result import Report
+        from tl_posgen.core.engine import analyze
+        from tl_posgen.core.registry import measure_from
+        from tl_posgen.core.report import Report
 
         with self.parts() as parts:
             found = analyze(model, words, measures=list(measures), skip_unsupported=True, keep=parts, **cut)
-        asked = [name for name in (request_of(one).name for one in measures) if name in found]
+        asked = [name for name in (measure_from(one).name for one in measures) if name in found]
         ordered = {name: found[name] for name in (*asked, *found)}  # what they come after stands behind them
         self.present(Report(ordered, found.provenance), parts=parts, lead=None if lead is None else lead(found))
 
     def parts(self) -> Any:
         """Where finished parts are kept until everything is, so that a stopped command goes on from them."""
-        from tl_posgen.parts import Parts
+        from tl_posgen.core.store import Parts
 
         return Parts(Path(self.out) / "parts")
 
@@ -122,14 +122,14 @@ class Setup:
         Args:
             parts: those that it was made of, of no more use when it is saved.
         """
-        from tl_posgen.files import write_together
+        from tl_posgen.core.files import write_together
+        from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
-        from tl_posgen.result import Report, results_bytes
 
         report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
         show = partial(show or print_measures, full=self.full, **more)
         try:
-            write_together(self.out, {"results.nc": results_bytes(report, report.provenance)})
+            write_together(self.out, {"results.nc": report.as_bytes()})
             if parts is not None:
                 parts.discard()
             page = self.page(report)
@@ -142,7 +142,7 @@ class Setup:
 
     def page(self, report: Any) -> Path:
         """The page of a report whose results are saved."""
-        from tl_posgen.files import write_together
+        from tl_posgen.core.files import write_together
 
         try:
             write_together(self.out, report.page_files())
@@ -161,42 +161,58 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
         without: fields that mean nothing here. defaults: of this command, where they are not the setup's; --out is
             `report-<command>`.
     """
-    hints = get_type_hints(Setup, include_extras=True)
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        name = function.__name__.replace("_", "-")
-        chosen = {field.name: field.default for field in fields(Setup)} | {"out": f"report-{name}"} | defaults
-        shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-            for name, default in chosen.items()
-            if name not in without
-        ]
-        own_hints = get_type_hints(function, include_extras=True)
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        # arguments have no default and stand first on the command line
-        arguments, own_options = ([p for p in own if (p.default is p.empty) == needed] for needed in (True, False))
-
-        def run(**options: Any) -> None:
-            setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
-            function(setup, **options)
-
-        ordered = (*arguments, *shared[:2], *own_options, *shared[2:])
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in ordered]
-        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command(name)(run)
+        app.command(function.__name__.replace("_", "-"))(as_command(function, without=without, **defaults))
         return function
 
     return register
+
+
+def as_command(function: Callable[..., None], *, without: tuple[str, ...] = (), **defaults: Any) -> Callable[..., None]:
+    """Return a function of options alone: the setup's fields beside those of the function, as `command` has them."""
+    hints = get_type_hints(Setup, include_extras=True)
+    name = function.__name__.replace("_", "-")
+    chosen = {field.name: field.default for field in fields(Setup)} | {"out": f"report-{name}"} | defaults
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in chosen.items()
+        if name not in without
+    ]
+    own_hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    shared = [one for one in shared if one.name not in {other.name for other in own}]
+    # arguments have no default and stand first on the command line
+    arguments, own_options = ([p for p in own if (p.default is p.empty) == needed] for needed in (True, False))
+
+    def run(**options: Any) -> None:
+        setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
+        function(setup, **options)
+
+    ordered = (*arguments, *shared[:2], *own_options, *shared[2:])
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in ordered]
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
 
 
 RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name
 VALUE = r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\([^)]*\)|[\w.-]+)"""
 
 
+def option_names(command: str) -> list[str]:
+    """Return the names of a command's options as the library's keywords have them."""
+    from tl_posgen.cli.measure_commands import COMMANDS, built, command_of_measure
+
+    if (chosen := COMMANDS.get(command) or command_of_measure(command)) is not None:
+        return [str(one.name) for one in built(command, chosen).params]
+    functions = [one.callback for one in app.registered_commands if one.name == command and one.callback is not None]
+    return [name for function in functions for name in inspect.signature(function).parameters]
+
+
 def name_options(message: str, command: str) -> str:
-    """A message of the library with the command's options in place of keywords.
+    """Return a message of the library with the command's options in place of keywords.
 
     Example:
         >>> name_options("no tokenizer there; give tokenizer=, the directory", "emerge")
@@ -208,8 +224,7 @@ def name_options(message: str, command: str) -> str:
     """
     import tl_posgen.cli.commands  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-    functions = [one.callback for one in app.registered_commands if one.name == command and one.callback is not None]
-    taken = [name for function in functions for name in inspect.signature(function).parameters]
+    taken = option_names(command)
     options = {name: name for name in taken} | {name: own for name, own in RENAMED.items() if own in taken}
     for name, option in options.items():
         keyword = rf"(?<![\w.-])(?<!\w\(){name}(?: ?=(?: ?(?P<value>{VALUE}))?" + (r"|\b)" if "_" in name else ")")

@@ -1,81 +1,87 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-from tl_posgen.claim import Claim, Judgement, both, highest, lowest, where_known
-from tl_posgen.report.sentences import entry, with_interval
-from tl_posgen.result import Result
-from tl_posgen.summary import Summary
+from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, where_known
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.result import Result
 
 EXPONENTIAL = 0.9  # R² of ln |x| against depth
+OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
 
 
 def alignment(coupling: Result) -> Judgement:
-    def say(own: Summary) -> str:
+    def words(own: Numbers) -> str:
+        signed, chance = own("coupling", version="signed").plain, own("chance", version="signed").plain
         return (
-            f"coupling {with_interval(own, 'coupling')}, random bases {own['chance']:.3f}, left with right "
-            f"{own['swapped']:.3f}; signed {own['signed']:.3f}, random bases {own['chance_signed']:.3f}, "
-            f"{own['negative_share']:.0%} of the diagonal negative"
+            f"coupling {own('coupling').with_interval:.3f}, random bases {own('chance').plain:.3f}, left with right "
+            f"{own('coupling', bases='swapped').plain:.3f}; signed {signed:.3f}, random bases {chance:.3f}, "
+            f"{own('negative_share').plain:.0%} of the diagonal negative"
         )
 
-    own, low, high = coupling.summary, coupling.summary["coupling_low"], highest(coupling.null_summary, "coupling_high")
-    verdict = "not held" if low <= max(own["chance"], high) else "held" if low >= 0.2 else "partly"
-    return Judgement(where_known(verdict, low, high), *both(say, coupling))
+    own = coupling.numbers
+    low, high = own("coupling").low, highest(one("coupling").high for one in each_init(own))
+    verdict = "not held" if low <= max(own("chance").value, high) else "held" if low >= 0.2 else "partly"
+    return judgement(where_known(verdict, low, high), words, coupling)
 
 
 def straightness(coupling: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        return f"line-shape score {with_interval(own, 'line_shape_score', '.2f')} over {own['blocks']:g} layers"
+    def words(own: Numbers) -> str:
+        layers = own.data.sizes["state"] - 1
+        return f"line-shape score {own('line_shape_score').with_interval:.2f} over {layers} layers"
 
-    own = coupling.summary
-    high, low = own["line_shape_score_high"], lowest(coupling.null_summary, "line_shape_score_low")
-    verdict = "not held" if high >= low else "held" if own["line_shape_score"] <= 1.25 else "partly"
-    return Judgement(where_known(verdict, high, low), *both(say, coupling))
+    own = coupling.numbers
+    score, low = own("line_shape_score"), lowest(one("line_shape_score").low for one in each_init(own))
+    verdict = "not held" if score.high >= low else "held" if score.value <= 1.25 else "partly"
+    return judgement(where_known(verdict, score.high, low), words, coupling)
 
 
 def growth(coupling: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        r2, distance = (with_interval(own, key, ".2f") for key in ("growth_r2", "expodistance"))
-        return f"R² of ln |x| against depth {r2}, expodistance {distance}"
+    def words(own: Numbers) -> str:
+        r2, distance = (own(name).with_interval for name in ("growth_r2", "expodistance"))
+        return f"R² of ln |x| against depth {r2:.2f}, expodistance {distance:.2f}"
 
-    own, null = coupling.summary, coupling.null_summary
-    low, high = own["growth_r2_low"], highest(null, "growth_r2_high")
-    alone = highest(null, "growth_r2") < EXPONENTIAL and low > high
-    verdict = where_known("held" if alone else "partly", low, high)
-    return Judgement(verdict if own["growth_r2"] >= EXPONENTIAL else "not held", *both(say, coupling))
+    r2 = coupling.numbers("growth_r2")
+    high = highest(one("growth_r2").high for one in each_init(coupling.numbers))
+    alone = highest(r2.inits) < EXPONENTIAL and r2.low > high
+    verdict = where_known("held" if alone else "partly", r2.low, high)
+    return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling)
 
 
 def training(emergence: Result) -> Judgement:
-    own = emergence.summary
-    if "coupling_coupling" not in own:
+    over = emergence.measure.at_steps(emergence.numbers, "coupling_coupling")
+    if not over:
         return Judgement("open", "coupling was not measured over training", "not measured")
-    steps, key = own["steps"], "coupling_coupling_over_steps"
-    top = steps.index(own["coupling_coupling_largest_step"])
-    measured = ", ".join(
-        f"{with_interval(entry(own, key, place), key)} at step {steps[place]}" for place in range(len(steps))
+    numbers = [*over.values()]
+    first, last = numbers[0], numbers[-1]
+    verdict = (
+        "not held"
+        if last.low <= first.high
+        else "held"
+        if max(one.value for one in numbers) == last.value
+        else "partly"
     )
-    low, high = own["coupling_coupling_low"], own["coupling_coupling_first_high"]
-    verdict = "not held" if low <= high else "held" if top == len(steps) - 1 else "partly"
-    return Judgement(
-        where_known(verdict, low, high), f"coupling {measured}", f"step {steps[0]} is the random initialisation"
-    )
+    course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
+    null = f"step {next(iter(over))} is the random initialisation"
+    return Judgement(where_known(verdict, last.low, first.high), f"coupling {course}", null)
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
-    def say(own: Summary) -> str:
+    def words(own: Numbers) -> str:
         parts = [
-            f"{words} {with_interval(own, kind)}, random bases {own[f'{kind}_chance']:.3f}"
-            for kind, words in OF_TOKENS.items()
+            f"{kind_in_words} {own('coupling', kind=kind).with_interval:.3f}, random bases "
+            f"{own('chance', kind=kind).plain:.3f}"
+            for kind, kind_in_words in OF_TOKENS.items()
         ]
-        return f"coupling of {own['tokens']} tokens within layers: {'; '.join(parts)}"
+        return f"coupling of {own.data.sizes['token']} tokens within layers: {'; '.join(parts)}"
 
-    own, null = token_coupling.summary, token_coupling.null_summary
-    lows, highs = [own[f"{kind}_low"] for kind in OF_TOKENS], [highest(null, f"{kind}_high") for kind in OF_TOKENS]
-    chances = [own[f"{kind}_chance"] for kind in OF_TOKENS]
+    own = token_coupling.numbers
+    lows = [own("coupling", kind=kind).low for kind in OF_TOKENS]
+    highs = [highest(one("coupling", kind=kind).high for one in each_init(own)) for kind in OF_TOKENS]
+    chances = [own("chance", kind=kind).value for kind in OF_TOKENS]
     above = [low > max(chance, high) for low, chance, high in zip(lows, chances, highs, strict=True)]
     verdict = "held" if all(above) else "partly" if any(above) else "not held"
-    return Judgement(where_known(verdict, *lows, *highs), *both(say, token_coupling))
+    return judgement(where_known(verdict, *lows, *highs), words, token_coupling)
 
 
-OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
 CLAIMS = [
     Claim(
         "coupling",

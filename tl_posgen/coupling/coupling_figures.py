@@ -1,4 +1,4 @@
-"""Figures of coupling: which layers act along the same directions, and how tokens move; beside the null."""
+"""Figures of coupling: directions that layers share, and paths of tokens, each next to the random init."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -9,11 +9,14 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
+from tl_posgen.core.numbers import Number, format_number, intervals_of
+from tl_posgen.coupling.coupling_prompt import CURVES
 from tl_posgen.report.figures import (
     COLOURS,
     NULL_COLOUR,
     SCALE,
     Panels,
+    at_labels,
     band,
     colour_axis,
     heat,
@@ -21,101 +24,91 @@ from tl_posgen.report.figures import (
     model_label,
     sides,
 )
-from tl_posgen.report.intervals import error_bars
-from tl_posgen.report.sentences import said
-from tl_posgen.summary import Summary
 
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
-ALIGNMENTS = {"alignment": "U'JV", "alignment_swapped": "V'JU"}
+ALIGNMENTS = {"aligned": "U'JV", "swapped": "V'JU"}
 MOST_TOKENS = 16  # paths drawn of a prompt
 CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
 
 
-def of_k(name: str, k: int, ks: Sequence[int]) -> str:
-    """The summary's key of a headline at this k: its name alone at the first.
-
-    Example:
-        >>> of_k("coupling", 10, [10, 30]), of_k("coupling", 30, [10, 30])
-        ('coupling', 'coupling_k30')
-    """
-    return name if k == ks[0] else f"{name}_k{k}"
+def on_both_sides(number: Number, form: str) -> list[str]:
+    """Return the value of the model and, where there is one, of its first random init."""
+    return [format_number(value, form) for value in (number.value, *number.inits[:1])]
 
 
-def sides_with_summary(result: Any) -> list[tuple[str, xr.Dataset, Summary]]:
-    """(label, dataset, summary) of the model and of its first random init."""
-    nulls = [] if result.null_summary is None else result.null_summary.seeds[:1]
-    return [(*side[:2], summary) for side, summary in zip(sides(result), [result.summary, *nulls], strict=True)]
-
-
-def drawn(data: xr.Dataset) -> list[str]:
-    """No pairs of layers with one layer."""
-    missing = {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
-    return [kind for kind in FIGURES if kind not in missing]
+def error_bars(found: xr.Dataset) -> dict[str, Any]:
+    """Return bars from value to low and high, as plotly takes them."""
+    value, low, high = (found[name].values for name in ("value", "low", "high"))
+    return {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
 
 
 def coupling_map(result: Any) -> go.Figure:
-    """A row of maps a K: the model's, and the null's beside it."""
-    shown, ks = sides_with_summary(result), result.summary["k"]
-    titles = [
-        f"{side}, K = {k}: mean {said(summary[of_k('coupling', k, ks)], '.3f')}"
-        for k in ks
-        for side, _, summary in shown
-    ]
+    """Draw a row of maps a K: the model's, and the null's beside it."""
+    shown, ks, own = sides(result), result.own["k"].values, result.numbers
+    means = [mean for k in ks for mean in on_both_sides(own("coupling", k=k), ".3f")]
+    titles = [f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=300)
-    maps = [data["coupling"].sel(k=k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
+    maps = [mean_over_prompts(result, data, k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
     add_squares(panels, maps, "bases of layer", "Jacobian of layer")
-    chance = ", ".join(said(result.summary[of_k("chance", k, ks)], ".3f") for k in ks)
+    chance = ", ".join(f"{own('chance', k=k).plain:.3f}" for k in ks)
     subtitle = f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
-    return panels.finish(f"Coupling of residual Jacobians · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Coupling of residual Jacobians · {model_label(result.own)}", subtitle)
+
+
+def mean_over_prompts(result: Any, data: xr.Dataset, k: Any) -> xr.DataArray:
+    """Return the coupling of every pair at one K."""
+    return at_labels(result, data["coupling"], {"k": k}).mean("prompt")
 
 
 def against_chance(result: Any) -> go.Figure:
-    """A row of panels a K: every pair of layers with its interval, over the band of random bases."""
-    shown, ks = sides(result), result.summary["k"]
+    """Draw a row of panels a K: every pair of layers with its interval, over the band of random bases."""
+    shown, ks = sides(result), result.own["k"].values
     titles = [f"{side}, K = {k}" for k in ks for side, *_ in shown]
     panels = Panels(titles, columns=len(shown), row_height=280, shared_yaxes="rows")
+    bounds = result.measure.variables["coupling"].bounds
     for number, (k, (_, data, _)) in enumerate(product(ks, shown)):
-        found, layers = data.sel(k=k), data["layer"].values
-        name = "random bases, 95%"
-        panels.add(number, band(layers, found["chance_low"].values, found["chance_high"].values, name, grey=True))
+        layers, draws = data["layer"].values, at_labels(result, data["chance"], {"k": k})
+        low, high = (draws.quantile(share, ["prompt", "draw"]).values for share in (0.025, 0.975))
+        panels.add(number, band(layers, low, high, "random bases, 95%", grey=True))
+        found = intervals_of(at_labels(result, data["coupling"], {"k": k}), bounds)
         for place, other in enumerate(layers):
             pairs = found.sel(layer_2=other, layer=[layer for layer in layers if layer != other])
             x = pairs["layer"].values + 0.06 * (place - (len(layers) - 1) / 2)
-            points = go.Scatter(x=x, y=pairs["coupling"].values, mode="markers", name=f"bases of layer {other}")
-            points.update(error_y=error_bars(pairs, "coupling"))
-            panels.add(number, points.update(marker={"color": COLOURS[place % len(COLOURS)], "size": 6}))
-    panels.figure.update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
+            points = go.Scatter(x=x, y=pairs["value"].values, mode="markers", name=f"bases of layer {other}")
+            points.update(error_y=error_bars(pairs), marker={"color": COLOURS[place % len(COLOURS)], "size": 6})
+            panels.add(number, points)
+    panels.figure.update_xaxes(dtick=max(1, result.own.sizes["layer"] // 10))
     panels.axes("Jacobian of layer", "coupling, top K")
     subtitle = "mean and 95% interval over prompts of every pair of layers; grey: one Jacobian in random bases"
-    return panels.finish(f"Coupling against chance · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Coupling against chance · {model_label(result.own)}", subtitle)
 
 
 def alignment(result: Any) -> go.Figure:
-    """|A| of every pair of layers as a block of one map: a row left in right and right in left, a column a side."""
+    """Draw |A| of every pair of layers as a block of one map: rows for U'JV and V'JU, a column a side."""
     columns = sides(result)
     panels = Panels(
         [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
         columns=len(columns),
         row_height=420,
     )
-    some = some_of(result.dataset.sizes["layer"])
-    for number, (name, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
-        shown = data.isel(layer=some, layer_2=some)
-        scaled = shown[name] / shown["singular_value"].isel(rank=0, drop=True)
-        if name == "alignment":  # of a layer in its own bases it is diagonal by definition
+    some = some_of(result.own.sizes["layer"])
+    for number, (bases, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
+        shown = data.sel(bases=bases).isel(layer=some, layer_2=some)
+        scaled = shown["alignment"] / shown["singular_value"].isel(rank=0, drop=True)
+        if bases == "aligned":  # of a layer in its own bases it is diagonal by definition
             scaled = scaled.where(scaled["layer"] != scaled["layer_2"])
         panels.add(number, heat(block_matrix(scaled)))
-    middle = 1 + result.dataset.sizes["row"] // 2
-    places = {vector_name(layer, middle): str(layer) for layer in result.dataset["layer"].values[some]}
+    middle = 1 + result.own.sizes["row"] // 2
+    places = {vector_name(layer, middle): str(layer) for layer in result.own["layer"].values[some]}
     ticks = {"tickvals": [*places], "ticktext": [*places.values()], "showgrid": False}
     panels.figure.update_xaxes(**ticks).update_yaxes(autorange="reversed", **ticks)
     one_colour_scale(panels.axes("bases of layer", "Jacobian of layer").figure, low=0.0)
     subtitle = "mean |A| over the layer's first singular value, a block a pair of layers; bright diagonals: alignment"
-    return panels.finish(f"Alignment of layers · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Alignment of layers · {model_label(result.own)}", subtitle)
 
 
 def some_of(n: int) -> list[int]:
-    """So many of n layers, evenly spread, that their blocks can be seen."""
+    """Return so many of n layers, evenly spread, that their blocks can be seen."""
     return np.unique(np.linspace(0, n - 1, min(n, MOST_LAYERS)).round().astype(int)).tolist()
 
 
@@ -124,7 +117,7 @@ def vector_name(layer: Any, number: Any) -> str:
 
 
 def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
-    """[layer, layer_2, row, column] as one matrix of blocks, a gap between them; its ends name layer and vector."""
+    """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its ends name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
     with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)
@@ -137,7 +130,7 @@ def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
 
 
 def spectra(result: Any) -> go.Figure:
-    """Singular values of every layer's Jacobian against depth, a line a rank."""
+    """Draw the singular values of every layer's Jacobian against depth, a line a rank."""
     shown = sides(result)
     panels = Panels([side for side, *_ in shown], columns=len(shown), row_height=320, shared_yaxes=True)
     for number, (_, data, _) in enumerate(shown):
@@ -146,16 +139,16 @@ def spectra(result: Any) -> go.Figure:
             shade = str(sample_colorscale(SCALE, place / max(1, len(values) - 1))[0])
             named = {"showlegend": place in (0, len(values) - 1), "mode": "lines+markers"}
             panels.add(number, line(data["layer"].values, curve, f"singular value {place + 1}", shade, **named))
-    panels.figure.update_yaxes(type="log").update_xaxes(dtick=max(1, result.dataset.sizes["layer"] // 10))
+    panels.figure.update_yaxes(type="log").update_xaxes(dtick=max(1, result.own.sizes["layer"] // 10))
     panels.axes("layer", "singular value")
     subtitle = "of the residual Jacobian at the chosen tokens, mean over prompts; dark: the first"
-    return panels.finish(f"Singular values against depth · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Singular values against depth · {model_label(result.own)}", subtitle)
 
 
 def trajectories(result: Any) -> go.Figure:
-    """The last tokens of the first prompt in their top two principal components."""
-    shown = sides_with_summary(result)
-    titles = [f"{side}: line-shape score {said(summary['line_shape_score'], '.2f')}" for side, _, summary in shown]
+    """Draw the last tokens of the first prompt in their top two principal components."""
+    shown, scores = sides(result), on_both_sides(result.numbers("line_shape_score"), ".2f")
+    titles = [f"{side}: line-shape score {score}" for (side, *_), score in zip(shown, scores, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=320)
     for number, (_, data, _) in enumerate(shown):
         first = data.isel(prompt=0)
@@ -171,41 +164,38 @@ def trajectories(result: Any) -> go.Figure:
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    last = result.summary["blocks"]
-    subtitle = f"x0 (white) to x{last}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
-    return panels.finish(f"Trajectories through the layers · {model_label(result.dataset)}", subtitle)
+    subtitle = (
+        f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    )
+    return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 
 def growth(result: Any) -> go.Figure:
-    """Log-norm against layer with its fit, and that of the first token."""
-    shown = sides_with_summary(result)
-    titles = [
-        f"{side}: R² {said(own['growth_r2'], '.2f')}, {said(own['growth_slope'], '.2f')} a layer"
-        for side, _, own in shown
-    ]
+    """Draw the log-norm against layer with its fit, and that of the first token."""
+    shown = sides(result)
+    numbers = (on_both_sides(result.numbers(name), ".2f") for name in ("growth_r2", "growth_slope"))
+    titles = [f"{side}: R² {r2}, {slope} a layer" for (side, *_), r2, slope in zip(shown, *numbers, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=280)
+    styles: list[dict[str, Any]] = [{"mode": "lines+markers"}, {"dash": "dash"}, {"mode": "lines+markers"}]
+    colours = (*COLOURS[:2], NULL_COLOUR)
     for number, (_, data, _) in enumerate(shown):
-        x, curves = data["state"].values, {name: data[name].mean("prompt").values for name in LOG_NORMS}
-        panels.add(
-            number,
-            line(x, curves["log_norm"], "mean over tokens", COLOURS[0], mode="lines+markers"),
-            line(x, curves["log_norm_line"], "exponential growth, fitted", COLOURS[1], dash="dash"),
-            line(x, curves["log_norm_first"], "first token", NULL_COLOUR, mode="lines+markers"),
-        )
-    panels.figure.update_xaxes(dtick=max(1, result.summary["blocks"] // 10))
+        curves = data["log_norm"].mean("prompt").transpose("curve", "state").values
+        for y, name, colour, style in zip(curves, CURVES, colours, styles, strict=True):
+            panels.add(number, line(data["state"].values, y, name, colour, **style))
+    panels.figure.update_xaxes(dtick=max(1, (result.own.sizes["state"] - 1) // 10))
     panels.axes("after block (0: embedding)", "ln |x|")
     subtitle = "mean over prompts; R² and growth: median over tokens; the first token is not in the mean"
-    return panels.finish(f"Growth of the residual stream · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Growth of the residual stream · {model_label(result.own)}", subtitle)
 
 
 def grid(columns: Sequence[str], rows: Sequence[str]) -> Panels:
-    """Panels under the names of columns, and of rows at their right."""
+    """Return panels under the names of columns, and of rows at their right."""
     titles = [*columns, *[""] * (len(columns) * (len(rows) - 1))]
     return Panels(titles, columns=len(columns), row_height=210, horizontal_spacing=0.03, row_titles=list(rows))
 
 
 def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:
-    """Maps on one colour scale, their diagonals left empty: a Jacobian with itself is 1 by definition."""
+    """Add maps on one colour scale, their diagonals left empty: a Jacobian with itself is 1 by definition."""
     for number, array in enumerate(maps):
         values = array.values.copy()
         np.fill_diagonal(values, np.nan)
@@ -221,7 +211,6 @@ def one_colour_scale(figure: Any, low: float | None = None) -> None:
     figure.update_layout(coloraxis=colour_axis(np.nanmin(values) if low is None else low, np.nanmax(values)))
 
 
-LOG_NORMS = ("log_norm", "log_norm_line", "log_norm_first")
 FIGURES = {
     "map": coupling_map,
     "chance": against_chance,

@@ -1,4 +1,4 @@
-"""What is measured on one prompt: couplings at every chosen token, and the tokens' paths."""
+"""Couplings at every chosen token of one prompt, and the paths of its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.coupling.jacobians import ResidualJacobian, residual_jacobians, residual_streams
-from tl_posgen.coupling.lanczos import SingularTriplets
-from tl_posgen.coupling.overlap import Norm, Pairs, Side, every_pair
-from tl_posgen.coupling.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.coupling.numbers.lanczos import SingularTriplets
+from tl_posgen.coupling.numbers.overlap import Norm, Pairs, Side, every_pair
+from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import token_strings
 
 ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
+VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
+    "absolute": ("frobenius", False),
+    "signed": ("frobenius", True),
+    "trace": ("trace", False),
+}
+BASES: tuple[Side, ...] = ("aligned", "swapped")
+CURVES = ("mean over tokens", "exponential growth, fitted", "first token")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured on every prompt; the words are those of `Coupling` and `TokenCoupling`."""
+    """Layers, token positions and numbers of singular vectors; the rest are options of `Coupling`."""
 
     layers: list[int]
     tokens: list[int]
@@ -31,19 +38,24 @@ class Settings:
     seed: int
 
     def jacobians(self, model: Model, prompt: Tensor, pair: tuple[int, int], streams: Tensor) -> list[ResidualJacobian]:
+        """Return the Jacobian of every layer from one token to another."""
         options = {"layers": self.layers, "streams": streams, "dense_up_to": self.dense_up_to}
         return residual_jacobians(model, prompt, *pair, **options)
 
     def pairs(self, jacobians: Sequence[ResidualJacobian]) -> tuple[Pairs, list[SingularTriplets]]:
+        """Return all Jacobians in each other's bases, and their top singular triplets."""
         triplets = [jacobian.triplets(self.ks[-1], self.dense_up_to) for jacobian in jacobians]
         generator, products = torch.Generator().manual_seed(self.seed), [jacobian.matvec for jacobian in jacobians]
         return every_pair(products, triplets, self.chance_samples, generator), triplets
 
-    def by_k(self, pairs: Pairs, norm: Norm = "frobenius", of: Side = "aligned", *, signed: bool = False) -> np.ndarray:
-        return np.stack([_numpy(pairs.coupling(k, norm, of, signed=signed)) for k in self.ks])
+    def by_k(self, pairs: Pairs, version: str, bases: Side) -> Float[np.ndarray, "k first other"]:
+        """Return the coupling at every k."""
+        norm, signed = VERSIONS[version]
+        return np.stack([_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
 
 
 def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
+    """Return what is measured on one prompt, couplings token by token."""
     streams = residual_streams(model, prompt)
     found = [_one_token(model, prompt, token, streams, settings) for token in settings.tokens]
     texts = ("position", np.array(token_strings(model, prompt), dtype=object))
@@ -52,22 +64,22 @@ def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) ->
 
 
 def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settings: Settings) -> xr.Dataset:
-    """Every pair of layers at one token."""
+    """Return the coupling of every pair of layers at one token."""
     jacobians = settings.jacobians(model, prompt, (token, token), streams)
     pairs, triplets = settings.pairs(jacobians)
-    square, draws = ("k", "layer", "layer_2"), ("k", "layer", "sample")
-    corner, blocks = (..., slice(ENTRIES_SHOWN), slice(ENTRIES_SHOWN)), ("layer", "layer_2", "row", "column")
+    blocks = ("bases", "layer", "layer_2", "row", "column")
+    corner = (..., slice(ENTRIES_SHOWN), slice(ENTRIES_SHOWN))
     residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
+    couplings = np.stack([[settings.by_k(pairs, version, bases) for bases in BASES] for version in VERSIONS])
+    negative = np.stack([_numpy(pairs.negative_share(k)) for k in settings.ks])
     arrays = {
-        "coupling": (square, settings.by_k(pairs)),
-        "coupling_signed": (square, settings.by_k(pairs, signed=True)),
-        "negative_share": (square, np.stack([_numpy(pairs.negative_share(k)) for k in settings.ks])),
-        "coupling_trace": (square, settings.by_k(pairs, norm="trace")),
-        "coupling_swapped": (square, settings.by_k(pairs, of="swapped")),
-        "chance": (draws, settings.by_k(pairs, of="chance")),
-        "chance_signed": (draws, settings.by_k(pairs, of="chance", signed=True)),
-        "alignment": (blocks, _numpy(pairs.aligned[corner].abs())),
-        "alignment_swapped": (blocks, _numpy(pairs.swapped[corner].abs())),
+        "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
+        "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
+        "chance": (
+            ("version", "k", "layer", "draw"),
+            np.stack([settings.by_k(pairs, version, "chance") for version in VERSIONS]),
+        ),
+        "alignment": (blocks, np.stack([_numpy(getattr(pairs, bases)[corner].abs()) for bases in BASES])),
         "singular_value": (("layer", "rank"), _numpy(pairs.values)),
         "triplet_residual": (("layer",), _numpy(torch.stack(residuals))),
     }
@@ -76,15 +88,19 @@ def _one_token(model: Model, prompt: Tensor, token: int, streams: Tensor, settin
         for jacobian in jacobians:
             x = x + jacobian.matvec(x[:, None])[:, 0]
         arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
-    layers = settings.layers
-    coords = {"k": settings.ks, "layer": layers, "layer_2": layers}
-    return xr.Dataset(arrays, coords)
+    labels = {"version": list(VERSIONS), "bases": list(BASES), "k": settings.ks}
+    return xr.Dataset(arrays, labels | {"layer": settings.layers, "layer_2": settings.layers})
+
+
+def between_different(squares: Float[np.ndarray, "*place n n"]) -> Float[np.ndarray, "*place n n"]:
+    """Return squares of pairs with NaN on the diagonal: a Jacobian couples with itself by definition."""
+    return np.where(np.eye(squares.shape[-1], dtype=bool), np.nan, squares)
 
 
 def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
-    """Straightness and growth of every token's path x^0 .. x^L; the paths in their plane and the mean of their norms.
+    """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
 
-    The plane and the mean leave the first token out, as an attention sink's norm would fill the picture.
+    The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
     """
     paths = streams.transpose(0, 1)
     fit = growth_fit(paths)
@@ -93,16 +109,19 @@ def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     logs = paths.double().norm(dim=-1).log()
     plane = principal_trajectories(paths[1:])
     shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
-    of_position = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
-    of_position |= {"growth_slope": fit.slope, "growth_r2": fit.r2}
-    of_state = {"log_norm": logs[1:].mean(0), "log_norm_first": logs[0], "log_norm_line": lines[1:].mean(0)}
+    numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
+    numbers |= {"growth_slope": fit.slope, "growth_r2": fit.r2}
+    curves = [logs[1:].mean(0), lines[1:].mean(0), logs[0]]
+    # the median: expodistance has no mean where a norm hardly grows
     arrays = {
-        **{name: ("position", _numpy(one)) for name, one in of_position.items()},
-        **{name: ("state", _numpy(one)) for name, one in of_state.items()},
+        **{name: ((), np.nanmedian(_numpy(one))) for name, one in numbers.items()},
+        "path": (("quantity", "position"), np.stack([_numpy(one) for one in numbers.values()])),
+        "log_norm": (("curve", "state"), np.stack([_numpy(one) for one in curves])),
         "trajectory": (("position", "state", "component"), _numpy(shown)),
         "trajectory_explained": ("component", _numpy(plane.explained)),
     }
-    return xr.Dataset(arrays, {"position": np.arange(len(paths)), "state": np.arange(len(streams))})
+    labels = {"quantity": list(numbers), "curve": list(CURVES)}
+    return xr.Dataset(arrays, labels | {"position": np.arange(len(paths)), "state": np.arange(len(streams))})
 
 
 def _numpy(x: Tensor) -> np.ndarray:

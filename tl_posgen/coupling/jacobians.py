@@ -10,37 +10,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tl_posgen.coupling.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
-from tl_posgen.coupling.linearised_attention import LinearisedAttention, vector_jacobian_products
+from tl_posgen.core.options import require
+from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
+from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.key_value_context import KeyValueContext
+from tl_posgen.models.backends.key_value_context import KeyValueContext
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_ids, given_ids
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.options import require
 from tl_posgen.progress import count
 
 DENSE_UP_TO = 2048
-"""d_model up to which the d x d matrix is built and decomposed; above it only products with it are taken."""
+"""d_model up to which the d x d matrix is built and decomposed; larger Jacobians are only multiplied by vectors."""
 
-_SCORES_AT_ONCE = 2**18  # query-key pairs a head while the context is read
+_SCORES_AT_ONCE = 2**18  # query-key pairs per head while the context is read
 
 
 @dataclass
 class ResidualJacobian:
-    r"""J = d f^l(X)_target / d x_source with f^l(X) = X^l - X^{l-1}: an operator and, when asked, a matrix.
+    r"""J = d f^l(X)_target / d x_source with f^l(X) = X^l - X^{l-1}: an operator and, on request, a matrix.
 
-    All other tokens are held fixed. The identity of the residual path is subtracted exactly where it enters, at
-    source == target.
+    All other tokens are held fixed. The identity of the residual path, which enters only at source == target, is
+    subtracted exactly.
 
     Attributes:
         layer, source, target: block l, input token t1, output token t2 >= t1.
-        touched: tokens that a product passes through: source .. target where the attention could be replaced by its
+        touched: number of tokens that a product involves: source .. target if the attention was replaced by its
             derivative, else the whole context.
 
-    Source: the definition is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810. J v is taken here as the
-    derivative of u -> J' u, a backward pass through the backward pass, so that nothing needs forward-mode rules.
+    Source: the definition is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810. J v is computed as the
+    derivative of u -> J' u, a backward pass through the backward pass, so no forward-mode rules are needed.
     """
 
     layer: int
@@ -74,14 +74,14 @@ class ResidualJacobian:
         return self._product(self._output, self._leaf, u) if self._matrix is None else self._matrix.mT @ u
 
     def dense(self) -> Float[Tensor, "d_model d_model"]:
-        """The matrix, row i for output coordinate i; built once from J' e_i, then kept in place of the graph."""
+        """Return the matrix, row i for output coordinate i; built once from J' e_i, then kept instead of the graph."""
         if self._matrix is None:
             self._matrix = self.rmatvec(torch.eye(self.d_model, device=self._leaf.device)).mT
             self._leaf, self._output, self._adjoint = self._leaf.detach(), self._output.detach().clone(), None
         return self._matrix
 
     def triplets(self, k: int, dense_up_to: int = DENSE_UP_TO) -> SingularTriplets:
-        """The k largest singular triplets: of the matrix up to d_model = dense_up_to, above it by block Lanczos."""
+        """Return the k largest singular triplets: of the matrix if d_model <= dense_up_to, else by block Lanczos."""
         if not 1 <= k <= self.d_model:
             raise InputError(f"k = {k} singular vectors of a Jacobian of d_model {self.d_model}; choose 1 to d_model")
         if self.d_model <= dense_up_to:
@@ -97,7 +97,7 @@ class ResidualJacobian:
 
 
 def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
-    """How many forward passes a prompt's residual streams take, and then its Jacobians from these tokens."""
+    """Return the number of forward passes for a prompt's residual streams and its Jacobians from these tokens."""
 
     def pieces(n: int) -> int:
         return len(_pieces(torch.empty(n)))
@@ -108,10 +108,10 @@ def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
     """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm).
 
-    Long prompts are read in pieces through the cache of keys and values, so no score matrix of the prompt is made.
+    Long prompts are read in pieces with a KV cache, so that no score matrix of the whole prompt is formed.
 
     Raises:
-        InputError: the model's weights were processed by centring, or its numbers are below float32 or not finite.
+        InputError: the model's writing weights are centred, its dtype is below float32, or values are not finite.
     """
     names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
     states: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -144,28 +144,28 @@ def residual_jacobians(
 ) -> list[ResidualJacobian]:
     r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the tokens source .. target.
 
-    The tokens before source only enter through their keys and values, which are computed once. Where the layer's
-    attention can be replaced by its derivative (`LinearisedAttention`) a product then touches the tokens source ..
-    target and nothing else: for source == target about 24 d_model^2 operations, whatever the prompt's length.
+    The tokens before source enter only through their keys and values, which are computed once. If the layer's attention
+    can be replaced by its derivative (`LinearisedAttention`), a product involves only the tokens source .. target: for
+    source == target about 24 d_model^2 operations, for every prompt length.
 
     Args:
         model: HookedTransformer or TransformerBridge, float32 at least, weights not centred.
-        tokens: one prompt; what comes after target is not looked at.
+        tokens: one prompt; tokens after target are ignored.
         source, target: input and output token, counted from 0, negative from the end; target = source if not given.
         layers: all if not given.
-        streams: `residual_streams` of the same tokens if they are at hand, else they are computed. The pass with
-            cached keys and values must reproduce them.
-        linearise: False takes every product through the attention over the whole context.
-        dense_up_to: d_model up to which each layer's matrix is built as soon as the layer has run, and its graph let
-            go: memory of one layer's graph instead of all.
+        streams: `residual_streams` of the same tokens; computed if not given. The pass with cached keys and values
+            must reproduce them.
+        linearise: False computes every product through the attention over the whole context.
+        dense_up_to: d_model up to which each layer's matrix is built as soon as the layer has run, which frees its
+            graph: memory of one layer's graph instead of all.
 
-    What grows with the prompt: keys and values of the layers still to come (2 d_key floats a token and layer), those
-    of the layer at work and their gradients. The scores do not, as the context is read in pieces.
+    Memory grows with the prompt only by keys and values: those of later layers (2 d_key floats per token and layer),
+    and those of the current layer with their gradients. Scores do not grow, as the context is read in pieces.
 
     Raises:
         InputError: a layer or token that does not exist, source after target, centred weights, fused attention
             kernels, half precision.
-        UnsupportedModelError: with cached keys and values the model computes something else than without.
+        UnsupportedModelError: with cached keys and values the model computes another output than without.
     """
     tokens, source, target, layers = _checked(model, tokens, source, target, layers)
     require("streams", streams, Tensor | None)
@@ -178,7 +178,7 @@ def residual_jacobians(
         hooks += _layer_hooks(model, layer, source, target, jacobians, linearise, dense_up_to)
     context = wrap(model).backend.context()
     _read(context, tokens[:source])
-    # keys and values of a layer are let go as soon as it has used them
+    # free the keys and values of a layer as soon as it has used them
     for i in range(model.cfg.n_layers):
         hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
@@ -197,7 +197,7 @@ def _layer_hooks(
     linearise: bool,
     dense_up_to: int,
 ) -> list[tuple[str, Any]]:
-    """Hooks that cut the graph before the block, give x_source a leaf of its own, and keep the block's last output."""
+    """Return hooks that cut the graph before the block, make x_source a leaf, and keep the block's last output."""
     attention = LinearisedAttention(layer)
 
     def enter(x: Tensor, hook: Any) -> Tensor:
@@ -217,7 +217,7 @@ def _layer_hooks(
 
 
 def _pieces(tokens: Tensor) -> Sequence[Tensor]:
-    """Runs of tokens whose scores with the whole prompt take the same memory for every length."""
+    """Split tokens into pieces whose scores with the whole prompt need the same memory for every length."""
     return tokens.split(max(1, _SCORES_AT_ONCE // max(1, len(tokens)))) if len(tokens) else ()
 
 

@@ -1,4 +1,4 @@
-"""A table of models and their scores, read and checked before any model is loaded."""
+"""Table of models and their scores, read and checked before any model is loaded."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
-from tl_posgen.options import require
 
-CONTROLS = ("d_model", "parameters")  # what is held fixed; columns of the table, or counted in the models
+CONTROLS = ("d_model", "parameters")  # held fixed; columns of the table, or counted in the models
 
 
 def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:
-    """The table of models and scores, its numbers checked.
+    """Return the table of models and scores with checked numbers.
+
+    Args:
+        scores: a CSV file or a frame, with the column `model` and one row per model.
+        score: the column of the scores.
 
     Raises:
-        InputError: a table that is not there or cannot be read, a missing column, a model named twice or not named, a
-            score or size that is not a number; with its line in the file.
+        InputError: a table that is missing or cannot be read, a missing column, a model named twice or not at all, a
+            score or size that is not a number; the message has the line in the file.
     """
     require("scores", scores, str | os.PathLike | pd.DataFrame)
     require("score", score, str)
@@ -63,6 +67,6 @@ def read_csv(path: str | os.PathLike) -> pd.DataFrame:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
     except (ValueError, OSError) as error:
         raise InputError(f"{path}: not a CSV table ({str(error).strip()})") from error
-    if not isinstance(table.index, pd.RangeIndex):  # pandas takes what stands in front of the named columns for it
+    if not isinstance(table.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
         raise InputError(f"{path}: rows have more cells than there are columns; name every column")
     return pd.DataFrame(table[(table != "").any(axis=1)])

@@ -1,1 +1,1 @@
-"""Replacing what attention sees: the base that every intervention is built on."""
+"""Replacement of attention scores, which every intervention is built on."""

@@ -1,4 +1,4 @@
-"""Hooks that a user hands over, under which everything is measured: checked before work starts, and said."""
+"""Hooks that a user hands over and that hold during every measured pass: checked before work starts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any
 
 @contextmanager
 def under(model: Model, hooks: Hooks) -> Iterator[None]:
-    """While the block runs, every forward pass runs with these hooks; the model is probed without them."""
+    """Run every forward pass inside the block with these hooks; the model is probed before, without them."""
     if not hooks:
         yield
         return
@@ -23,17 +23,17 @@ def under(model: Model, hooks: Hooks) -> Iterator[None]:
 
 
 def check_hooks(model: Model, hooks: Hooks) -> list[str]:
-    """What the hooks are called, "blocks.0.attn.hook_z: zero" each.
+    """Return the name of each hook, such as "blocks.0.attn.hook_z: zero".
 
     Raises:
-        InputError: something that is no list of pairs (name of a hook point, or a function of it, and hook), or a hook
-            point that the model lacks.
+        InputError: not a list of pairs (hook point, function), the hook point given by its name or by a function of
+            the name; or a hook point that the model lacks.
     """
     pairs = "give pairs as TransformerLens takes them: [('blocks.0.attn.hook_z', function), ...]"
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise InputError(f"fwd_hooks={hooks!r}: {pairs}")
     points: set[str] = set(model.hook_dict) if hooks else set()
-    said = []
+    names = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not callable(pair[1]):
             raise InputError(f"fwd_hooks: {pair!r} is no hook; {pairs}")
@@ -41,12 +41,12 @@ def check_hooks(model: Model, hooks: Hooks) -> list[str]:
         if not (any(map(where, points)) if callable(where) else where in points):
             what = "no hook point is chosen by this filter" if callable(where) else f"no hook point {where!r}"
             raise InputError(f"fwd_hooks: {what}; model.hook_dict lists them")
-        said.append(f"{called(where)}: {called(hook)}")
-    return said
+        names.append(f"{name_of(where)}: {name_of(hook)}")
+    return names
 
 
-def called(thing: Any) -> str:
-    """A name, or what a function is called."""
+def name_of(thing: Any) -> str:
+    """Return a name as it is, or the name of a function."""
     if isinstance(thing, str):
         return thing
     inner = getattr(thing, "func", thing)  # of a functools.partial

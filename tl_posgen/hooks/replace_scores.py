@@ -1,4 +1,4 @@
-"""The one mechanism: scores computed anew from a layer's q, k and geometry, put where the model's own stood."""
+"""Score replacement: scores computed from a layer's q, k and geometry, written over the model's own scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capture import EditedCapture, LayerCapture, finished_scores
+from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_scores
+from tl_posgen.models.capture.reading import layer_capture
+from tl_posgen.models.geometry.pass_proof import as_used
+from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import WITHOUT_CACHE, spans_of_scores
-from tl_posgen.models.pass_proof import as_used
-from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.reading import layer_capture
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.models.sites import plain_scores
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.rope.scores_at import scores_at_positions
 
@@ -28,10 +28,10 @@ HookList = list[tuple[str, Callable[..., Any]]]
 
 @dataclass(frozen=True)
 class RowByRow:
-    """A function whose scores w_ij need query i and the keys up to i, and no other query and no later key.
+    """Function whose scores w_ij depend only on query i and on the keys up to i.
 
-    Under `replace_scores` such a function works with a KV cache too: it is given a capture whose `q` holds the last
-    tokens only, at `capture.query_positions`, and whose `k` holds all of them.
+    Such a function also works with a KV cache under `replace_scores`: it gets a capture whose `q` holds the last tokens
+    only, at `capture.query_positions`, and whose `k` holds all tokens.
 
     Example:
         >>> from tl_posgen import load_model
@@ -63,23 +63,24 @@ def replace_scores(
     """score_ij <- scores_of(capture)_ij for the chosen heads and layers, wherever key j is visible to query i.
 
     Args:
-        scores_of: from a layer's q and k (before RoPE, after qk-norm) and geometry to scores [head, query, key] of the
-            heads in `capture.heads`. A visible entry set to -inf hides that key. What it says of invisible entries is
-            not read: they keep the number that the model masks with. It is called once per layer and prompt; with a
-            KV cache once per layer and forward pass, if it is a `RowByRow`.
-        layers, heads: which; all if left out. Heads are indices, meant in every chosen layer, or (layer, head) pairs,
-            or a frame with the columns layer and head, so that what a measure found can be edited.
-        needs_positions: refuse layers whose scores know no distance because positions are added to the residual stream.
+        scores_of: function of a layer's capture (q and k before RoPE, after qk-norm; geometry) that returns scores
+            [head, query, key] of the heads in `capture.heads`. -inf hides a visible key. Entries outside the causal
+            mask are ignored: they keep the model's mask value. It is called once per layer and prompt; a `RowByRow`
+            with a KV cache once per layer and forward pass.
+        layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
+            (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
+        needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
+            a distance.
 
     Returns:
         [(hook_name, fn), ...] for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to other hooks.
-        Nothing is changed in place, gradients flow, and two interventions on different heads can be added up.
+        Nothing is changed in place, gradients flow, and hooks for different heads can be combined.
 
     Raises:
-        InputError: a layer or head that does not exist; later, in the forward pass: a KV cache, where scores_of is not
-            a `RowByRow`, or the cache holds what was read without these hooks.
+        InputError: a layer or head that does not exist; later, in the forward pass: a KV cache with a scores_of that is
+            not a `RowByRow`, or a cache that was filled without these hooks.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
-            pass: one whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
+            pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
 
     Example:
         >>> import torch
@@ -104,10 +105,11 @@ def replace_scores(
 
 
 class _LayerEdit:
-    """q and k of one layer on their way to its scores.
+    """Edit of one layer's scores: hooks that keep q and k, then replace the scores.
 
     Attributes:
-        past: with `RowByRow`, the keys of the last pass and those before it, and where each prompt's text begins.
+        past: with `RowByRow`, the keys up to the last pass, and the index at which each prompt begins (-1 where it ends
+            before the last key).
     """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
@@ -154,7 +156,7 @@ class _LayerEdit:
         return edited[..., -n_keys:]
 
     def with_past(self, k: Tensor, attn_scores: Tensor) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:
-        """All keys that the cache holds, and some that it let go of behind a window; where each prompt begins."""
+        """Return all keys, those of earlier passes included, and the index at which each prompt begins."""
         layer, window = self.probed.geometry.layer, self.probed.geometry.window
         n_queries, n_keys = attn_scores.shape[-2:]
         seen = f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use"
@@ -175,7 +177,7 @@ class _LayerEdit:
         return k, starts
 
     def require_past(self, capture: LayerCapture, attn_scores: Tensor, dtype: torch.dtype) -> None:
-        """Refuse keys of another prompt than the cache's: the last query's scores are not theirs."""
+        """Refuse stored keys that do not reproduce the last query's scores: another prompt's, or edited ones."""
         used = as_used(capture, attn_scores, dtype)
         if isinstance(used, EditedCapture):
             raise InputError(
@@ -188,14 +190,14 @@ def finished(
     capture: LayerCapture,
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """cap(products_ij - slope d_ij), invisible entries as they come; see `finished_scores`."""
+    """cap(products_ij - slope d_ij): products with the layer's ALiBi and soft cap; see `finished_scores`."""
     return finished_scores(products, capture.geometry, capture.heads, distance)
 
 
 def at_positions(
     capture: LayerCapture, query_positions: Real[Tensor, " query"], key_positions: Real[Tensor, " key"]
 ) -> Float[Tensor, "head query key"]:
-    """The layer's scores with query i standing at query_positions[i] and key j at key_positions[j]."""
+    """Return the layer's scores with query i at query_positions[i] and key j at key_positions[j]."""
     geometry = capture.geometry
     query_positions, key_positions = (p.to(capture.q.device) for p in (query_positions, key_positions))
     products = scores_at_positions(capture.q, capture.k, geometry.rope, geometry.scale, query_positions, key_positions)

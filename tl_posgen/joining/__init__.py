@@ -1,9 +1,7 @@
 """What joins the three papers: one table of every head's numbers, and keys cut towards rank one."""
 
 from tl_posgen.joining.hooks import cut_keys
-from tl_posgen.joining.key_cut import MEASURE as key_cut
 from tl_posgen.joining.key_cut import KeyCut
-from tl_posgen.joining.profiles import MEASURE as profiles
 from tl_posgen.joining.profiles import Profiles
 
-__all__ = ["KeyCut", "Profiles", "cut_keys", "key_cut", "profiles"]
+__all__ = ["KeyCut", "Profiles", "cut_keys"]

@@ -1,18 +1,17 @@
 """Which columns of the head profiles go together over heads, within layers, and more than at random init."""
 
-from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 
-from tl_posgen.report.intervals import ENDS
+from tl_posgen.core.measure import ENDS, HEAD
+from tl_posgen.core.numbers import TRAINED
 from tl_posgen.stats.rank_correlation import rank_correlation
-from tl_posgen.summary import NullSummary, Summary
 
-RHO = ("rho", "rho_within_layers")
+SCOPES = ("over heads", "within layers")
 COLUMNS = {
     "r1_q": "r1 of Q",
     "r1_k": "r1 of K",
@@ -25,7 +24,7 @@ COLUMNS = {
     "additive_r": "additive r",
     "slash_score": "slash score",
     "slash_distance": "slash distance",
-    "first_token": "first token",
+    "first_token": "attention to the first token",
     "previous_token": "previous token",
     "duplicate_token": "duplicate token",
     "induction": "induction",
@@ -33,6 +32,7 @@ COLUMNS = {
     "cost_slash": "cost of the slash",
     "cost_head": "cost of the head",
 }
+LABELS = {"r1": "side", "rank95": "side", "mean_energy": "side", "cost": "edit"}  # variable -> its dim of columns
 PAIRS = (
     ("r1_k", "interaction"),
     ("mean_energy_k", "interaction"),
@@ -51,40 +51,61 @@ PAIRS = (
 )
 
 
-def correlations(data: xr.Dataset) -> xr.Dataset:
-    """Spearman's rho of every two columns over heads, and of their ranks within layers, with intervals."""
-    columns = [name for name in COLUMNS if name in data]
-    heads = data[columns].stack(unit=("layer", "head"))
-    values = {name: torch.from_numpy(heads[name].values.astype(float)) for name in columns}
-    layer = torch.from_numpy(heads["layer"].values.copy())
-    found: dict[str, Any] = {}
-    for name, group in (("rho", None), ("rho_within_layers", layer)):
-        ends = np.full((len(ENDS), len(columns), len(columns)), np.nan)
+def columns_of(data: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return every column [layer, head] that a dataset has: "r1_q" is r1 at side "q", costs are means over prompts."""
+    found = {}
+    for name in COLUMNS:
+        variable, _, label = name.rpartition("_")
+        labels = {LABELS[variable]: label} if variable in LABELS else {}
+        if (source := variable if labels else name) in data:
+            array = data[source].sel(labels, drop=True)
+            found[name] = array.mean("prompt") if "prompt" in array.dims else array
+    return found
+
+
+def correlations(data: xr.Dataset) -> xr.DataArray:
+    """Return Spearman's rho of every two columns over heads, and of their ranks within layers, with intervals."""
+    columns = columns_of(data)
+    heads = xr.Dataset(columns).stack(unit=HEAD)
+    values = [torch.from_numpy(heads[name].values.astype(float)) for name in columns]
+    groups = (None, torch.from_numpy(heads["layer"].values.copy()))
+    found: Float[np.ndarray, "scope end column column_2"]
+    found = np.full((len(SCOPES), len(ENDS), len(columns), len(columns)), np.nan)
+    for rho, group in zip(found, groups, strict=True):
         for i, j in combinations(range(len(columns)), 2):
-            one = rank_correlation(values[columns[i]], values[columns[j]], group)
-            ends[:, i, j] = ends[:, j, i] = one.r, one.low, one.high
-        found |= {f"{name}{end}": (("column", "column_2"), part) for end, part in zip(ENDS, ends, strict=True)}
-    return xr.Dataset(found, {"column": columns, "column_2": columns})
+            one = rank_correlation(values[i], values[j], group)
+            rho[:, i, j] = rho[:, j, i] = one.r, one.low, one.high
+    labels = {"scope": list(SCOPES), "end": list(ENDS), "column": list(columns), "column_2": list(columns)}
+    return xr.DataArray(found, labels, list(labels))
 
 
-def pairs_of(data: xr.Dataset) -> Iterator[tuple[str, str]]:
+def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
+    """Return the pairs of `PAIRS` whose columns were measured."""
     columns = set(data["column"].values)
-    return (pair for pair in PAIRS if set(pair) <= columns)
+    return [pair for pair in PAIRS if set(pair) <= columns]
 
 
-def beyond_null(own: Summary, null: NullSummary, rho: str, words: str, most: int = 8) -> str:
-    """Which pairs of columns have an interval that holds neither zero nor any random init's value."""
-    pairs = list(combinations(own["columns"], 2))
-    found: list[tuple[float, str]] = []
-    for place, (a, b) in enumerate(pairs):
-        low, high, value = (own[f"all_{rho}{end}"][place] for end in ("_low", "_high", ""))
-        others = (0.0, *(seed[f"all_{rho}"][place] for seed in null.seeds))
-        if all(one < low for one in others) or all(one > high for one in others):
-            found.append((value, f"{COLUMNS[a]} with {COLUMNS[b]} {value:.2f}"))
-    strongest = [text for _, text in sorted(found, key=lambda one: -abs(one[0]))[:most]]
+def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
+    """Return in words which pairs of columns have an interval that holds neither zero nor any random init's value.
+
+    Args:
+        rho: of the model and random inits: [init, scope, end, column, column_2].
+    """
+    rho = rho.sel(scope=scope)
+    value, low, high = (rho.sel(init=TRAINED, end=end).values for end in ENDS)
+    inits = rho.sel(end="value").drop_sel(init=TRAINED).transpose("init", "column", "column_2").values
+    others = np.concatenate([np.zeros((1, *value.shape)), inits])
+    beyond = (others < low).all(0) | (others > high).all(0)
+    columns = [str(name) for name in rho["column"].values]
+    pairs = list(combinations(range(len(columns)), 2))
+    found = [(value[i, j], i, j) for i, j in pairs if beyond[i, j]]
+    strongest = [
+        f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
+        for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
+    ]
     listed = f", strongest: {', '.join(strongest)}" if strongest else ""
-    n = len(null.seeds)
+    inits_in_words = f"{len(inits)} random init{'s' if len(inits) > 1 else ''}"
     return (
-        f"{words} {len(found)} of {len(pairs)} pairs of columns go together more strongly than in any of {n} random "
-        f"init{'s' if n > 1 else ''}, their intervals holding neither zero nor these{listed}."
+        f"{scope.capitalize()} {len(found)} of {len(pairs)} pairs of columns go together more strongly than in any of "
+        f"{inits_in_words}, their intervals holding neither zero nor these{listed}."
     )

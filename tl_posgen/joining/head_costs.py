@@ -12,18 +12,17 @@ from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
-from tl_posgen.report.intervals import mean_and_ends
 
 COSTS = ("interaction", "slash", "head")
 
 
 def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "head query key"]:
-    """The layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys. A query
-    that would see nothing else (the first token, D = 0) keeps it."""
+    """Return the layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys. A
+    query that would see nothing else (the first token, D = 0) keeps it."""
     position = capture.positions
     scores = capture.scores()
     hidden = position[:, None] - position == distance
@@ -34,7 +33,7 @@ def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "hea
 def mean_outputs(
     model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int]
 ) -> dict[int, Float[Tensor, "head d_value"]]:
-    """Of each layer, the mean of every head's output (hook_z) over these prompts and their positions."""
+    """Return, by layer, the mean of every head's output (hook_z) over these prompts and their positions."""
     sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def add(layer: int, z: Tensor, hook: object) -> None:
@@ -47,6 +46,7 @@ def mean_outputs(
 
 
 def name_of(layer: int) -> str:
+    """Return the name of the hook point of the heads' outputs."""
     return f"blocks.{layer}.attn.hook_z"
 
 
@@ -62,7 +62,7 @@ def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) ->
 
 
 def runs_of(n_heads: int) -> int:
-    """How often `head_costs` runs every prompt: unchanged, for the means, and with every edit of every head."""
+    """Return how often `head_costs` runs every prompt: unchanged, for the means, and with every edit of every head."""
     return 2 + len(COSTS) * n_heads
 
 
@@ -71,8 +71,8 @@ def head_costs(
     tokens: Int[Tensor, "prompt pos"],
     distance: xr.DataArray,
     selected: Mapping[int, Sequence[int]],
-) -> xr.Dataset:
-    """Rise of the loss, in nats per token, with one head at a time edited: `cost_<what>` [layer, head] and its ends.
+) -> xr.DataArray:
+    """Return the rise of the loss, in nats per token, with one head at a time edited: [edit, prompt, layer, head].
 
     Args:
         distance: each head's best distance D, whose diagonal is hidden for "slash".
@@ -94,7 +94,5 @@ def head_costs(
         for number, what in enumerate(COSTS):
             losses = token_losses(model, tokens, hooks[what]).mean(-1)
             rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
-    data: dict[str, Any] = {}
-    for what, rise in zip(COSTS, rises, strict=True):
-        data |= mean_and_ends(f"cost_{what}", rise, ("layer", "head"))
-    return xr.Dataset(data, {"layer": list(selected), "head": heads})
+    labels = {"edit": list(COSTS), "layer": list(selected), "head": heads}
+    return xr.DataArray(rises, labels, ("edit", "prompt", "layer", "head"))

@@ -4,14 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+from tl_posgen.core.options import Share, require
+from tl_posgen.core.random_inits import check_seed
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
-from tl_posgen.joining.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.null import check_seed
-from tl_posgen.position.decomposition.option_checks import check_share
 from tl_posgen.rope.rotation import rotate
 
 LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
@@ -54,11 +53,10 @@ def cut_keys(
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
         (True, False)
     """
-    check_share("share", share)
+    require("share", share, Share)
+    require("control", control, bool)
+    require("first_token", first_token, bool)
     seed = check_seed(seed)
-    for name, value in {"control": control, "first_token": first_token}.items():
-        if not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: give True or False")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         return scores_with(capture, cut(capture, float(share), control, int(not first_token), seed))
@@ -67,13 +65,13 @@ def cut_keys(
 
 
 def scores_with(capture: LayerCapture, k: Float[Tensor, "head pos d_head"]) -> Float[Tensor, "head query key"]:
-    """The layer's scores with other keys before RoPE."""
+    """Return the layer's scores with other keys before RoPE."""
     rotated = rotate(k, capture.positions, capture.geometry.rope)
     return finished(capture.geometry.scale * capture.rotated_q @ rotated.mT, capture)
 
 
 def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: int) -> Float[Tensor, "head pos d_head"]:
-    """The keys of a layer from token `first` on cut, those before as they are."""
+    """Return the keys of a layer, cut from token `first` on."""
     kept, k = capture.k[:, :first], capture.k[:, first:]
     if share == 1 or not k.shape[1]:
         return capture.k
@@ -85,7 +83,7 @@ def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: in
 
 
 def random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:
-    """A direction a key head, of nothing but seed and layer."""
+    """Return a direction for each key head, drawn from seed and layer alone."""
     geometry = capture.geometry
     generator = torch.Generator().manual_seed((seed * LAYERS + geometry.layer) % 2**63)
     drawn = torch.randn(geometry.n_key_value_heads, geometry.d_head, generator=generator)

@@ -3,15 +3,15 @@
 Nothing here imports TransformerLens or transformers before it is used.
 """
 
-from tl_posgen.models.cache import captures_from_cache, needed_names
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import capture_hooks, capturing, run_capture
-from tl_posgen.models.geometry import ContextLimit, LayerGeometry
-from tl_posgen.models.load import load_model, open_model
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layer_table import check, geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.layers.projections import Projections
+from tl_posgen.models.loading.load import load_model, open_model
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import check, geometry_of
-from tl_posgen.models.projections import Projections
-from tl_posgen.models.random_like import random_like
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts, token_strings
 from tl_posgen.models.wrapped import Origin, WrappedModel, wrap
@@ -25,7 +25,6 @@ __all__ = [
     "Projections",
     "WrappedModel",
     "bundled_text",
-    "capture_hooks",
     "captures_from_cache",
     "capturing",
     "check",

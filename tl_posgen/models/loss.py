@@ -1,4 +1,4 @@
-"""The loss of a running model, token by token: the ruler of every experiment."""
+"""Loss of a running model, token by token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import count
 
 Hooks = Sequence[tuple[Any, Any]]
@@ -19,7 +19,7 @@ AT_ONCE = 128  # positions whose probabilities are in memory
 
 
 def token_losses(
-    model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
+    model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
 ) -> Float[Tensor, "prompt target"]:
     """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients.
 
@@ -34,35 +34,36 @@ def token_losses(
         >>> token_losses(load_model("mini"), torch.arange(12)[None]).shape
         torch.Size([1, 11])
     """
-    device, wrapped = next(model.parameters()).device, wrap(model)
+    wrapped = wrap(model)
     wrapped.require_evaluation()
     rows = []
-    with wrapped.exclusive(wrapped.owner), torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
-        for some in tokens.to(device).split(batch):
-            rows.append(losses_of(logits_of(model, some), some).cpu())
+    with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
+        for some in tokens.to(wrapped.device).split(batch):
+            rows.append(losses_of(logits_of(wrapped, some), some).cpu())
     return torch.cat(rows)
 
 
-def logits_of(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
-    """The logits of prompts of one length without padding, which are on the model's device."""
-    with streaming_if_chosen(model, tokens.shape[1]):
+def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
+    """Return the logits of prompts of one length without padding, which are on the model's device."""
+    wrapped = wrap(model)
+    with streaming_if_chosen(wrapped, tokens.shape[1]):
         count(len(tokens))
-        return model(tokens, return_type="logits", **wrap(model).backend.options(tokens))
+        return wrapped.model(tokens, return_type="logits", **wrapped.backend.options(tokens))
 
 
 def losses_of(
     logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
 ) -> Float[Tensor, "prompt target"]:
-    """Cross-entropy of each next token, float64."""
+    """-ln softmax(logits_t)[token_{t+1}]: cross-entropy of each next token, float64."""
     # log_softmax in the logits' own precision would round away small differences, in float64 it takes 8 times theirs
     blocks = zip(logits[:, :-1].split(AT_ONCE, 1), tokens[:, 1:, None].split(AT_ONCE, 1), strict=True)
     return torch.cat([-some.double().log_softmax(-1).gather(-1, next_)[..., 0] for some, next_ in blocks], 1)
 
 
 def prompts_of_one_length(
-    model: Model, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
+    model: Model | WrappedModel, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
 ) -> Int[Tensor, "prompt pos"]:
-    """`to_prompts`, stacked; texts of different lengths need `length`.
+    """Return `to_prompts`, stacked; texts of different lengths need `length`.
 
     Args:
         beyond: whether prompts may be longer than the training context.
@@ -70,12 +71,13 @@ def prompts_of_one_length(
     Raises:
         InputError: as `to_prompts`, prompts of different lengths, or beyond the training context.
     """
+    wrapped = wrap(model)
     if length is not None and not beyond:
-        require_context(model, length)
-    rows = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+        require_context(wrapped, length)
+    rows = to_prompts(wrapped, prompts, length=length, n_prompts=n_prompts)
     require_one_length("", rows)
     if not beyond:
-        require_context(model, len(rows[0]))
+        require_context(wrapped, len(rows[0]))
     return torch.stack(rows)
 
 
@@ -89,11 +91,12 @@ def require_one_length(place: str, rows: Sequence[Int[Tensor, " _"]]) -> None:
         )
 
 
-def require_context(model: Model, length: int) -> None:
+def require_context(model: Model | WrappedModel, length: int) -> None:
     """Refuse what is longer than the training context, even where the model could run it: the loss there answers
     another question, that of length_extrapolation."""
-    if length > model.cfg.n_ctx:
+    n_ctx = wrap(model).model.cfg.n_ctx
+    if length > n_ctx:
         raise InputError(
-            f"prompts of {length} tokens: this model's training context has {model.cfg.n_ctx}; cut them with length=, "
+            f"prompts of {length} tokens: this model's training context has {n_ctx}; cut them with length=, "
             "or ask length_extrapolation what happens beyond"
         )

@@ -1,4 +1,4 @@
-"""Does it fit into memory? Asked before it is begun, as what does not fit takes the process down."""
+"""Estimates of memory, made before anything runs, as a process that exceeds its memory is killed."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ PEAK = 1.12  # bytes a byte of weights; docs/benchmarks.md, models of a size
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes of memory that a device has; None where that cannot be asked."""
+    """Return the bytes of memory that a device has; None where that cannot be asked."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if device.type != "cpu" or not hasattr(os, "sysconf"):
@@ -23,7 +23,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def control_group_limits(root: Path = Path("/")) -> list[int]:
-    """Bytes that a container or a scheduler allows this process, by every control group of Linux that it is in."""
+    """Return the bytes that each control group of Linux (a container, a scheduler) allows this process."""
     groups, found = root / "proc/self/cgroup", []
     for line in groups.read_text().splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -60,7 +60,7 @@ def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 
 def need_of_pass(
     n_heads: int, width: int, itemsize: int, *, is_streamed: bool, matrices: int = 0
 ) -> tuple[str, int, int]:
-    """What a forward pass over n tokens holds at most: in words, and (a, b) of a n^b bytes.
+    """Estimate what a forward pass over n tokens holds at most: in words, and (a, b) of a n^b bytes.
 
     The scores of one layer, 3 n_heads n^2 numbers of the model's dtype or `matrices` n_heads n^2 in float32; where
     attention is streamed and no matrix is formed, width n: the logits and the residual stream that they are made of.
@@ -68,7 +68,7 @@ def need_of_pass(
     Args:
         width: d_vocab + d_model.
         itemsize: bytes of a number of the model.
-        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.measure.Measure.matrices`.
+        matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.Measure.matrices`.
 
     Example:
         >>> need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)

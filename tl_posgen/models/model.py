@@ -1,4 +1,4 @@
-"""What this package asks of a model of TransformerLens."""
+"""The protocol of a model of TransformerLens: the attributes and methods that this package uses."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from torch.nn import Module, Parameter
 
 @runtime_checkable
 class Model(Protocol):
-    """A HookedTransformer (TransformerLens 3.9) or a TransformerBridge (3.9 and 4): what both have and we use.
+    """HookedTransformer (TransformerLens 3.9) or TransformerBridge (3.9 and 4): what both have and this package uses.
 
     Which of the two it is, only `tl_posgen.models.wrapped.wrap` asks.
     """

@@ -1,4 +1,4 @@
-"""What a result says of where it came from: names for pictures, and what is needed to run it again."""
+"""Provenance of a result: names for pictures, and what is needed to run it again."""
 
 import hashlib
 import math
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe_layers import Probed
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
-def model_label(model: Model) -> str:
-    """The model's name as pictures and tables show it: of a directory, the last part."""
+def model_label(model: Model | WrappedModel) -> str:
+    """Return the model's name as pictures and tables show it: of a directory, the last part."""
     origin = wrap(model).origin
     return Path(origin.directory).name if origin.directory else origin.name
 
@@ -30,8 +30,8 @@ def null_label(seed: int) -> str:
     return f"random init (seed {seed})"
 
 
-def encoding_of(model: Model) -> str:
-    """How the layers know positions: "rotary", "alibi", "absolute", "none"; several joined by ", ", "" if unknown."""
+def encoding_of(model: Model | WrappedModel) -> str:
+    """Return the encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
     found = [layer.geometry.encoding for layer in wrap(model).found() if isinstance(layer, Probed)]
     return ", ".join(dict.fromkeys(found))
 
@@ -41,47 +41,70 @@ PACKAGES = ("tl-posgen", "transformer-lens", "torch", "transformers")
 
 @cache
 def versions() -> dict[str, str]:
-    """What a result may depend on beside its configuration."""
+    """Return the versions of packages that a result may depend on."""
     return {name: version(name) for name in PACKAGES}
 
 
 PART = 2**22  # entries of a tensor that are taken to float64 at once
 
 
-def fingerprint(model: Model) -> str:
-    """Sixteen letters that other weights hardly share: each parameter's sum, norm, and some 4,096 of its entries."""
+def fingerprint(model: Model | WrappedModel) -> str:
+    """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
+    weights = sorted(wrap(model).model.named_parameters())
+    read = from_devices([numbers for _, weight in weights for numbers in numbers_of(weight)])
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        flat = weight.detach().flatten()
-        some = flat[:: max(1, len(flat) // 4096)].double().cpu().numpy()
-        parts = (part.double() for part in flat.split(PART))
-        sums = [(part.sum().item(), torch.linalg.vector_norm(part).item()) for part in parts]
-        total, norm = sum(one for one, _ in sums), math.hypot(*(one for _, one in sums))
-        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.tobytes())
+    for (name, weight), sums, norms, some in zip(weights, read[0::3], read[1::3], read[2::3], strict=True):
+        total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
+        digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
+def numbers_of(weight: Tensor) -> list[Float[Tensor, " _"]]:
+    """Return the sum and the norm of every part of a weight, and some of its entries: float64, on its device."""
+    flat = weight.detach().flatten()
+    parts = flat.split(PART)  # taken to float64 one at a time
+    sums = torch.stack([part.double().sum() for part in parts])
+    norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+    return [sums, norms, flat[:: max(1, len(flat) // 4096)].double()]
+
+
+def from_devices(tensors: Sequence[Float[Tensor, " _"]]) -> list[Float[Tensor, " _"]]:
+    """Return the tensors on the CPU; the host waits once for each device."""
+    found: list[Tensor] = list(tensors)
+    for device in {one.device for one in tensors}:
+        places = [place for place, one in enumerate(tensors) if one.device == device]
+        sizes = [len(tensors[place]) for place in places]
+        together = torch.cat([tensors[place] for place in places]).cpu()
+        for place, one in zip(places, together.split(sizes), strict=True):
+            found[place] = one
+    return found
+
+
 def provenance_of(
-    model: Model, tokens: Sequence[Int[Tensor, " _"]], null_seeds: Sequence[int] = (), seed: int | None = None
+    model: Model | WrappedModel,
+    tokens: Sequence[Int[Tensor, " _"]],
+    null_seeds: Sequence[int] = (),
+    seed: int | None = None,
 ) -> dict[str, Any]:
-    """What is needed to run the same analysis again, JSON-ready."""
-    origin = wrap(model).origin
+    """Return what is needed to run the same analysis again, JSON-ready."""
+    wrapped = wrap(model)
+    origin = wrapped.origin
     lengths = sorted({len(prompt) for prompt in tokens})
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
     for prompt in tokens:
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
     return {
-        "model": model_label(model),
+        "model": model_label(wrapped),
         "revision": origin.revision,
         "backend": origin.backend,
-        "dtype": str(model.cfg.dtype).removeprefix("torch."),
+        "dtype": str(wrapped.model.cfg.dtype).removeprefix("torch."),
         "initialisation": origin.initialisation,
-        "encoding": encoding_of(model),
+        "encoding": encoding_of(wrapped),
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "tokens_sha256": digest.hexdigest() if tokens else None,
-        "weights": fingerprint(model),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weights": fingerprint(wrapped),
+        "parameters": sum(parameter.numel() for parameter in wrapped.model.parameters()),
         "seed": seed,
         "null_seeds": list(null_seeds),
         "mask": "causal, and the window of each layer that has one",

@@ -1,4 +1,4 @@
-"""Which layers and heads: from what the user gave to the heads of each layer."""
+"""Choosing layers and heads."""
 
 import operator
 from collections import defaultdict
@@ -17,7 +17,7 @@ Heads: TypeAlias = (
 
 
 def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
-    """layer -> its chosen heads, both in order; layers without a chosen head are left out.
+    """Return layer -> its chosen heads, both in order; layers without a chosen head are left out.
 
     Args:
         layers: an index, or several; all if left out.
@@ -61,7 +61,7 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
 
 
 def chosen(indices: Layers, n: int, kind: str) -> list[int]:
-    """The chosen layers or heads in order, or all; InputError where one does not exist."""
+    """Return the chosen layers or heads in order, or all; InputError where one does not exist."""
     if indices is None:
         return list(range(n))
     given = _listed(indices, kind)

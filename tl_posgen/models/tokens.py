@@ -1,4 +1,4 @@
-"""From texts to prompts: token ids, checked against the model before anything runs."""
+"""Making prompts of texts: token ids, checked against the model before anything runs."""
 
 import os
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
+from tl_posgen.models.conversion.source import MINI
 from tl_posgen.models.model import Model
-from tl_posgen.models.padding import PadToken, ids_and_mask, spans_of_mask, texts_of
-from tl_posgen.models.source import MINI
-from tl_posgen.models.streaming import require_fits
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.streaming.stream import require_fits
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
 MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
 
 
 def to_prompts(
-    model: Model, prompts: Any, length: int | None = None, n_prompts: int | None = None
+    model: Model | WrappedModel, prompts: Any, length: int | None = None, n_prompts: int | None = None
 ) -> list[Int[Tensor, " _"]]:
-    """Token ids of every prompt, ready for the model.
+    """Return the token ids of every prompt, ready for the model.
 
     Args:
         prompts: a text, a list of texts, token ids of one prompt (list or tensor), a tensor of ids [batch, pos], a list
@@ -46,14 +46,15 @@ def to_prompts(
         >>> len(prompts), prompts[0].shape
         (3, torch.Size([32]))
     """
-    check_numbers(model, length, n_prompts)
+    wrapped = wrap(model)
+    check_numbers(wrapped, length, n_prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
-        bos = bos_of(model)
+        bos = bos_of(wrapped)
         wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
-        sources = [text_ids(model.tokenizer, text, wanted) for text in texts]
+        sources = [text_ids(wrapped.model.tokenizer, text, wanted) for text in texts]
     else:
-        bos, sources = [], given_prompts(model, prompts)
+        bos, sources = [], given_prompts(wrapped, prompts)
     pieces = sources
     if length is not None:
         step = length - len(bos)
@@ -61,11 +62,11 @@ def to_prompts(
     rows = [bos + piece for piece in pieces[:n_prompts]]
     require_enough(sources, rows, length, n_prompts)
     for row in rows:
-        check_ids(model, row)
-    return [torch.tensor(row) for row in rows]
+        check_ids(wrapped, row)
+    return [torch.tensor(row, device="cpu") for row in rows]
 
 
-def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> None:
+def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: int | None) -> None:
     for name, value, unit in (("length", length, "tokens"), ("n_prompts", n_prompts, "prompts")):
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InputError(f"{name} = {value!r}: give a whole number of {unit}")
@@ -74,12 +75,14 @@ def check_numbers(model: Model, length: int | None, n_prompts: int | None) -> No
     if n_prompts is not None and n_prompts < 1:
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
     if length is not None:
-        wrap(model).require_length(length)
-        require_fits(model, length)
+        wrapped = wrap(model)
+        wrapped.require_length(length)
+        require_fits(wrapped, length)
 
 
-def bos_of(model: Model) -> list[int]:
-    """The BOS token that the model's convention puts in front of a text, or nothing."""
+def bos_of(model: Model | WrappedModel) -> list[int]:
+    """Return the BOS token that the model's convention puts in front of a text, or nothing."""
+    model = wrap(model).model
     if model.tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
     bos = model.tokenizer.bos_token_id
@@ -87,7 +90,7 @@ def bos_of(model: Model) -> list[int]:
 
 
 def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
-    """The text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
+    """Return the text's own tokens, without special ones; the first `wanted` at least, where the text has that many.
 
     Of a long text only a beginning is tokenised, cut at a white space.
     """
@@ -111,15 +114,15 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
         characters *= 4
 
 
-def given_prompts(model: Model, prompts: Any) -> list[list[int]]:
-    """The token ids of every prompt that the user gave, without padding."""
+def given_prompts(model: Model | WrappedModel, prompts: Any) -> list[list[int]]:
+    """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad = PadToken.of(model.tokenizer)
+    pad = PadToken.of_tokenizer(wrap(model).model.tokenizer)
     return [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
 
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
-    """Ids that the user gave: batches of prompts of one length, those of another length one by one."""
+    """Return the ids that the user gave: batches of prompts of one length, those of another length one by one."""
     wrong = "prompts must be a text, a list of texts, or token ids [batch, pos]"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(f"{wrong}; these are {type(prompts).__name__}")
@@ -140,7 +143,7 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
 
 
 def unpadded(rows: list[list[int]], mask: Bool[Tensor, "batch pos"] | None, pad: PadToken) -> list[list[int]]:
-    """The ids of every prompt of one batch without its padding."""
+    """Return the ids of every prompt of one batch without its padding."""
     spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
     return [ids[span] for ids, span in zip(rows, spans, strict=True)]
 
@@ -158,25 +161,26 @@ def require_enough(sources: list[list[int]], rows: list[list[int]], length: int 
         raise InputError(f"a prompt has only {shortest} token; two are needed at least")
 
 
-def check_ids(model: Model, ids: Sequence[int]) -> None:
+def check_ids(model: Model | WrappedModel, ids: Sequence[int]) -> None:
     """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
+    wrapped = wrap(model)
+    d_vocab = wrapped.model.cfg.d_vocab
     for extreme in (min(ids), max(ids)):
-        if not 0 <= extreme < model.cfg.d_vocab:
+        if not 0 <= extreme < d_vocab:
             raise InputError(
-                f"token id {extreme} is outside the vocabulary of {model.cfg.d_vocab}; "
-                "was the text tokenised for another model?"
+                f"token id {extreme} is outside the vocabulary of {d_vocab}; was the text tokenised for another model?"
             )
-    wrap(model).require_length(len(ids))
-    require_fits(model, len(ids))
+    wrapped.require_length(len(ids))
+    require_fits(wrapped, len(ids))
 
 
-def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:
-    """Every token as readable text, its leading space kept; the ids themselves for a model without a tokenizer."""
-    ids = tokens.tolist()
-    if model.tokenizer is None:
+def token_strings(model: Model | WrappedModel, tokens: Int[Tensor, " pos"]) -> list[str]:
+    """Return every token as readable text, its leading space kept; ids where the model has no tokenizer."""
+    ids, tokenizer = tokens.tolist(), wrap(model).model.tokenizer
+    if tokenizer is None:
         return [str(index) for index in ids]
-    pieces = model.tokenizer.convert_ids_to_tokens(ids)
-    texts = [model.tokenizer.decode([index], clean_up_tokenization_spaces=False) for index in ids]
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    texts = [tokenizer.decode([index], clean_up_tokenization_spaces=False) for index in ids]
     # a sentencepiece decoder drops the space of the first token it is given
     return [
         f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
@@ -185,7 +189,7 @@ def token_strings(model: Model, tokens: Int[Tensor, " pos"]) -> list[str]:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """A text file, UTF-8.
+    """Read a text file, UTF-8.
 
     Raises:
         InputError: it is not there, not a file, not UTF-8 text, or empty.
@@ -207,5 +211,5 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def bundled_text() -> str:
-    """The text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
+    """Read the text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
     return read_text(MINI / "alice_in_wonderland.txt")

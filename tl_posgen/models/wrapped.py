@@ -1,4 +1,4 @@
-"""The user's model as this package knows it: where it came from, what its layers do, and the ways of its kind."""
+"""The user's model with its origin, the geometry of its layers, and its backend."""
 
 import threading
 import weakref
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backend import Backend, Origin
-from tl_posgen.models.bridge import Bridge
-from tl_posgen.models.evaluation import require_evaluation
-from tl_posgen.models.geometry import ContextLimit, LayerGeometry
-from tl_posgen.models.hooked import Hooked
+from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.bridge import Bridge
+from tl_posgen.models.backends.evaluation import require_evaluation
+from tl_posgen.models.backends.hooked import Hooked
+from tl_posgen.models.geometry.plain_proof import difference
+from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
+from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.plain_proof import difference
-from tl_posgen.models.probe_layers import Found, Probed, probe_layers
-from tl_posgen.models.projections import Projections, projections_of
 from tl_posgen.models.selection import Layers, chosen
 
 KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBridge": Bridge}
@@ -27,7 +27,7 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 
 @dataclass
 class Streamed:
-    """What is known of streaming a model's attention, see `tl_posgen.models.streaming`.
+    """State of streaming a model's attention, see `tl_posgen.models.streaming.stream`.
 
     Attributes:
         by: the `Stream` that stands in for its attention, while it does.
@@ -42,7 +42,7 @@ class Streamed:
 
 @dataclass
 class _Known:
-    """What was found out about a model. It must not refer to the model, or neither would ever be let go."""
+    """Everything found out about a model. It must not refer to the model, or neither would ever be let go."""
 
     origin: Origin
     dtype: torch.dtype | None = None
@@ -59,7 +59,7 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class WrappedModel:
-    """A model of TransformerLens with its origin, its proved geometry, its context limit and its backend.
+    """Model of TransformerLens with its origin, its proved geometry, its context limit and its backend.
 
     Made by `wrap`. What is found out is remembered as long as the user's object lives, so it costs once.
     """
@@ -69,12 +69,25 @@ class WrappedModel:
     _known: _Known = field(repr=False)
 
     @property
+    def device(self) -> torch.device:
+        """The device of the first weights, which takes the token ids."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
     def origin(self) -> Origin:
         return self._known.origin
 
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
-        """Where the model came from; `proved` of a copy of a bridge that was held against the plain model: its own
-        joint matrices, which only the plain model reads, may not follow those that were edited."""
+        """Remember where the model came from.
+
+        Args:
+            proved: of a copy of a bridge that was compared with the plain model: its own joint matrices, which only the
+                plain model reads, may not follow those that were edited.
+        """
         self._known.origin = origin
         vars(self.model)[ORIGIN] = origin  # which a deep copy carries
         self._known.difference = "" if proved else self._known.difference
@@ -94,12 +107,12 @@ class WrappedModel:
             raise InputError(f"prompts of {n} tokens are too long: this model takes {most}, {why}; {limit.remedy}")
 
     def require_evaluation(self) -> None:
-        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.evaluation`."""
+        """Refuse active dropout, autocast and quantised weights; see `tl_posgen.models.backends.evaluation`."""
         require_evaluation(self.model)
 
     @property
     def owner(self) -> Any:
-        """Whose forward passes are running: None for the user's, which `attach` captures."""
+        """Owner of the forward passes that are running: None for the user's, which `attach` captures."""
         return self._known.owner
 
     @contextmanager
@@ -116,8 +129,8 @@ class WrappedModel:
             self._known.lock.release()
 
     def found(self, *, again: bool = False) -> tuple[Found, ...]:
-        """Every layer as the probe found it, supported or not; probed once, and again if the dtype has changed."""
-        dtype = next(self.model.parameters()).dtype
+        """Return every layer as the probe found it, supported or not; probed once, and again for another dtype."""
+        dtype = self.dtype
         if again or self._known.dtype != dtype:
             self.require_evaluation()
             if self.owner == "probe":
@@ -136,18 +149,18 @@ class WrappedModel:
         return self._known.layers
 
     def difference(self, *, again: bool = False) -> str:
-        """How a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
+        """Say how a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
         if again or self._known.difference is None:
             self._known.difference = difference(self.backend, self.origin)
         return self._known.difference
 
     @property
     def needs_streaming(self) -> bool:
-        """Whether scores of some layer show only while attention is streamed."""
+        """Tell whether scores of some layer show only while attention is streamed."""
         return any(isinstance(one, Probed) and one.handed_on for one in self.found())
 
     def require_shown(self, probed: Probed) -> None:
-        """Refuse what hooks of a layer carry instead of scores while its attention is not streamed."""
+        """Refuse a layer whose hooks carry softmax's output instead of scores while its attention is not streamed."""
         if probed.handed_on and self.streamed.by is None:
             raise UnsupportedModelError(
                 f"layer {probed.geometry.layer}: TransformerBridge leaves its attention to Hugging Face, so its scores "
@@ -155,7 +168,7 @@ class WrappedModel:
             )
 
     def layer(self, index: int) -> Probed:
-        """One layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
+        """Return one layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
         found = self.found()[index]
         if isinstance(found, UnsupportedModelError):
             raise UnsupportedModelError(*found.args)
@@ -165,7 +178,7 @@ class WrappedModel:
         return tuple(self.layer(index).geometry for index in chosen(layers, self.model.cfg.n_layers, "layer"))
 
     def attention(self, layer: int) -> Any:
-        """The attention module of a layer."""
+        """Return the attention module of a layer."""
         return self.backend.model.blocks[layer].attn
 
     @property
@@ -174,7 +187,7 @@ class WrappedModel:
         return self.backend.model.embed
 
     def projections(self, layer: int) -> Projections:
-        """W_Q and W_K of one layer with their biases, and what follows them; see `projections_of`."""
+        """Return W_Q and W_K of one layer with their biases, and what follows them; see `projections_of`."""
         probed = self.layer(layer)
 
         def finish(part: str, x: Tensor) -> Tensor:
@@ -183,8 +196,8 @@ class WrappedModel:
         return projections_of(self.attention(layer), probed.geometry, finish)
 
 
-def wrap(model: Model) -> WrappedModel:
-    """`model` with everything this package knows of it.
+def wrap(model: Model | WrappedModel) -> WrappedModel:
+    """Return `model` with everything that is known of it; one that is wrapped already as it is.
 
     Raises:
         InputError: it is not a model of TransformerLens.
@@ -195,6 +208,8 @@ def wrap(model: Model) -> WrappedModel:
         >>> wrapped.origin.name, wrapped.backend.name, wrapped.layer(0).geometry.encoding
         ('mini', 'bridge', 'rotary')
     """
+    if isinstance(model, WrappedModel):
+        return model
     kind = next((KINDS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in KINDS), None)
     if kind is None:
         raise InputError(

@@ -1,198 +1,197 @@
 """Position generalization: the claims of Han & Ji 2025 (arXiv 2503.13305), and how each is judged."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from tl_posgen.claim import Claim, Judgement, both, highest, threshold, where_known
+from tl_posgen.core.claim import Claim, Judgement, Verdict, highest, judgement, lowest, threshold, where_known
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
-from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
+from tl_posgen.position.order.cloze import N_CHOICES
+from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import in_words
-from tl_posgen.report.sentences import entry, said, with_interval
-from tl_posgen.result import Result
-from tl_posgen.summary import Summary
 
+OUT: Mapping[str, Any] = {"tokens": "without first"}
 SLIGHT = 0.02  # of accuracy
 AXES = ("three_axis", "mean_query", "k_q_simplify")  # splits without the query, or fits of three axes
 MOVED = {"words": "words", "positions": "index", "position_part": "features"}
 
 
 def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
-    def say(fit: Summary, split: Summary) -> str:
+    def words(fit: Numbers, split: Numbers) -> str:
+        r, rest, within = (one.with_interval for one in (fit("r"), fit("r", **OUT), fit("r_within_rows")))
         return (
-            f"exact fit r {with_interval(fit, 'r')} (first token out {with_interval(fit, f'r{OUT}')}, within rows "
-            f"{with_interval(fit, 'r_within_rows')}); mean-key split {with_interval(split, 'mean_key_r')}"
+            f"exact fit r {r:.3f} (first token out {rest:.3f}, within rows {within:.3f}); mean-key split "
+            f"{split('r').with_interval:.3f}"
         )
 
-    verdict = threshold(three_axis.summary["r_without_first_token"], 0.95, 0.75)
-    return Judgement(verdict, *both(say, three_axis, mean_key))
+    return judgement(threshold(three_axis.numbers("r", **OUT).value, 0.95, 0.75), words, three_axis, mean_key)
 
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
-    def say(shares: Summary, losses: Summary) -> str:
-        worth = f"attention is worth {with_interval(losses, 'worth', '.2f')} nats"
-        words = f"additive r {with_interval(shares, 'additive_r')}; {worth}"
-        if losses["nothing_to_recover"]:
-            return f"{words}, so there is nothing to recover"
-        of_axes = (f"{in_words(name)} {recovered(losses, name)}" for name in fitted)
-        words += f", of which {', '.join(of_axes)}; each query's profile {recovered(losses, 'query_profile')}"
-        if losses["search_recovered_free"] is None:
-            return words
-        return f"{words}, a searched split {with_interval(losses, 'search_recovered_free', '.0%')}"
+    measure = substitution.measure
+    fitted = [str(one) for one in substitution.own["condition"].values if str(one).startswith(AXES)]
 
-    def recovered(losses: Summary, condition: str) -> str:
-        return with_interval(losses, f"recovered_{condition}", ".0%")
+    def words(shares: Numbers, losses: Numbers) -> str:
+        def recovered(condition: str) -> str:
+            return f"{losses('recovered', condition=condition).with_interval:.0%}"
 
-    conditions = map(str, substitution.dataset["condition"].values)
-    fitted = [name for name in conditions if name.startswith(AXES)]
-    own = substitution.summary
-    if substitution.encodings and set(substitution.encodings) <= substitution.measure.without_meaning:
-        return Judgement("open", *both(say, variance, substitution))
-    split = float("nan") if own["nothing_to_recover"] else own["split_recovered"]
-    return Judgement(threshold(split, 0.95, 0.75), *both(say, variance, substitution))
+        worth, r = measure.worth(losses), shares("additive_r").with_interval
+        found = f"additive r {r:.3f}; attention is worth {worth.with_interval:.2f} nats"
+        if worth.value < WORTHLESS:
+            return f"{found}, so there is nothing to recover"
+        of_axes = ", ".join(f"{in_words(name)} {recovered(name)}" for name in fitted)
+        found += f", of which {of_axes}; each query's profile {recovered('query_profile')}"
+        searched = losses("search_recovered", family="free") if "search_recovered" in losses else None
+        return f"{found}, a searched split {searched.with_interval:.0%}" if searched else found
+
+    split = measure.split_recovered(substitution.numbers).value
+    nothing = measure.worth(substitution.numbers).value < WORTHLESS
+    encodings = set(substitution.encodings)
+    meaningless = bool(encodings) and encodings <= measure.without_meaning
+    verdict = threshold(math.nan if nothing or meaningless else split, 0.95, 0.75)
+    return judgement(verdict, words, variance, substitution)
 
 
 def controlled_distance(dummy_distance: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        refit = f"refit_r{OUT}"
-        known = [place for place, r in enumerate(own[refit]) if r == r]  # a window hides distances
-        ends = [pick(known, key=own[refit].__getitem__) for pick in (min, max)] if known else []
-        again = " to ".join(
-            f"{with_interval(entry(own, refit, place), refit, '.2f')} at {own['distances'][place]:g}"
-            for place in dict.fromkeys(ends)
-        )
-        additive_r, key_part_r = with_interval(own, f"additive_r{OUT}"), with_interval(own, f"key_part_r{OUT}", ".2f")
+    def words(own: Numbers) -> str:
+        refits = {
+            d0: one for d0 in own.data["d0"].values if (one := own("refit_r", d0=d0, **OUT))
+        }  # a window hides some
+        ends = [pick(refits, key=lambda d0: refits[d0].value) for pick in (min, max)] if refits else []
+        again = " to ".join(f"{refits[d0].with_interval:.2f} at {d0:g}" for d0 in dict.fromkeys(ends))
         return (
-            f"first token left out, table of distance and key: additive r {additive_r} (paper: .959; with it "
-            f"{own['additive_r']:.3f}), the distance part has {own[f'distance_share{OUT}']:.0%} of its variance; "
-            f"without that the key part's r is {key_part_r}, mean over heads; c fitted again with all pairs at one "
+            f"first token left out, table of distance and key: additive r {own('additive_r', **OUT).with_interval:.3f} "
+            f"(paper: .959; with it {own('additive_r').plain:.3f}), the distance part has "
+            f"{own('share', part='distance', **OUT).plain:.0%} of its variance; without that the key part's r is "
+            f"{own('key_part_r', **OUT).with_interval:.2f}, mean over heads; c fitted again with all pairs at one "
             f"distance against c, r {again or 'not defined'}"
         )
 
-    own, null = dummy_distance.summary, dummy_distance.null_summary
-    key_part_r = f"key_part_r{OUT}"
-    verdict = threshold(own[key_part_r], 0.95, 0.75)
-    if dummy_distance.encodings and set(dummy_distance.encodings) <= set(dummy_distance.measure.caveats):
-        verdict = "open"
-    elif own[key_part_r] <= highest(null, key_part_r):
-        verdict = "not held"
-    return Judgement(verdict, *both(say, dummy_distance))
+    r = dummy_distance.numbers("key_part_r", **OUT)
+    verdict = "not held" if r.value <= highest(r.inits) else threshold(r.value, 0.95, 0.75)
+    rotates = not dummy_distance.encodings or set(dummy_distance.encodings) - set(dummy_distance.measure.caveats)
+    return judgement(verdict if rotates else "open", words, dummy_distance)
 
 
 def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
-    own = plane_sufficiency.summary
-
-    def say(weights: str, words: str) -> str:
-        pearson, interaction = (f"{name}{OUT}_{weights}" for name in ("pearson", "interaction"))
-        if own[interaction] is None:
-            return f"{words}: not measured"
+    def words(own: Numbers, weights: str = "own") -> str:
+        r, interaction = (own(name, weights=weights, **OUT).with_interval for name in ("pearson", "interaction"))
         return (
-            f"{words}: sum of plane scores against interaction share over heads, r "
-            f"{with_interval(own, pearson, '.2f')}, interaction {with_interval(own, interaction, '.0%')}, first token "
-            f"left out; with it, certified additive {own[f'additive_{weights}']:.0%} of heads"
+            f"sum of plane scores against interaction share over heads, r {r:.2f}, interaction {interaction:.0%}, "
+            f"first token left out; with it, certified additive {own('additive', weights=weights).plain:.0%} of heads"
         )
 
-    error = any_distance.summary["exact_error"]
-    measured = f"{say('trained', 'trained')}; any function of distance is possible (error {error:.0e})"
-    predicted, of_random = (own[f"pearson{OUT}_{one}"] for one in ("trained", "random_init"))
-    trained, random = (own[f"interaction{OUT}_{one}"] for one in ("trained", "random_init"))
-    apart = random is not None and trained <= 0.5 * random
-    verdict = where_known(
-        "held" if predicted >= 0.5 and apart else "partly" if apart else "not held", predicted, trained, random
-    )
-    null = f"{say('random_init', 'random init')}; {say('shuffled', 'shuffled')}"
-    if of_random is not None and min(predicted, of_random) >= 0.5:
+    own = plane_sufficiency.numbers
+    r, interaction = own("pearson", **OUT), own("interaction", **OUT)
+    random = lowest(interaction.inits)
+    apart = interaction.value <= 0.5 * random
+    verdict = "held" if r.value >= 0.5 and apart else "partly" if apart else "not held"
+    error = any_distance.own["error"].sel(planes="inverse DFT").max()
+    null = f"random init: {words(own.of_inits) if own.inits else 'not measured'}; shuffled: {words(own, 'shuffled')}"
+    if min(r.value, r.of_inits.value) >= 0.5:
         null += "; that plane scores tell heads apart holds without training too: the verdict rests on the interaction"
-    return Judgement(verdict, measured, null)
+    measured = f"trained: {words(own)}; any function of distance is possible (error {float(error):.0e})"
+    return Judgement(where_known(verdict, r.value, interaction.value, random), measured, null)
 
 
 def word_order(perturbation: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        parts = [
-            f"{words} {with_interval(own, f'{name}_change_few', '+.2f')} nats at {own['ratio_few']:.0%}, "
-            f"{with_interval(own, f'{name}_change_many', '+.2f')} at {own['ratio_many']:.0%}"
-            for name, words in MOVED.items()
-            if own[f"{name}_change_few"] is not None
-        ]
+    few, many, _ = perturbation.measure.few_many_most
+    moved = [one for one in MOVED if one in perturbation.own["condition"].values]
+
+    def words(own: Numbers) -> str:
+        def at(condition: str, ratio: float) -> str:
+            return f"{own('change', condition=condition, ratio=ratio).with_interval:+.2f}"
+
+        parts = [f"{MOVED[one]} {at(one, few)} nats at {few:.0%}, {at(one, many)} at {many:.0%}" for one in moved]
         return "; ".join(parts)
 
-    own = perturbation.summary
-    few, many = own["words_change_few"], own["words_change_many"]
-    index, features = own["positions_change_many"], own["position_part_change_many"]
-    if None in (few, many, index, features):
-        return Judgement("open", *both(say, perturbation))
+    return judgement(order_verdict(perturbation) if len(moved) == len(MOVED) else "open", words, perturbation)
+
+
+def order_verdict(perturbation: Result) -> Verdict:
+    """Return the verdict of rises of the loss by words, index and features."""
+    few, many, _ = perturbation.measure.few_many_most
+    own = perturbation.numbers
+    slight = own("change", condition="words", ratio=few).value <= 0.1
+    rise, index, features = (own("change", condition=one, ratio=many).value for one in MOVED)
     alike = abs(index - features) <= 0.25 * max(index, features)
-    verdict = "held" if few <= 0.1 and many > 0.1 and alike else "partly" if few <= 0.1 or alike else "not held"
-    return Judgement(verdict, *both(say, perturbation))
+    return "held" if slight and rise > 0.1 and alike else "partly" if slight or alike else "not held"
 
 
 def downstream(perturbation: Result) -> Judgement:
-    own, null = perturbation.summary, perturbation.null_summary
-    if not own["cloze_items"] or own["words_cloze_accuracy_few"] is None:
+    measure, own = perturbation.measure, perturbation.numbers
+    few, many, _ = measure.few_many_most
+    if "cloze_accuracy" not in own or "words" not in own.data["condition"].values:
         return Judgement("open", "not measured: no cloze was made of this text", "not measured")
+    in_order, swapped = {"ratio": min(measure.ratios)}, {"condition": "words"}
 
-    def say(one: Summary) -> str:
-        few, many = (with_interval(one, f"words_cloze_accuracy_{place}", ".1%") for place in ("few", "many"))
+    def words(one: Numbers) -> str:
+        at_few, at_many = (one("cloze_accuracy", ratio=ratio, **swapped).with_interval for ratio in (few, many))
         return (
-            f"cloze of {one['cloze_items']} items: accuracy {one['cloze_accuracy_least']:.1%} in order, {few} with "
-            f"{one['ratio_few']:.0%} of the words swapped, {many} with {one['ratio_many']:.0%}; chance "
-            f"{one['cloze_chance']:.1%}"
+            f"cloze of {one.data.sizes['item']} items: accuracy {one('cloze_accuracy', **in_order).plain:.1%} in "
+            f"order, {at_few:.1%} with {few:.0%} of the words swapped, {at_many:.1%} with {many:.0%}; chance "
+            f"{1 / N_CHOICES:.1%}"
         )
 
-    whole, floor = own["cloze_accuracy_least"], max(own["cloze_chance"], highest(null, "cloze_accuracy_least"))
-    low, high = (own[f"words_cloze_accuracy_few_{end}"] for end in ("low", "high"))
-    kept, fallen = low >= whole - SLIGHT, high < whole - SLIGHT
-    lost = own["words_cloze_accuracy_many_high"] < whole - SLIGHT
+    whole = own("cloze_accuracy", **in_order)
+    at_few, at_many = (own("cloze_accuracy", ratio=ratio, **swapped) for ratio in (few, many))
+    kept, fallen = at_few.low >= whole.value - SLIGHT, at_few.high < whole.value - SLIGHT
+    lost = at_many.high < whole.value - SLIGHT
     verdict = "not held" if fallen else "open" if not kept else "held" if lost else "partly"
-    verdict = verdict if whole > floor else "open"
-    return Judgement(verdict, *both(say, perturbation))
+    above = whole.value > max(1 / N_CHOICES, highest(whole.inits))
+    return judgement(verdict if above else "open", words, perturbation)
 
 
 def length_claim(length_extrapolation: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        parts = [
-            f"{name.replace('_', ' ')} {said(own[f'within_noise_{name}'], '.0%')}, loss "
-            f"{said(own[f'loss_beyond_{name}'], '.2f')} ({with_interval(own, f'rise_{name}', '+.2f')})"
-            for name in own["conditions"]
-        ]
+    measure, own = length_extrapolation.measure, length_extrapolation.numbers
+    conditions = [str(one) for one in own.data["condition"].values]
+
+    def words(own: Numbers) -> str:
+        parts = []
+        for condition in conditions:
+            numbers = measure.beyond(own, condition)
+            share, loss, rise = (numbers[name] for name in ("within_noise", "loss", "rise"))
+            name = condition.replace("_", " ")
+            parts.append(f"{name} {share.plain:.0%}, loss {loss.plain:.2f} ({rise.with_interval:+.2f})")
+        inside = own("segment_loss", condition="vanilla", segment=0).plain
         return (
-            f"heads within the noise level, and loss, mean from the training length to {own['times']:g} times it: "
-            f"{'; '.join(parts)}; in brackets against {own['loss_inside']:.2f} inside, by prompt"
+            f"heads within the noise level, and loss, mean from the training length to {measure.times:g} times it: "
+            f"{'; '.join(parts)}; in brackets against {inside:.2f} inside, by prompt"
         )
 
-    own = length_extrapolation.summary
-    windowed, vanilla = (own.get(f"within_noise_{name}") for name in ("lm_infinite", "vanilla"))
-    measured, of_null = both(say, length_extrapolation)
-    if windowed is None or vanilla is None:
-        return Judgement("open", measured, of_null)
-    verdict = "held" if windowed >= 0.9 > vanilla else "partly" if windowed > vanilla else "not held"
-    null = length_extrapolation.null_summary
-    if null is not None and null["within_noise_vanilla"] >= 0.9:
-        of_null += "; untouched, at most a tenth of heads leave theirs: only a trained model can show the claim"
-    return Judgement(where_known(verdict, windowed, vanilla), measured, of_null)
+    if "lm_infinite" not in conditions:
+        return judgement("open", words, length_extrapolation)
+    windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
+    held = windowed.value >= 0.9 > vanilla.value
+    verdict = "held" if held else "partly" if windowed.value > vanilla.value else "not held"
+    found = judgement(where_known(verdict, windowed.value, vanilla.value), words, length_extrapolation)
+    if vanilla.of_inits.value >= 0.9:
+        why = "untouched, at most a tenth of heads leave theirs: only a trained model can show the claim"
+        return found._replace(null=f"{found.null}; {why}")
+    return found
 
 
 def left_over(residual: Result, across_prompts: Result) -> Judgement:
-    def say(left: Summary, shared: Summary) -> str:
-        share, same = with_interval(left, f"share{OUT}", ".0%"), resolved(shared, f"position{OUT}", ".0%")
+    def words(left: Numbers, shared: Numbers) -> str:
+        share, top = left("share", **OUT).with_interval, left("top_share", **OUT).plain
+        same, by_distance = shared("position", **OUT), shared("share", function="distance", **OUT)
         return (
-            f"first token left out, the fit leaves {share} of the variance within rows, "
-            f"{left[f'top_share{OUT}']:.0%} of that in one direction; {same} is the same in every prompt, "
-            f"{resolved(shared, f'by_distance{OUT}', '.0%')} by distance alone"
+            f"first token left out, the fit leaves {share:.0%} of the variance within rows, {top:.0%} of that in one "
+            f"direction; {resolved(same, '.0%')} is the same in every prompt, {resolved(by_distance, '.0%')} by "
+            "distance alone"
         )
 
-    return Judgement("open", *both(say, residual, across_prompts))
+    return judgement("open", words, residual, across_prompts)
 
 
 def formation(emergence: Result) -> Judgement:
-    own = emergence.summary
-    steps: Sequence[Any] = own["steps"]
-    key = "three_axis_r_within_rows_over_steps"
-    if not steps or key not in own:
+    over = emergence.measure.at_steps(emergence.numbers, "three_axis_r_within_rows")
+    if not over:
         return Judgement("open", "r within rows was not measured over training", "not measured")
-    told = ", ".join(
-        f"{with_interval(entry(own, key, place), key, '.2f')} at step {step}" for place, step in enumerate(steps)
-    )
-    return Judgement("open", f"r within rows {told}", f"step {steps[0]} is the random initialisation")
+    course = ", ".join(f"{one.with_interval:.2f} at step {step}" for step, one in over.items())
+    return Judgement("open", f"r within rows {course}", f"step {next(iter(over))} is the random initialisation")
 
 
 CLAIMS = [

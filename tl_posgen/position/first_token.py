@@ -1,15 +1,18 @@
-"""With the first token and without: the two variants of a variable, by one suffix."""
+"""Variants of a variable with and without the first token, named by one suffix."""
 
 from collections.abc import Mapping
 
-from tl_posgen.collector import Variable
+from tl_posgen.core.measure import Variable
 
 WITHOUT_FIRST_TOKEN = "_without_first_token"
 VARIANTS = ("", WITHOUT_FIRST_TOKEN)
 
 
 def without_first_token(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """The same variables, first token left out as query and as key; `_text`, of token ids, stays last in a name."""
+    """Return the variables' declarations with the first token left out as query and as key.
+
+    The suffix goes before `_text`, which stays last in the names of tokens' texts.
+    """
     found = {}
     for name, one in variables.items():
         text = "_text" if name.endswith("_text") else ""

@@ -1,1 +1,1 @@
-"""How results are shown: figures, sentences and tables, the page, the terminal, circuitsvis."""
+"""Presentation of results: figures, sentences and tables, the page, the terminal, circuitsvis."""

@@ -1,22 +1,24 @@
-"""Results and reports as the output of a notebook's cell: findings, a table, the first figure; or the whole page."""
+"""Results and reports as notebook cells: findings, a table and the first figure, or the whole page."""
 
 import html
 from typing import Any
 
 import plotly.io
 
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
 from tl_posgen.report.tables import compact, head_table
-from tl_posgen.result import Report, Result
 
 MOST_ROWS = 16
 FRAME = '<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:0" loading="lazy"></iframe>'
 
 
 class Page:
-    """A page that shows itself in a notebook's cell, framed so that neither's styles reach the other.
+    """HTML page that displays itself in a notebook cell, in a frame that keeps its styles apart.
 
     Attributes:
-        source: the whole page; it asks no network.
+        source: the whole page, which loads nothing from the network.
+        height: of the frame, in pixels.
     """
 
     def __init__(self, source: str, height: int):
@@ -31,11 +33,11 @@ class Page:
 
 def of_result(result: Result) -> str:
     """One result in a cell."""
-    return _heading(result.measure.question, result.dataset.attrs.get("model")) + _body(result)
+    return _heading(result.measure.question, result.own.attrs.get("model")) + _body(result)
 
 
 def of_report(report: Report) -> str:
-    """Every result's findings, the table a head, and the first figure there is."""
+    """Return the HTML of a report in a cell: all findings, the table with a row per head, and the first figure."""
     parts = [_heading("Position", report.provenance.get("model")), _sentences(report.findings())]
     table = head_table(report.results)
     if len(table):
@@ -62,6 +64,6 @@ def _table(table: Any) -> str:
 
 
 def _figure(result: Result) -> str:
-    """Its first figure; plotly's script comes from its CDN, once for all cells."""
+    """Return the HTML of a result's first figure; plotly's script is loaded from its CDN, once for all cells."""
     how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
     return plotly.io.to_html(result.plot(), **how)

@@ -1,4 +1,4 @@
-"""circuitsvis pages that are safe to embed: tokens escaped, numbers finite and short, cropped, the script shared."""
+"""circuitsvis pages that are safe to embed: tokens escaped, numbers finite and rounded, maps cropped."""
 
 import html
 import re
@@ -11,10 +11,10 @@ _LESS_THAN = "\ue000"  # stands for "<" while circuitsvis writes its page; see `
 
 
 def attention_maps(maps: np.ndarray, tokens: Sequence[str], names: Sequence[str], **options):
-    """A circuitsvis `attention_heads` page of maps [map, query, key], the first 128 tokens of each.
+    """Return a circuitsvis `attention_heads` page of maps [map, query, key], the first 128 tokens of each.
 
     Returns:
-        circuitsvis' RenderedHTML: displays itself in a notebook; `.local_src` works with no network.
+        circuitsvis' RenderedHTML: displays itself in a notebook; `.local_src` works without a network.
     """
     from circuitsvis.attention import attention_heads
 
@@ -24,7 +24,7 @@ def attention_maps(maps: np.ndarray, tokens: Sequence[str], names: Sequence[str]
 
 
 def token_colours(tokens: Sequence[str], values: np.ndarray, **options):
-    """A circuitsvis `colored_tokens` page: one number a token, red above zero and blue below; NaN is white.
+    """Return a circuitsvis `colored_tokens` page: one number per token, red above zero, blue below, NaN white.
 
     Returns:
         as `attention_maps`.
@@ -34,12 +34,12 @@ def token_colours(tokens: Sequence[str], values: np.ndarray, **options):
     finite = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).round(4)
     reach = float(np.quantile(abs(finite), 0.98)) or 1.0
     colours = {"positive_color": "red", "negative_color": "blue", "min_value": -reach, "max_value": reach}
-    safe = [re.sub("[<&]", "\\g<0>\u2060", token) for token in tokens]  # read as HTML: no tag or entity begins so
+    safe = [re.sub("[<&]", "\\g<0>\u2060", token) for token in tokens]  # read as HTML: this breaks tags and entities
     return _escaped(colored_tokens(_marked(safe), finite.tolist(), **(colours | options)))
 
 
 def titled(page, label: str):
-    """The page below a line that says what it draws."""
+    """Return the page below a line with its label."""
     from circuitsvis.utils.render import RenderedHTML
 
     line = f"<p>{html.escape(label)}</p>"
@@ -47,7 +47,7 @@ def titled(page, label: str):
 
 
 def split_script(page) -> tuple[str, str]:
-    """(the circuitsvis script, the page without it): a report with many pages carries the 1.3 MB script once."""
+    """Return (circuitsvis' script, the page without it), so that many pages share the 1.3 MB script."""
     source = page.local_src
     start = source.index('<script crossorigin type="module">') + len('<script crossorigin type="module">')
     stop = source.rindex("CircuitsVis.render(")
@@ -55,18 +55,18 @@ def split_script(page) -> tuple[str, str]:
 
 
 def _marked(texts: Sequence[str]) -> list[str]:
-    """A token is shown on one line, and its "<" is marked: circuitsvis writes tokens into a script unescaped."""
+    """Return tokens on one line each, with "<" marked: circuitsvis writes tokens into a script unescaped."""
     return [text.replace("\n", "↵").replace("\t", "⇥").replace("<", _LESS_THAN) for text in texts]
 
 
 def _escaped(page):
-    """The page with every marked "<" as the JavaScript escape \\u003c, so that no token can close the script."""
+    r"""Return the page with every marked "<" as the JavaScript escape \u003c, so that no token can close the script."""
     from circuitsvis.utils.render import RenderedHTML
 
     def clean(source: str) -> str:
         for written in (_LESS_THAN, "\\ue000"):
             source = source.replace(written, "\\u003c")
-        # `<div .../>` is not self-closing in HTML: what follows would be swallowed by the div
+        # `<div .../>` is not self-closing in HTML: the div would swallow the elements after it
         return source.replace('style="margin: 15px 0;"/>', 'style="margin: 15px 0;"></div>', 1)
 
     return RenderedHTML(clean(page.local_src), clean(page.cdn_src))

@@ -1,4 +1,4 @@
-"""Tables in the terminal: as many beside the same labels as the width needs, and no number cut."""
+"""Tables in the terminal: split over several tables where they are too wide, without cutting a number."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -11,19 +11,19 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from tl_posgen.report.sentences import unsigned_zero
+from tl_posgen.core.numbers import format_number
 
 
 def print_frame(
     console: Console, frame: pd.DataFrame, title: str, legend: str = "", most: int | None = None
 ) -> dict[str, int]:
-    """A frame in as many tables as its columns need, the columns that name its rows in front of each.
+    """Print a frame in as many tables as its columns need, each with the columns that name the rows.
 
     Args:
-        most: its first rows, and of its columns those that fit beside each other; all if left out.
+        most: print only so many rows, and only the columns that fit into one table; all if left out.
 
     Returns:
-        How many rows and columns are left out.
+        Numbers of rows and columns that are left out.
     """
     n_rows = len(frame)
     frame = frame.head(n_rows if most is None else most)
@@ -37,7 +37,7 @@ def print_frame(
 def cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return unsigned_zero(value, ".3f") if value == value else "-"
+    return format_number(value, ".3f") if value == value else "-"
 
 
 def print_columns(
@@ -51,20 +51,20 @@ def print_columns(
     *,
     whole: bool = True,
 ) -> int:
-    """Columns of cells in as many tables as the width needs: one that does not fit whole moves to a further table.
+    """Print columns of cells in as many tables as the width needs; a column that does not fit moves to a further table.
 
-    Headings and text break at spaces where they must; a number is never cut. Where not even the labels and one column
-    fit, the table is wider than the terminal.
+    Headings and text break at spaces if necessary; a number is never cut. If not even the labels and one column fit,
+    the table is wider than the terminal.
 
     Args:
-        n_labels: how many of the first columns name the rows: they stand in front of every table.
-        foot: styles of the last rows, which a line sets apart.
-        legend: below the last table.
+        n_labels: how many of the first columns name the rows; every table begins with them.
+        foot: styles of the last rows, which a line separates from the others.
+        legend: printed below the last table.
         gap: spaces between columns.
-        whole: not the first table alone.
+        whole: False prints only the first table.
 
     Returns:
-        How many columns are not shown.
+        Number of columns that are not shown.
     """
     names = list(columns)
     labels, rest = names[:n_labels], names[n_labels:]
@@ -73,55 +73,63 @@ def print_columns(
     by_word = by_cell | {
         name: widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels
     }
-    unbroken = all(taken(by_cell, [*labels, name], gap) <= console.width for name in rest)
+    unbroken = all(table_width(by_cell, [*labels, name], gap) <= console.width for name in rest)
     needs = by_cell if unbroken else by_word
-    groups = fitting(labels, rest, needs, console.width, gap)
+    groups = column_groups(labels, rest, needs, console.width, gap)
     for group in groups if whole else groups[:1]:
-        widths = uncut if taken(uncut, group, gap) <= console.width else needs
-        table = empty_table(title, gap)
-        for name in group:
-            table.add_column(name, justify="right", width=widths[name])
-        rows = list(zip(*(columns[name] for name in group), strict=True))
-        body = len(rows) - len(foot)
-        for number, row in enumerate(rows):
-            style = foot[number - body] if number >= body else None
-            table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
-        if taken(widths, group, gap) > console.width:
-            table.width = taken(widths, group, gap)
+        widths = uncut if table_width(uncut, group, gap) <= console.width else needs
+        table = filled_table({name: columns[name] for name in group}, widths, title, foot, gap)
+        if table_width(widths, group, gap) > console.width:
+            table.width = table_width(widths, group, gap)
         console.print(table, crop=False)
     if legend:
         console.print(legend, style="dim", highlight=False)
     return 0 if whole else sum(len(group) - n_labels for group in groups[1:])
 
 
+def filled_table(
+    columns: Mapping[str, Sequence[str]], widths: Mapping[str, int], title: str, foot: Sequence[str], gap: int
+) -> Table:
+    """Return a table of these columns; its last rows have the styles of `foot`, below a line."""
+    table = empty_table(title, gap)
+    for name in columns:
+        table.add_column(name, justify="right", width=widths[name])
+    rows = list(zip(*columns.values(), strict=True))
+    body = len(rows) - len(foot)
+    for number, row in enumerate(rows):
+        style = foot[number - body] if number >= body else None
+        table.add_row(*row, style=style, end_section=number == body - 1 and bool(foot))
+    return table
+
+
 def widest(texts: Sequence[str]) -> int:
     return max(map(cell_len, texts), default=1)
 
 
-def taken(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
-    """Characters across of a table of these columns."""
+def table_width(widths: Mapping[str, int], names: Sequence[str], gap: int = 2) -> int:
+    """Return the width in characters of a table of these columns."""
     return sum(widths[name] + gap for name in names) + 2 - gap
 
 
-def fitting(
+def column_groups(
     labels: Sequence[str], rest: Sequence[str], widths: Mapping[str, int], width: int, gap: int
 ) -> list[list[str]]:
-    """The columns in groups that fit a width, one at least beside the labels."""
+    """Return the columns in groups that fit the width, each with the labels and at least one other column."""
     groups = [[*labels]]
     for name in rest:
-        if len(groups[-1]) > len(labels) and taken(widths, [*groups[-1], name], gap) > width:
+        if len(groups[-1]) > len(labels) and table_width(widths, [*groups[-1], name], gap) > width:
             groups.append([*labels])
         groups[-1].append(name)
     return groups
 
 
 def empty_table(title: str, gap: int = 2) -> Table:
-    """Columns stand `gap` spaces apart, and one from either edge."""
+    """Return an empty table whose columns are `gap` spaces apart, and one space from either edge."""
     return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
 
 
 def short(value: float) -> str:
-    """Three decimals, and no zero before the point: .917, -.500, but 10.250."""
-    text = unsigned_zero(value, ".3f")
+    """Format with three decimals and no zero before the point: .917, -.500, but 10.250."""
+    text = format_number(value, ".3f")
     sign, digits = ("-" if text.startswith("-") else ""), text.lstrip("-")
     return sign + (digits[1:] if digits.startswith("0.") else digits)

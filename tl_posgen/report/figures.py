@@ -1,4 +1,4 @@
-"""Figure primitives: what every picture shares, head maps, small multiples, curves by layer; trained beside null."""
+"""Figure primitives: shared layout, head maps, small multiples, curves by layer; the model next to its random init."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,23 +13,23 @@ COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6b", "#8b5fa8", "#c79a2b", "#4aa3b5", "#b
 NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 DIVERGING = "RdBu"
-FEW = 12  # whole numbers on an axis that are all written
+FEW = 12  # an axis of so few whole numbers labels them all
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 
 
 def model_label(dataset: xr.Dataset) -> str:
-    """The model's name, or which random init it is."""
+    """Return the model's name, or the name of its random init."""
     return str(dataset.attrs.get("model", "model"))
 
 
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """(label, dataset, colour) of the model and, where there is one, of its first random init."""
-    own = (model_label(result.dataset), result.dataset, COLOURS[0])
+    own = (model_label(result.own), result.own, COLOURS[0])
     return [own] if result.null is None else [own, (model_label(result.null), result.null, NULL_COLOUR)]
 
 
 def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
-    """Title, below it what is shown, and the look that all figures share."""
+    """Add title, subtitle and the layout that all figures share."""
     heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
     figure.update_layout(
         title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
@@ -44,7 +44,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
 
 
 class Panels:
-    """Small multiples: a trace goes to a panel by its number, and every name stands once in the legend.
+    """Small multiples: traces are added to a panel by its number, and every name appears once in the legend.
 
     Example:
         >>> panels = Panels(["layer 0", "layer 1"], columns=2)
@@ -66,7 +66,7 @@ class Panels:
         self._named: set[str] = set()
 
     def add(self, panel: int, *traces: Any) -> None:
-        """Put traces into a panel, counted row by row."""
+        """Add traces to a panel; panels are counted row by row."""
         for trace in traces:
             if trace["name"] is not None and trace["type"] != "heatmap":
                 shown = trace["name"] not in self._named and trace["showlegend"] is not False
@@ -76,7 +76,7 @@ class Panels:
         self.figure.add_traces(list(traces), rows=[row] * len(traces), cols=[column] * len(traces))
 
     def axes(self, x: str = "", y: str = "", *, log_x: bool = False) -> "Panels":
-        """Titles: of x below the last panel of each column, of y left of the first column."""
+        """Set axis titles: of x below the last panel of each column, of y left of the first column."""
         if log_x:
             self.figure.update_xaxes(type="log", dtick=1)
         for panel in range(max(0, self.n_panels - self.n_columns), self.n_panels):
@@ -85,47 +85,76 @@ class Panels:
         return self
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
-        """The figure, with what all figures share."""
+        """Return the figure with title, subtitle and shared layout."""
         return finish(self.figure, title, subtitle, height=140 + self.row_height * self.n_rows)
 
 
 def line(
     x: Any, y: Any, name: str, colour: str = COLOURS[0], *, dash: str = "solid", width: int | float = 1.6, **more: Any
 ) -> go.Scatter:
-    """One curve."""
+    """Return one curve."""
     style = {"color": colour, "dash": dash, "width": width}
     return go.Scatter(x=x, y=y, name=name, line=style, **({"mode": "lines"} | more))
 
 
 def equality(top: float, name: str = "equal") -> go.Scatter:
-    """The dotted diagonal of a scatter whose axes are alike."""
+    """Return the dotted diagonal of a scatter plot with equal axes."""
     return line([0, top], [0, top], name, "black", dash="dot", width=1, hoverinfo="skip")
 
 
 def thinned(dataset: xr.Dataset, dim: str = "distance", share: float = 0.5) -> xr.Dataset:
-    """A choice of places along a dimension: all the short ones, ever fewer of the long, up to a share of its length."""
+    """Return a selection of places along a dimension, up to a share of its length: all short ones, fewer long ones."""
     n = max(1, int(dataset.sizes[dim] * share))
     places = np.unique(np.geomspace(1, n, N_POINTS).round().astype(int)) - 1
     return dataset.isel({dim: places})
 
 
 def head_names(index: Iterable[Any]) -> list[str]:
-    """'layer 1 head 3' of (layer, head) pairs, for hovering."""
+    """Return 'layer 1 head 3' for each (layer, head), for hovering."""
     return [f"layer {layer} head {head}" for layer, head in index]
 
 
-def head_map(*names: str, title: str, subtitle: str = "", limits: tuple[float, float] | None = (0.0, 1.0)) -> Callable:
-    """A figure for `Measure.figures`: layer x head maps of these variables, under the labels that they declare.
+def at_labels(result: Any, array: xr.DataArray, labels: Mapping[str, Any] | None = None) -> xr.DataArray:
+    """Return an array at these labels, and at the measure's usual ones along other dims that have one."""
+    usual = getattr(result.measure, "usual", dict)()
+    chosen = {"tokens": "all", **usual, **(labels or {})}
+    return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims}, drop=True)
 
-    The subtitle may name numbers of the summary: "at distance {d0:g}".
+
+def head_map(
+    *names: str | tuple[str, Mapping[str, Any]],
+    title: str,
+    subtitle: str = "",
+    limits: tuple[int | float, int | float] | None = (0.0, 1.0),
+) -> Callable:
+    """Return a figure for `Measure.figures`: layer x head maps of variables, under the labels that they declare.
+
+    Args:
+        names: variables, each at its usual labels or with others: ("r", {"tokens": "without first"}).
+        subtitle: may name options: "at distance {d0:g}".
+        limits: of the colour scale; those of the numbers if None.
     """
 
     def figure(result: Any) -> go.Figure:
-        labels = {name: result.measure.variables[name].label for name in names}
-        heading = f"{title} · {model_label(result.dataset)}"
-        told = subtitle.format(**result.summary)
-        null = result.null if result.null is not None and set(names) & set(result.null) else None
-        return head_maps(result.dataset, null, labels, title=heading, subtitle=told, limits=limits)
+        labels: dict[str, str] = {}
+        sides: list[dict[str, xr.DataArray]] = [{}, {}]
+        for one in names:
+            name, at = (one, {}) if isinstance(one, str) else one
+            column = ", ".join(
+                [
+                    result.measure.variables[name].label,
+                    *(f"{label} token" if dim == "tokens" else str(label) for dim, label in at.items()),
+                ]
+            )
+            labels[column] = column
+            for side, data in zip(sides, (result.own, result.null), strict=True):
+                if data is not None and name in data:
+                    side[column] = at_labels(result, data[name], at)
+        own, null = (xr.Dataset(side) for side in sides)
+        heading = f"{title} · {model_label(result.own)}"
+        beside = null.assign_attrs(model=model_label(result.null)) if len(null) else None
+        own = own.assign_attrs(model=model_label(result.own))
+        return head_maps(own, beside, labels, title=heading, subtitle=result.filled_in(subtitle), limits=limits)
 
     return figure
 
@@ -137,9 +166,9 @@ def head_maps(
     *,
     title: str,
     subtitle: str = "",
-    limits: tuple[float, float] | None = None,
+    limits: tuple[int | float, int | float] | None = None,
 ) -> go.Figure:
-    """Layer x head maps on one colour scale: a column per measure (variable -> label), a row per side."""
+    """Draw layer x head maps on one colour scale: a column per variable (variable -> label), a row per model."""
     both = [dataset] if null is None else [dataset, null]
     shown = {name: label for name, label in measures.items() if name in dataset}
     titles = [f"{label} · {model_label(data)}" for data in both for label in shown.values()]
@@ -157,7 +186,7 @@ def head_maps(
 
 
 def heat(array: xr.DataArray, **more: Any) -> go.Heatmap:
-    """A two-dimensional array as a heat map on the figure's colour scale; dims name the axes when hovering."""
+    """Return a heat map of a two-dimensional array on the figure's colour scale; hovering names its dims."""
     down, across = array.dims
     hover = f"{down} %{{y}}, {across} %{{x}}: %{{z:.3f}}<extra></extra>"
     x, y = ([str(value) for value in array[dim].values] for dim in (across, down))
@@ -180,18 +209,21 @@ def layer_curves(
     log_x: bool = False,
     share: float = 0.5,
     beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
+    at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
-    """One panel a layer, one line a head; the null's heads in grey behind them.
+    """Draw one panel per layer and one line per head, with the random init's heads in grey behind them.
 
     Args:
         log_x: x is along + 1, on a logarithmic axis, and long curves are thinned.
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
+        at: labels of other dims, as in `head_map`.
         beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
-    layers, columns = result.dataset["layer"].values, []
+    layers, columns = result.own["layer"].values, []
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
     for side, whole, colour in reversed(sides(result)):
-        data = (thinned(whole[[measure]], along, share) if log_x else whole)[measure].transpose("layer", "head", along)
+        chosen = at_labels(result, whole[measure], at).to_dataset(name=measure)
+        data = (thinned(chosen, along, share) if log_x else chosen)[measure].transpose("layer", "head", along)
         x, curves = data[along].values + (1 if log_x else 0), data.values.astype(np.float32)
         columns.append((side, whole is result.null, colour, data["head"].values, x, curves))
     for number, layer in enumerate(layers):
@@ -202,10 +234,10 @@ def layer_curves(
                 named = [(f"head {head}", COLOURS[place % len(COLOURS)]) for place, head in enumerate(heads)]
                 own = zip(curves[number], named, strict=True)
                 panels.add(number, *(curve(x, y, layer, *head, along) for y, head in own))
-        panels.add(number, *beside(thinned(result.dataset, along, share) if log_x else result.dataset, layer))
+        panels.add(number, *beside(thinned(result.own, along, share) if log_x else result.own, layer))
     panels.axes(f"{along} + 1" if log_x else along, y_title, log_x=log_x)
-    figure = panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
-    if result.dataset[along].dtype.kind == "i" and result.dataset.sizes[along] <= FEW and not log_x:
+    figure = panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 
@@ -221,7 +253,7 @@ def curve(
     width: int | float = 1.6,
     opacity: float = 1.0,
 ) -> dict[str, Any]:
-    """A layer's curve as the plain mapping that plotly makes a trace of, as there may be a thousand."""
+    """Return a layer's curve as a plain mapping, which plotly handles faster than a trace: there may be a thousand."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -238,7 +270,7 @@ def curve(
 def joined(
     x: Real[np.ndarray, " x"], curves: Float[np.ndarray, "curve x"]
 ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
-    """Several curves [curve, x] over one x as a single line that is broken between them.
+    """Join several curves [curve, x] over one x into a single line with gaps between them.
 
     Example:
         >>> x, y = joined(np.array([1, 2]), np.array([[3.0, 4.0], [5.0, 6.0]]))
@@ -251,7 +283,7 @@ def joined(
 
 
 def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
-    """A map [query, key], its tokens numbered, on a colour scale of its own."""
+    """Return a map [query, key] with numbered tokens, on its own colour scale."""
     n_queries, n_keys = array.transpose("query", "key").shape
     numbered = array.transpose("query", "key").drop_vars(("query", "key", "token"), errors="ignore")
     picture = heat(numbered.assign_coords(query=np.arange(n_queries), key=np.arange(n_keys)))
@@ -259,14 +291,14 @@ def token_map(array: xr.DataArray, **colours: Any) -> go.Heatmap:
 
 
 def head_rows(array: xr.DataArray, along: str) -> xr.DataArray:
-    """A per-head array [layer, head, along] for `heat`: a row a head, called "L3H6"."""
+    """Return a per-head array [layer, head, along] with one row per head, named "L3H6", for `heat`."""
     rows = array.stack(unit=("layer", "head")).transpose("unit", along)
     names = [f"L{layer}H{head}" for layer, head in rows["unit"].values]
     return xr.DataArray(rows.values, {"head": names, along: array[along].values}, ("head", along))
 
 
 def band(x: np.ndarray, low: np.ndarray, high: np.ndarray, name: str, *, grey: bool = False) -> go.Scatter:
-    """The area between two curves."""
+    """Return the area between two curves."""
     y, fill = np.concatenate([high, low[::-1]]), "rgba(156,163,175,.35)" if grey else "rgba(59,111,182,.2)"
     area = go.Scatter(x=[*x, *x[::-1]], y=y, fill="toself", fillcolor=fill, mode="lines", hoverinfo="skip")
     return area.update(line={"width": 0}, name=name)

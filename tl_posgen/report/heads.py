@@ -1,28 +1,28 @@
-"""What the page's panel of a head reads: every head's numbers, and its curves in few bytes."""
+"""Data of the page's panel of one head: every head's numbers, and its curves in few bytes."""
 
 import base64
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int16
 
-from tl_posgen.measure import rows_of
-from tl_posgen.report.figures import model_label
+from tl_posgen.core.result import Result
+from tl_posgen.report.figures import at_labels, model_label
 from tl_posgen.report.tables import head_table
-from tl_posgen.result import Result
 
-VALUES = 250_000  # of one curve, all heads together
+VALUES = 250_000  # of one curve over all heads
 LONGEST, SHORTEST = 96, 24  # points of a head's curve
 STEPS = 2**15 - 1  # either side of zero
 LOGARITHMIC = ("distance", "d0")  # drawn over themselves + 1
 
 
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
-    """Names, numbers and curves of all heads, JSON-ready; None of a report that has no row a head.
+    """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head.
 
-    The numbers are the headlines of the table a head; the curves those that measures declare in `Measure.curves`.
+    The numbers are the headlines of the per-head table; the curves are those that measures declare in `Measure.curves`.
     """
     table = head_table(results)
     if table.empty:
@@ -34,34 +34,47 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         for name in table.columns[2:]
     ]
     curves = [
-        curve_of(result, name, places)
+        curve_of(result, name, labels, places)
         for result in results.values()
-        if {"layer", "head"} <= set(rows_of(result.dataset))
+        if {"layer", "head"} <= set(result.measure.rows)
         for name in result.measure.curves
-        if name in result.dataset
+        if name in result.own
+        for labels in labels_of_curves(result, name)
     ]
     return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
 
 
 def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
     """Column of the table a head -> what it is called."""
-    declared = [one for result in results.values() for one in result.measure.variables.values() if one.headline]
-    return {one.headline: one.label for one in declared}
+    columns = [one for result in results.values() for one in result.headline_labels().items()]
+    return {name: label for name, (_, label) in columns}
 
 
 def rounded(value: int | float) -> float | None:
-    """Four digits; None for no value."""
+    """Round to four digits; None for a value that is not finite."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 
-def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[str, Any]:
-    """A curve of every head [layer, head, along], thinned, and the span of the first random init's heads."""
-    (along,) = set(result.dataset[name].dims) - {"layer", "head"}
+def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
+    """Return the labels of every curve of a variable: one for each label of a dim, besides the last, that has no usual
+    label."""
+    along = str(result.own[name].dims[-1])
+    array = at_labels(result, result.own[name], {along: slice(None)})
+    over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
+    return [dict(zip(over, place, strict=True)) for place in product(*(array[dim].values.tolist() for dim in over))]
+
+
+def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
+    """A curve of every head [layer, head, along] at these labels, thinned, and the span of the first random init's
+    heads."""
+    at = {str(result.own[name].dims[-1]): slice(None), **labels}
+    sides = [
+        data if data is None else at_labels(result, data[name], at).to_dataset() for data in (result.own, result.null)
+    ]
+    along = next(iter(at))
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
-    own, null = (
-        None if data is None else rows(data, name, str(along), most, log) for data in (result.dataset, result.null)
-    )
+    own, null = (None if data is None else rows(data, name, along, most, log) for data in sides)
     assert own is not None
     by_place = dict(
         zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
@@ -69,8 +82,9 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
+    title = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     curve = {
-        "title": f"{variable.label if variable else name} · {model_label(result.dataset)}",
+        "title": f"{title} · {model_label(result.own)}",
         "along": f"{along} + 1" if log else str(along),
         "log": log,
         "x": [float(x) + log for x in own[along].values],
@@ -88,7 +102,7 @@ def curve_of(result: Result, name: str, places: list[tuple[int, int]]) -> dict[s
 
 
 def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.DataArray:
-    """A row a head, at most so many points: on a logarithmic axis ever fewer of the long distances."""
+    """Return one row per head with at most `most` points; on a logarithmic axis long distances are thinned most."""
     chosen = data[[name]]
     if along not in chosen.coords:
         chosen = chosen.assign_coords({along: np.arange(chosen.sizes[along])})
@@ -100,7 +114,7 @@ def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.Da
 
 
 def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:
-    """Values as 16-bit steps between the lowest and the highest, -32768 for none.
+    """Return values as 16-bit steps between the lowest and the highest; -32768 stands for NaN.
 
     Example:
         >>> steps, low, high = quantised(np.array([[0.0, 0.5, 1.0, np.nan]]))

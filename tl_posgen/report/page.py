@@ -1,4 +1,4 @@
-"""The report as one HTML page: words first, then pictures, then tables; every script inside."""
+"""Reports as one HTML page: findings, figures, tables, with every script inside."""
 
 import base64
 import html
@@ -16,28 +16,27 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.measure import rows_of
+from tl_posgen.core.result import Result
 from tl_posgen.report.circuits import split_script
 from tl_posgen.report.heads import heads_of
 from tl_posgen.report.tables import MOST_HEADS
-from tl_posgen.result import Result
 
-MOST_VALUES = 64  # of one list in the provenance
+MOST_VALUES = 64  # a longer list of the provenance is shown as its length
 MOST_FINDINGS = 12  # in the box at the top of a page
 MOST_ROWS = 200  # of a long table
-HEADROOM = 44  # pixels above a figure's panels, where their titles stand
+HEADROOM = 44  # pixels above a figure's panels, for their titles
 TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 HEAD = re.compile(r"layer (\d+),? head (\d+)")
 
 
 def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """The page. Every figure carries its title, model and null; every token-level view shares one script."""
+    """Return the page. Figures carry title, model and random init; token-level views share one script."""
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
     template = environment.get_template("page.html.j2")
     scripts: dict[str, None] = {}
     sections = [_section(result, scripts) for result in results.values()]
     findings = [sentence for section in sections for sentence in section["findings"]]
-    if len(findings) > MOST_FINDINGS:  # too many to lead with: each section leads with its own
+    if len(findings) > MOST_FINDINGS:  # too many for the top: each section begins with its own
         findings = []
     else:
         for section in sections:
@@ -59,17 +58,17 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
 
 
 def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
-    """The question of the first result, and whose numbers they are."""
+    """Return the question of the first result, with the model's name."""
     first = next(iter(results.values()), None)
     question = "Report" if first is None else first.measure.question
-    model = provenance.get("model") or (None if first is None else first.dataset.attrs.get("model"))
+    model = provenance.get("model") or (None if first is None else first.own.attrs.get("model"))
     return f"{question} · {model}" if model else question
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    measure, frame, table = result.measure, result.frame(intervals=False), result.table()
-    labels = [] if measure.tokens is None else measure.tokens.labels(result.dataset)
-    n_heads = result.dataset.sizes.get("layer", 0) * result.dataset.sizes.get("head", 0)
+    measure, frame, table = result.measure, result.page_frame(), result.table()
+    labels = result.token_labels()
+    n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
     shown, by = _most(result, frame)
     return {
@@ -97,7 +96,7 @@ def _label(result: Result, name: str) -> str:
 
 def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The rows of the long table that are shown, and the column whose highest they have; "" for the first ones."""
-    numbers = [name for name in frame.columns if name in result.dataset and name not in rows_of(result.dataset)]
+    numbers = [name for name in frame.columns if name not in result.measure.rows]
     numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
     if len(frame) <= MOST_ROWS or not numbers:
         return frame.head(MOST_ROWS) if len(frame) > 10 * MOST_ROWS else frame, ""
@@ -108,7 +107,7 @@ def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """What the columns of the long table mean, as the dataset itself says."""
-    columns = [(str(name), result.dataset[name].attrs) for name in frame.columns if name in result.dataset]
+    columns = [(str(name), result.own[name].attrs) for name in frame.columns if name in result.own]
     return [
         (name, words + (f" [{attrs['units']}]" if "units" in attrs else ""))
         for name, attrs in columns
@@ -122,7 +121,7 @@ def _table(frame: pd.DataFrame) -> Markup:
 
 
 def _figure(result: Result, kind: str) -> dict[str, Any]:
-    """A figure as the page draws it: its title is the page's own text, which wraps; its look comes with a template."""
+    """Return a figure for the page: the title as wrapping text of the page, the layout without its template."""
     figure = result.plot(kind).to_dict()
     layout = figure["layout"]
     title = (layout.pop("title", None) or {}).get("text", "")
@@ -136,7 +135,7 @@ def _figure(result: Result, kind: str) -> dict[str, Any]:
 
 
 def _single(value: Any) -> Any:
-    """Numbers of a trace as plotly packs them, in single precision: no eye sees more."""
+    """Return the packed numbers of a plotly trace in single precision, which halves the page."""
     if not isinstance(value, dict) or value.get("dtype") != "f8":
         return value
     numbers = np.frombuffer(base64.b64decode(value["bdata"]), "<f8").astype("<f4")
@@ -144,13 +143,12 @@ def _single(value: Any) -> Any:
 
 
 def _json(text: str | None) -> Markup:
-    """JSON that no token of it can end the script of."""
+    """Return JSON in which no token can close the script."""
     return Markup(str(text).replace("<", "\\u003c"))
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    assert result.measure.tokens is not None
-    script, page = split_script(result.measure.tokens.show(result.dataset, example))
+    script, page = split_script(result.token_page(example))
     scripts[script] = None
     head = HEAD.search(label)
     return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}
@@ -162,6 +160,6 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{name} ")
         else:
-            told = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
-            rows.append((f"{prefix}{name}", html.unescape(told)))
+            text = f"{len(value)} values" if isinstance(value, list) and len(value) > MOST_VALUES else str(value)
+            rows.append((f"{prefix}{name}", html.unescape(text)))
     return rows

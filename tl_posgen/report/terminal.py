@@ -1,4 +1,4 @@
-"""A report in the terminal: tables with the null's row, and what was found in words."""
+"""Reports in the terminal: tables with the row of the random init, and findings in words."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -9,22 +9,22 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 from rich.console import Console
 
-from tl_posgen.claim import WIDTHS
+from tl_posgen.core.claim import WIDTHS
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.measure import rows_of
-from tl_posgen.report.columns import cell, empty_table, print_columns, print_frame, short, taken, widest
+from tl_posgen.report.columns import cell, empty_table, print_columns, print_frame, short, table_width, widest
 from tl_posgen.report.figures import model_label
 from tl_posgen.report.tables import compact, head_means
-from tl_posgen.result import Report, Result
 
-MOST_COLUMNS = 15  # of one table; where measures have more between them, each gets a table of its own
-MOST_LINES = 38  # of what is printed by default; where the page is takes two more
-TABLE_LINES = 28  # of them for the first table
-FLAT = 0.01  # a null's column says nothing where it spans less than this share of what the model's spans
+MOST_COLUMNS = 15  # of the table of all measures; with more columns each measure has its own table
+MOST_LINES = 38  # of the default output; the path of the page takes two more
+TABLE_LINES = 28  # of these for the first table
+FLAT = 0.01  # a random init's column that spans less than this share of the model's span is flat
 
 
 def print_report(report: Report, *, full: bool = False) -> None:
-    """One row a head for what has headlines, then as `print_measures`."""
+    """Print one row per head with all headlines, then the other results as `print_measures` does."""
     per_head = [result for result in report.values() if headlines(result)]
     if not per_head or len(report.frame().columns) > MOST_COLUMNS:
         print_measures(report, full=full)
@@ -34,11 +34,11 @@ def print_report(report: Report, *, full: bool = False) -> None:
 
 
 def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
-    """One table a result, with the null's below it, and what was found; the table `lead` before all of them.
+    """Print the table `lead`, then one table per result with the random init's below it, and the findings.
 
     Args:
-        full: everything, whole. By default 40 lines at most: the first table, findings, further tables where there is
-            room, and what is left out.
+        full: print everything. By default print at most 40 lines: the first table, findings, further tables if there
+            is room, and the numbers of rows, columns, sentences and tables that are left out.
         lead: a frame whose `attrs` hold its title and its legend.
     """
     results = list(report.values())
@@ -52,12 +52,12 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
         print_blocks(first, [result for result in results if result is not shown], report, full)
 
 
-# prints a table, or at most so many rows of it and the columns that fit beside each other; how many are left out
+# prints a table, or at most so many rows and the columns that fit; returns how many are left out
 Printer: TypeAlias = Callable[[Console, int | None], dict[str, int]]
 
 
 def print_blocks(first: Printer | None, results: Sequence[Result], report: Report, full: bool) -> None:
-    """The first table, and then, in full: every result's, and all sentences; or as many as there is room for."""
+    """Print the first table, then every result's table and all sentences (full), or as many as there is room for."""
     console = Console(markup=False)
     if full:
         if first is not None:
@@ -90,14 +90,14 @@ def print_blocks(first: Printer | None, results: Sequence[Result], report: Repor
 
 
 def printed(console: Console, show: Callable[[Console], Any]) -> list[str]:
-    """What is printed, by lines."""
+    """Return the lines that a function prints."""
     with console.capture() as captured:
         show(console)
     return captured.get().rstrip().splitlines()
 
 
 def fitted(console: Console, show: Printer) -> tuple[list[str], dict[str, int]]:
-    """A table of at most `TABLE_LINES` lines, where its first row fits them; and what is left out of it."""
+    """Return the lines of a table cut to `TABLE_LINES` lines if its first row fits them, and what is left out."""
     missing: dict[str, int] = {}
     lines: list[str] = []
     for most in range(TABLE_LINES, 0, -1):
@@ -108,12 +108,12 @@ def fitted(console: Console, show: Printer) -> tuple[list[str], dict[str, int]]:
 
 
 def print_lead(console: Console, most: int | None = None, *, lead: pd.DataFrame) -> dict[str, int]:
-    """A table under the title and above the legend of its attributes."""
+    """Print a table with the title and the legend of its attributes."""
     return print_frame(console, lead, lead.attrs.get("title", ""), lead.attrs.get("legend", ""), most)
 
 
 def print_heads(console: Console, most: int | None = None, *, report: Report) -> dict[str, int]:
-    """The headlines of every measure, a row a head; the mean and the null below."""
+    """Print the headlines of every measure, one row per head, with the mean and the random init's mean below."""
     rows = frame = report.frame()
     title = f"{report.provenance.get('model', 'model')}: {len(frame)} heads"
     if most is not None and most < len(frame):
@@ -130,39 +130,39 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         heading = short_names.get(name, name)
         heading = name if heading in columns else heading
         columns[heading] = [short(v) if isinstance(v, float) else f"{v}" for v in values]
-    wide = taken({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
+    wide = table_width({name: widest([name, *cells]) for name, cells in columns.items()}, list(columns)) > console.width
     left_out = print_columns(console, columns, title, 2, tuple(foot), legend, 1 if wide else 2, whole=most is None)
     return {"row": len(frame) - len(rows), "column": left_out}
 
 
 def headlines(result: Result) -> bool:
-    """Whether the per-head table shows it."""
-    return rows_of(result.dataset) == ("layer", "head") and any(
-        one.headline for one in result.measure.variables.values()
-    )
+    """Return whether the per-head table shows a result."""
+    declares = any(one.headline for one in result.measure.variables.values())
+    return declares and result.headline_frame() is not None
 
 
 def headings(report: Report) -> tuple[dict[str, str], str]:
     """Short headings for the columns of the per-head table, and the legend that spells them out."""
-    declared = [one for result in report.results.values() for one in result.measure.variables.values() if one.short]
-    short = {"layer": "L", "head": "H"} | {one.headline: one.short for one in declared}
-    return short, "; ".join(f"{one.short}: {one.label}" for one in declared)
+    columns = {name: one for result in report.results.values() for name, one in result.headline_labels().items()}
+    known = {name: one for name, one in columns.items() if one[0]}
+    short = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
+    return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
 
 
 def has_table(result: Result, *, null: bool = False) -> bool:
     """Whether it has numbers a row."""
-    return bool(set(compact(result, null=null).columns) - set(rows_of(result.dataset)))
+    return bool(set(compact(result, null=null).columns) - set(result.measure.rows))
 
 
 def print_own(console: Console, most: int | None = None, *, result: Result, null: bool = False) -> dict[str, int]:
-    """The short table of a result, or of its null."""
+    """Print the short table of a result, or of its random init."""
     table, name = compact(result, null=null), result.name.replace("_", " ")
-    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.dataset)
+    side = f"null, {model_label(result.null)}" if null and result.null is not None else model_label(result.own)
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 
 def print_result(console: Console, result: Result) -> None:
-    """The short table of a result, with the null's below it, or a sentence where that says nothing."""
+    """Print the short table of a result, then that of its random init, or a sentence if that is flat."""
     if not has_table(result):
         return
     print_own(console, result=result)
@@ -176,7 +176,7 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
-    """A null's table in words, where its first number hardly changes from row to row; "" where it does.
+    """Return a random init's table in words if its first number hardly changes from row to row, else "".
 
     Example:
         >>> own = pd.DataFrame({"condition": ["unchanged", "no_rope"], "loss": [3.4, 4.4]})
@@ -193,25 +193,25 @@ def flat_null(own: pd.DataFrame, null: pd.DataFrame) -> str:
 
 
 def print_known_measures() -> None:
-    """A row a measure that `analyze` takes: its name, its question, and where it comes from."""
-    from tl_posgen import registry
+    """Print one row per measure that `analyze` accepts: its name, its question and its source."""
+    from tl_posgen.core import registry
 
     table = empty_table("measures")
     for name in ("name", "question", "source"):
         table.add_column(name, overflow="fold")
     for name in registry.names():
         try:
-            measure = registry.find(name)
+            kind = registry.find(name)
         except InputError as error:
             table.add_row(name, str(error), "", end_section=True)
             continue
-        if measure is not None and (measure.collector or measure.procedure):
-            table.add_row(name, measure.question, measure.source, end_section=True)
+        if kind is not None and (kind.is_fed or kind.runs_model):
+            table.add_row(name, kind.question, kind.source, end_section=True)
     Console(markup=False).print(table)
 
 
 def print_claims(report: Report, *, full: bool = False) -> None:
-    """A row a claim: what the paper says, the verdict, the numbers, and the null's; by default, one line a claim."""
+    """Print one row per claim: the paper's claim, the verdict, the numbers, the random init's; by default one line."""
     table = empty_table(f"claims on {report.provenance['model']}")
     if not full:
         rows = report["claims"].frame()[["claim", "verdict", "says"]].astype(str)
@@ -234,7 +234,7 @@ def print_claims(report: Report, *, full: bool = False) -> None:
 
 
 def print_findings(console: Console, report: Report) -> None:
-    """What was found, in words."""
+    """Print the findings in words."""
     for sentence in report.findings():
         print_sentence(console, sentence)
 

@@ -1,33 +1,45 @@
-"""What stands in for a measure whose declaration is not installed: head maps of its scalars."""
+"""A measure in place of one that is not installed: head maps of its numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.measure import Measure
+from tl_posgen.core.measure import HEAD, Measure
 from tl_posgen.report.figures import head_maps, model_label
 
 MOST = 12  # maps beside each other
 
 
 def unknown_measure(name: str) -> Measure:
-    """A measure that maps what it finds, for a saved result whose own is not installed here."""
-    return Measure(
-        name=name,
-        question=name.replace("_", " "),
-        explanation="The package that declares this measure is not installed; its per-head numbers are shown.",
-        source="unknown",
-        variables={},
-        summarise=lambda dataset: {},
-        figures={"map": every_map},
-        drawn=lambda dataset: ["map"] if scalars(dataset) else [],
-    )
+    """Return a measure of this name that maps what a saved result holds, where its own is not installed here."""
+
+    @dataclass(frozen=True)
+    class Unknown(Measure):
+        """A measure that is not installed.
+
+        The package that declares this measure is not installed; its per-head numbers are shown.
+
+        Source: unknown
+        """
+
+        question = name.replace("_", " ")
+        figures = {"map": map_of_scalars}
+
+        def kinds(self, data: xr.Dataset) -> Sequence[str]:
+            return ["map"] if scalars(data) else []
+
+    Unknown.__name__ = Unknown.__qualname__ = "".join(part.capitalize() for part in name.split("_"))
+    return Unknown()
 
 
-def every_map(result) -> go.Figure:
-    """A layer x head map for each variable with just these two dimensions."""
-    title = f"{result.name.replace('_', ' ')} per head · {model_label(result.dataset)}"
-    return head_maps(result.dataset, result.null, {name: name for name in scalars(result.dataset)[:MOST]}, title=title)
+def map_of_scalars(result) -> go.Figure:
+    """Draw a layer x head map for each variable with just these two dimensions."""
+    title = f"{result.name.replace('_', ' ')} per head · {model_label(result.own)}"
+    return head_maps(result.own, result.null, {name: name for name in scalars(result.own)[:MOST]}, title=title)
 
 
-def scalars(dataset: xr.Dataset) -> list[str]:
-    return [str(name) for name, array in dataset.data_vars.items() if set(array.dims) == {"layer", "head"}]
+def scalars(data: xr.Dataset) -> list[str]:
+    """Return the names of numbers with one value a head."""
+    return [str(name) for name, array in data.data_vars.items() if set(array.dims) == set(HEAD)]

@@ -1,1 +1,1 @@
-"""RoPE as geometry: rotations, planes, spectra, scores at any positions, sums over a causal band."""
+"""RoPE as geometry: rotations, planes, spectra, scores at arbitrary positions, sums over a causal band."""

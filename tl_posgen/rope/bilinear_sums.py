@@ -20,13 +20,13 @@ Form = tuple[Float[Tensor, "*#batch pos d_head"], Float[Tensor, "*#batch pos d_h
 
 
 def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], width: int) -> Sums:
-    r"""Sums of w_ij = <q_i, k_j> over 0 <= i - j < width by distance, by query and by key, and the sum of w_ij^2.
+    r"""Return sums of w_ij = <q_i, k_j> over 0 <= i - j < width: by distance, by query, by key, and of w_ij^2.
 
-    Products are formed in the dtype of q and k and summed in float64 from chunk to chunk. Give float64 where there is a
-    window: its band is the difference of two triangles.
+    Products are formed in the dtype of q and k, and chunks of tokens are added up in float64. Give float64 inputs if
+    width < pos: the band is then the difference of two triangles, which cancels digits.
 
     Returns:
-        float64; 0 at distances from width on.
+        The four sums in float64; those by distance are 0 at distances >= width.
 
     Example:
         >>> q = k = torch.ones(1, 3, 1)
@@ -40,9 +40,10 @@ def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head p
 def weighted_sums_over_band(
     q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], weights: Sequence[float], width: int
 ) -> Sums:
-    r"""The same with weights: sums of v_{i-j} w_ij and of v_{i-j} w_ij^2, v_d = weights[d], the last for all beyond.
+    r"""Return sums of v_{i-j} w_ij and of v_{i-j} w_ij^2, as `sums_over_band` does, with weights v by distance.
 
-    Pairs nearer than there are weights are formed in blocks of rows; what all pairs have in common is not.
+    v_d = weights[d]; the last weight holds for every larger distance. Scores are formed, in blocks of rows, only for
+    the distances that have a weight of their own; the rest is one weight times the sums over the band.
 
     Example:
         >>> q = k = torch.ones(1, 3, 1)
@@ -59,9 +60,10 @@ def weighted_sums_over_band(
 
 
 def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
-    """Entry d sums the pairs at distance d, for a block of scores whose last row and last key are one token.
+    """Return the sum of a block of scores over the pairs at each distance d = 0 .. n_keys - 1.
 
-    Read with a stride of one row and one entry, the rows slide past each other until equal distances stand in columns.
+    The block's last row and last key belong to the same token. Reading the padded block with a stride of one row and
+    one entry shifts each row by one against the row before, so that equal distances fall into one column.
 
     Example:
         >>> sums_along_diagonals(torch.tensor([[[1.0, 0.0], [2.0, 4.0]]])).tolist()
@@ -73,7 +75,7 @@ def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, 
 
 
 def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[Tensor, "head row key"]:
-    """The last rows of the Toeplitz matrix with values_d at distance d; not to be read at keys after the query.
+    """Return the last rows of the Toeplitz matrix with values_d at distance d; entries with j > i are meaningless.
 
     Example:
         >>> along_diagonals(torch.tensor([[5.0, 2.0, 1.0]]), rows=2).tril(1).tolist()
@@ -85,17 +87,17 @@ def along_diagonals(values: Float[Tensor, "head distance"], rows: int) -> Float[
 def products_over_band(
     forms: Sequence[Form], which: Sequence[tuple[int, int]], width: int
 ) -> list[Float[Tensor, "..."]]:
-    r"""sum w_ij w'_ij over 0 <= i - j < width, w_ij = <q_i, k_j>, of pairs of such scores; leading axes broadcast.
+    r"""sum w_ij w'_ij over 0 <= i - j < width for pairs of scores w_ij = <q_i, k_j>; leading axes broadcast.
 
-    Scores and second moments are formed once for each tensor or pair of tensors, however many products they are in:
-    let forms share theirs. Give float64 where there is a window, as in `sums_over_band`.
+    Scores and second moments are computed once per tensor object, so reuse the same tensors across forms. Give float64
+    inputs if width < pos, as in `sums_over_band`.
 
     Args:
         forms: (q, k) of each w.
-        which: pairs of forms, by their numbers.
+        which: pairs of indices into `forms`, one pair for each product.
 
     Returns:
-        Of every pair its sum, float64.
+        One sum per pair, float64.
 
     Example:
         >>> q = k = torch.ones(1, 3, 1)
@@ -116,14 +118,14 @@ def products_over_band(
 
 
 def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
-    """Sums of <q_i, k_j> over the band by distance, query and key, and of its square, from all the scores."""
+    """Return the sums of `sums_over_band` from the whole score matrix, which is fastest for short texts."""
     scores = (q @ k.mT).tril_().triu_(1 - width)
     distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
     return distance.double(), query.double(), key.double(), scores.square_().sum((-2, -1)).double()
 
 
 def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
-    """Weighted sums over the pairs nearer than there are weights, from blocks of their scores."""
+    """Return the weighted sums over distances < len(weights), from blocks of scores."""
     (heads, n, _), reach = q.shape, min(len(weights), q.shape[1])
     distance, query, key = torch.zeros(3, heads, n, dtype=torch.float64, device=q.device)
     squares, index = distance.new_zeros(heads), torch.arange(n, device=q.device)
@@ -144,7 +146,10 @@ def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
 
 
 def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
-    """The same without the scores: a window's band is the triangle, less the triangle beyond the window."""
+    """Return the sums of `sums_over_band` without the score matrix.
+
+    A band narrower than the text is the whole triangle less the triangle beyond the window.
+    """
     query, key, squares = _sums_over_triangle(q, k)
     n = q.shape[1]
     if width < n:
@@ -156,7 +161,10 @@ def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
 
 
 def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inside a chunk of tokens from its scores; between chunks from sums and second moments of q and of k."""
+    """Return sums by query, by key and of squares over j <= i.
+
+    Pairs inside a chunk of tokens come from their scores, pairs of different chunks from sums and second moments.
+    """
     heads, n, _ = q.shape
     q, k = _in_chunks(q, CHUNK), _in_chunks(k, CHUNK)
     inside = (q @ k.mT).tril_()
@@ -170,12 +178,12 @@ def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
-    """The sum over earlier chunks, in float64."""
+    """Return the sum over all earlier chunks, in float64."""
     return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
 
 
 def _in_chunks(x: Float[Tensor, "... pos d_head"], chunk: int) -> Float[Tensor, "... n_chunks chunk d_head"]:
-    """Tokens in chunks, zeros after the last one."""
+    """Split the tokens into chunks; the last chunk is filled up with zeros."""
     return pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))
 
 
@@ -202,9 +210,10 @@ def _products_between_chunks(
     forms: Sequence[tuple[int, int]],
     which: Sequence[tuple[int, int]],
 ) -> list[Tensor]:
-    """sum of <moment q q'^T of a chunk, moment k k'^T of an earlier one> over all such pairs.
+    """sum of <moment q q'^T of a chunk, moment k k'^T of an earlier one> over all such pairs of chunks.
 
-    Inside a slab of chunks pair by pair, before it from one running moment: fewer bytes than a running one per chunk.
+    Chunks are grouped into slabs. Inside a slab the moments are multiplied pair by pair; all earlier slabs enter as one
+    running moment. That moves fewer bytes than a running moment per chunk.
     """
     pairs = [(forms[one], forms[other]) for one, other in which]
     q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))
@@ -229,7 +238,10 @@ def _slabs(chunks: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
 
 
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """sum_i <q_i, k_{i-d}> for d < width; 0 from there on. A few coordinates at a time bound the memory."""
+    """sum_i <q_i, k_{i-d}> for d < width, and 0 for larger d, by FFT.
+
+    A few coordinates are transformed at a time, which bounds the memory.
+    """
     heads, n, _ = q.shape
     length = fft_length(n + width - 1)
     spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
@@ -242,5 +254,5 @@ def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
 
 
 def fft_length(at_least: int) -> int:
-    """The least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: lengths the FFT is fast at."""
+    """Return the least even 2^a, 3 * 2^a or 5 * 2^a that is large enough: the FFT is fast at such lengths."""
     return min(odd << max(1, (-(-at_least // odd) - 1).bit_length()) for odd in (1, 3, 5))

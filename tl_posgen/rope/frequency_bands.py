@@ -1,4 +1,4 @@
-"""Frequency bands of RoPE: high, medium and low, by thirds of the planes or by wavelength; or any planes."""
+"""Frequency bands of RoPE: high, medium and low, by thirds of the planes or by wavelength, or chosen planes."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,13 @@ Band = Bool[Tensor, " plane"] | Sequence[int] | Callable[[Rope], Tensor]
 
 
 def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
-    """A band as a mask over the planes of one layer: from a mask, from plane numbers, or from a function of `rope`.
+    """Return a band as a mask over the planes of one layer; None stays None.
+
+    Args:
+        band: a mask, a list of plane numbers, or a function from a Rope to one of these.
+
+    Raises:
+        InputError: something else, or a plane that does not exist.
 
     Example:
         >>> rope = Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
@@ -39,7 +45,7 @@ def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
 
 
 def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
-    """Plane m of P is in band floor(3m / P): high, medium and low frequencies, a third of the planes each [ours].
+    """band(m) = floor(3m / P) for plane m of P: high, medium and low frequencies, a third of the planes each [ours].
 
     Example:
         >>> bands_by_thirds(4).int().tolist()
@@ -49,7 +55,9 @@ def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
 
 
 def bands_by_wavelength(rope: Rope, n: int, shortest: float = 32.0) -> Bool[Tensor, "band=3 plane"]:
-    r"""By wavelength 2 pi / theta in tokens: high < `shortest` <= medium <= n < low, n the length of the prompt [ours].
+    r"""Return bands by wavelength 2 pi / theta in tokens: high below `shortest`, medium up to n, low above n [ours].
+
+    n is the length of the prompt.
 
     Example:
         >>> bands_by_wavelength(Rope(torch.tensor([1.0, 0.1, 0.001], dtype=torch.float64)), n=512).int().tolist()

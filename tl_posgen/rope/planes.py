@@ -1,4 +1,4 @@
-"""Sums over RoPE planes: how each plane turns a score with distance, and mean squares from second moments."""
+"""Sums over RoPE planes: the factor by which each plane rotates with distance, and mean squares of such sums."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from tl_posgen.rope.rotation import Rope, complex_frequencies, real_coordinates
 def turning_factors(
     distances: Real[Tensor, " distance"], rope: Rope, d_head: int
 ) -> Complex[Tensor, "distance plane_and_rest"]:
-    """u_m(d) = scaling^2 e^{i theta_m d} for the rotary planes, 1 for the remainder, so that for any d
+    """u_m(d) = scaling^2 e^{i theta_m d} for the rotary planes and 1 for the unrotated remainder, complex128.
 
-    <R_d q, R_0 k> = Re sum_m u_m(d) z^q_m conj(z^k_m), with the z of `rope.complex_planes`. complex128.
+    For any d, <R_d q, R_0 k> = Re sum_m u_m(d) z^q_m conj(z^k_m), with z from `rotation.complex_planes`.
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
@@ -30,13 +30,13 @@ def turning_factors(
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """plain_lm = E[x_l x_m] and conjugate_lm = E[x_l conj(x_m)]: all that a mean square of Re sum_m x_m y_m needs."""
+    """plain_lm = E[x_l x_m] and conjugate_lm = E[x_l conj(x_m)], which determine every E (Re sum_m z_m x_m)^2."""
 
     plain: Complex[Tensor, "*batch plane plane"]
     conjugate: Complex[Tensor, "*batch plane plane"]
 
     @classmethod
-    def of(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
+    def from_samples(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
         parts = real_coordinates(x)  # one real product for two complex ones
         gram = (parts.mT @ parts / x.shape[-2]).unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
         (real, cross), (crossed, imag) = gram.movedim((-3, -1), (0, 1))
@@ -44,21 +44,21 @@ class SecondMoments:
 
     @property
     def gram(self) -> Float[Tensor, "*batch two_planes two_planes"]:
-        """E[x x'] of x in `rotation.real_coordinates`: the inverse of `of`."""
+        """E[x x'] of x in `rotation.real_coordinates`."""
         (real, imag) = ((self.conjugate.real + sign * self.plain.real) / 2 for sign in (1, -1))
         (crossed, cross) = ((self.plain.imag + sign * self.conjugate.imag) / 2 for sign in (1, -1))
         rows = torch.stack([torch.stack([real, cross], -1), torch.stack([crossed, imag], -1)], -3)
         return rows.flatten(-4, -3).flatten(-2)
 
     def times(self, other: "SecondMoments") -> "SecondMoments":
-        """Moments of x_m conj(y_m) for independent x (self) and y (other)."""
+        """Return the moments of x_m conj(y_m) for independent x (self) and y (other)."""
         return SecondMoments(self.plain * other.plain.conj(), self.conjugate * other.conjugate.conj())
 
     @classmethod
-    def of_mean_and_spread(cls, x: Complex[Tensor, "*batch sample plane"]) -> "tuple[SecondMoments, SecondMoments]":
-        """Of the mean of x over its samples, and of x about that mean: together, those of x."""
+    def from_mean_and_spread(cls, x: Complex[Tensor, "*batch sample plane"]) -> "tuple[SecondMoments, SecondMoments]":
+        """Return the moments of the mean of x over samples, and those of x - mean. They add up to the moments of x."""
         mean = x.mean(dim=-2, keepdim=True)
-        return cls.of(mean), cls.of(x - mean)
+        return cls.from_samples(mean), cls.from_samples(x - mean)
 
     def mean_square(self, z: Complex[Tensor, "*batch query plane"]) -> Float[Tensor, "*batch query"]:
         """E (Re sum_m z_m x_m)^2 for each fixed z: 1/2 Re sum_lm (z_l z_m E[x_l x_m] + z_l z_m* E[x_l x_m*])."""

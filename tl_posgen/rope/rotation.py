@@ -1,4 +1,4 @@
-"""RoPE as geometry: which planes a head has, and how far each turns per token."""
+"""RoPE as geometry: the planes of a head and the angle by which each rotates per token."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,15 +16,15 @@ def no_frequencies() -> Tensor:
 
 @dataclass(frozen=True)
 class Rope:
-    r"""z_m -> scaling * z_m * exp(i theta_m p): plane m of a query or key at position p turns by theta_m p.
+    r"""z_m -> scaling * z_m * exp(i theta_m p): plane m of a query or key at position p is rotated by theta_m p.
 
     Attributes:
         inv_freq: theta_m in radians per token, after any rope scaling (Llama-3, YaRN, linear, NTK). float64.
-        pairing: which two coordinates make plane m. "half": (m, m + rotary_dim / 2), as in Llama, GPT-NeoX and Qwen.
+        pairing: the two coordinates of plane m. "half": (m, m + rotary_dim / 2), as in Llama, GPT-NeoX and Qwen.
             "adjacent": (2m, 2m + 1), as in GPT-J.
         scaling: factor on the rotated q and on the rotated k (transformers' `attention_scaling`; YaRN uses it).
 
-    The coordinates from rotary_dim on are left as they are (partial rotary). A head without RoPE is `Rope()`: no plane.
+    Coordinates from rotary_dim on are not rotated (partial rotary). `Rope()` has no plane: a head without RoPE.
 
     Source: Su et al. 2021, "RoFormer", section 3.2; the pairing is that of the implementations named.
 
@@ -50,7 +50,7 @@ def inverse_frequencies(rotary_dim: int, base: float = 10_000.0) -> Float[Tensor
 
 
 def to_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane"]:
-    """The rotary coordinates of x as one complex number per plane; the unrotated remainder is left out."""
+    """Return the rotary coordinates of x as one complex number per plane, without the unrotated remainder."""
     x = at_least_float32(x[..., : rope.rotary_dim])
     if rope.pairing == "half":
         real, imag = x.chunk(2, dim=-1)
@@ -62,16 +62,16 @@ def to_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, 
 def from_planes(
     z: Complex[Tensor, "*batch plane"], remainder: Float[Tensor, "*#batch rest"], rope: Rope
 ) -> Float[Tensor, "*batch d_head"]:
-    """The inverse of `to_planes`, with the unrotated remainder put back."""
+    """Invert `to_planes` and append the unrotated remainder."""
     real = [z.real, z.imag] if rope.pairing == "half" else [torch.view_as_real(z).flatten(-2)]
     return torch.cat([*real, remainder.expand(*z.shape[:-1], -1)], dim=-1)
 
 
 def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Tensor, "*batch plane_and_rest"]:
-    """All of x as complex numbers: the rotary planes, then the unrotated remainder paired up as planes that never turn.
+    """Return all of x as complex numbers: the rotary planes, then the unrotated remainder paired up as further planes.
 
-    <x, y> = Re sum_m z^x_m conj(z^y_m) over all of them (an odd last coordinate is padded with zero), so every formula
-    written for planes holds for partial rotary heads. The matching frequencies are `complex_frequencies`.
+    <x, y> = Re sum_m z^x_m conj(z^y_m) over all planes (an odd last coordinate is padded with zero), so every formula
+    for planes also holds for partial rotary heads. `complex_frequencies` gives the frequencies, 0 for the remainder.
     """
     rest = at_least_float32(x[..., rope.rotary_dim :])
     if rest.shape[-1] % 2:
@@ -81,12 +81,12 @@ def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Ten
 
 
 def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batch two_planes"]:
-    """Complex planes as real numbers: <real_coordinates(a), real_coordinates(b)> = Re sum_m a_m conj(b_m)."""
+    """Return complex planes as real numbers: <real_coordinates(a), real_coordinates(b)> = Re sum_m a_m conj(b_m)."""
     return torch.view_as_real(z.resolve_conj()).flatten(-2)
 
 
 def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_rest"]:
-    """theta of every plane of `complex_planes`: the rotary ones, then zeros for the remainder."""
+    """Return theta of every plane of `complex_planes`: the rotary frequencies, then zeros for the remainder."""
     zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, device=rope.inv_freq.device)
     return torch.cat([rope.inv_freq.double(), zeros])
 
@@ -94,9 +94,11 @@ def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_re
 def rotate(
     x: Float[Tensor, "*batch #pos d_head"], positions: Real[Tensor, " pos"], rope: Rope
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """R_p x: every plane turned by theta_m p and scaled. Positions may be fractional; angles are taken in float64.
+    """R_p x: every plane rotated by theta_m p and scaled.
 
-    One vector is turned to every position.
+    Args:
+        x: one vector per position, or one vector that is rotated to every position.
+        positions: may be fractional; angles are computed in float64.
 
     Example:
         >>> rope = Rope(torch.tensor([torch.pi / 2], dtype=torch.float64))

@@ -1,6 +1,6 @@
-"""The scores that pairs would have at other positions or distances than their own.
+"""Scores that (query, key) pairs would have at other positions or distances than their own.
 
-Fewer queries than keys are the last ones: query i stands at key n_keys - n_queries + i.
+Where there are fewer queries than keys, the queries are the last ones: query i is at key n_keys - n_queries + i.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def scores_at_positions(
     query_positions: Real[Tensor, " query"],
     key_positions: Real[Tensor, " key"],
 ) -> Float[Tensor, "head query key"]:
-    """scale <R_{p_i} q_i, R_{p'_j} k_j>: the scores with position indices of your choosing, in any order."""
+    """scale <R_{p_i} q_i, R_{p'_j} k_j> for given position indices p of the queries and p' of the keys."""
     return scale * rotate(q, query_positions, rope) @ rotate(k, key_positions, rope).mT
 
 
@@ -35,7 +35,7 @@ def scores_frozen_beyond(
     scale: float,
     limit: int | float,
 ) -> Float[Tensor, "head query key"]:
-    """score_ij as it is where i - j <= limit and as at distance `limit` beyond (LM-Infinite's rule): two products."""
+    """score_ij at distance min(i - j, limit) (LM-Infinite's rule), from two matrix products."""
     _refuse_negative_number(limit)
     rows, position = _positions(q, k)
     true = scores_at_positions(q, k, rope, scale, rows, position)
@@ -53,16 +53,16 @@ def scores_at(
     | Real[Tensor, "row column"]
     | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]],
 ) -> Float[Tensor, "head query key"]:
-    """score_ij = scale <R_{d_ij} q_i, R_0 k_j>: every pair seen at the distance d_ij instead of i - j.
+    """score_ij = scale <R_{d_ij} q_i, R_0 k_j>: every pair scored at the distance d_ij instead of i - j.
 
     Args:
         q, k: before RoPE.
         distance: one number for all pairs (a single product), a matrix, or a function of the matrix i - j (clamped at
             0 above the diagonal). Whole or fractional tokens.
 
-    Entries above the diagonal are finite and mean nothing: mask them with the layer's visible pairs. A matrix that
-    differs from i - j by few offsets (a jitter) costs one product per offset; any other goes plane by plane in blocks
-    of queries, never with a [query, key, plane] tensor.
+    Entries above the diagonal are finite but meaningless: apply the layer's causal mask. A matrix that differs from
+    i - j by few offsets (a jitter) costs one product per offset; any other is summed plane by plane in blocks of
+    queries, without a [query, key, plane] tensor.
 
     Raises:
         InputError: a distance is negative at some j <= i, or a matrix does not have the shape [query, key].
@@ -93,7 +93,7 @@ def scores_at(
 
 
 def _positions(q: Tensor, k: Tensor) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
-    """Where queries and keys stand."""
+    """Return the positions of the queries and of the keys."""
     position = torch.arange(k.shape[1], device=k.device)
     return position[-q.shape[1] :], position
 
@@ -112,7 +112,7 @@ def _scores_at_offsets(q: Tensor, k: Tensor, rope: Rope, scale: float, offset: T
 
 
 def _scores_at_matrix(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: Tensor) -> Tensor:
-    """One block of queries; each distance's factors are computed once, and the remainder never turns."""
+    """Return the scores of one block of queries; the factors of each distinct distance are computed once."""
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     turning = len(rope.inv_freq)
     rest_q, rest_k = (torch.view_as_real(z[..., turning:]).flatten(-2) for z in (zq, zk))
@@ -127,7 +127,7 @@ def _scores_at_matrix(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: 
 
 
 def unturned(k: Tensor, rope: Rope) -> Tensor:
-    """R_0 k: at position zero nothing turns, but YaRN's factor on rotated keys applies."""
+    """R_0 k: no rotation at position zero, but YaRN's factor on rotated keys applies."""
     return rotate(k, torch.zeros(k.shape[-2], device=k.device), rope)
 
 

@@ -1,4 +1,4 @@
-"""How many directions a matrix really uses: measures of its singular values, and its top direction."""
+"""Effective number of directions of a matrix: measures of its singular values, and its top right-singular vector."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from tl_posgen.errors import InputError
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What the singular values s_1 >= s_2 >= ... of a matrix say about its rank. Of a zero matrix all are NaN (rank 0).
+    """Rank measures of the singular values s_1 >= s_2 >= ... of a matrix. A zero matrix has NaN (and rank 0).
 
     Attributes:
         r1: share of the first, s_1^2 / sum s^2 (or s_1 / sum s), in (0, 1]; 1 for rank one.
-        rank: R_share, how many of the first it takes to hold `share` (95 %) of the sum.
+        rank: R_share, the least number of leading values that hold `share` (95 %) of the sum.
         effective_rank: exp of the entropy of the shares.
         participation_ratio: 1 / sum of the squared shares.
     """
@@ -29,16 +29,15 @@ class Spectrum:
 def spectrum(
     x: Float[Tensor, "*batch row column"], *, share: float = 0.95, squared: bool = True, centred: bool = False
 ) -> Spectrum:
-    r"""r1, R_share, effective rank and participation ratio of each matrix.
+    r"""r1 = p_1, R_share = min{K: p_1 + .. + p_K >= share}, effective rank exp(-sum p ln p), participation 1 / sum p^2.
 
-    With p_k = s_k^2 / sum s^2 (or s_k / sum s when not squared): r1 = p_1, R_share = min{K: p_1 + .. + p_K >= share},
-    effective rank = exp(-sum p ln p), participation ratio = 1 / sum p^2.
+    p_k = s_k^2 / sum s^2, or s_k / sum s if not `squared`, from the singular values s_k of each matrix.
 
     Args:
-        x: a row per token, say; any leading axes.
-        share: of the sum that R counts up to, in (0, 1].
-        squared: shares of sum s^2 (energy) rather than of sum s. The effective rank of Roy & Vetterli (2007) is the
-            one that is not squared.
+        x: rows, such as one per token; any leading axes.
+        share: the share of the sum that R_share reaches, in (0, 1].
+        squared: shares of sum s^2 (energy) rather than of sum s. The effective rank of Roy & Vetterli (2007) uses
+            squared=False.
         centred: subtract the mean row first. The slash-pattern measures do not.
 
     Raises:
@@ -53,7 +52,7 @@ def spectrum(
 
 
 def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, share: float = 0.95, squared: bool = True) -> Spectrum:
-    """The same measures from singular values, largest first, that are already there."""
+    """Return the measures of `spectrum` from singular values, given largest first."""
     if not 0 < share <= 1:
         raise InputError(f"share = {share}: choose a share of the spectrum in (0, 1]")
     weights = values.double() ** 2 if squared else values.double()
@@ -91,7 +90,7 @@ def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batc
 
 
 def rank_one(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch row column"]:
-    r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; also, the part of every row along v_1."""
+    r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; each row becomes its projection on v_1."""
     v = top_direction(x)[..., None]
     return (x.double() @ v @ v.mT).to(x.dtype)
 
@@ -101,6 +100,6 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """X'X or XX', whichever is smaller."""
+    """Return X'X or XX', whichever is smaller."""
     x = x.double()
     return x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT

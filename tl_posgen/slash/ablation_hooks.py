@@ -1,4 +1,4 @@
-"""Frequency bands of RoPE dropped, frozen or kept alone in a running model."""
+"""Hooks that drop, freeze or keep frequency bands of RoPE in a running model."""
 
 import torch
 from jaxtyping import Float
@@ -6,13 +6,13 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.rope.frequency_bands import Band, band_of
-from tl_posgen.slash.ablations import OF_THE_PROMPT, Ablation, ablate
+from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 
 
 def ablate_bands(
@@ -23,18 +23,19 @@ def ablate_bands(
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `tl_posgen.slash.ablations.ablate`.
+    """score_ij <- scale <q'_i, k'_j> with q' and k' rotated after an ablation; see `slash.ablations.ablate`.
 
     Args:
         kind: "drop", "freeze" or "keep" a band; "rank_one", "no_rope", "means", "means_no_rope"; "none".
         band: boolean per plane (`tl_posgen.rope.frequency_bands.bands_by_thirds`) or plane numbers, for the first
             three; or a function from a layer's `Rope` to one, where layers have frequencies of their own (Gemma 3).
             "drop", "freeze", "keep", "no_rope" and "none" work with a KV cache too.
-        layers, heads: which; all if left out. Heads are indices, (layer, head) pairs or a frame with these columns.
+        layers, heads: chosen layers and heads; all if left out. Heads are indices, (layer, head) pairs or a frame with
+            these columns.
 
     Raises:
-        InputError: an unknown kind, no model, no band where one is needed, something else than a boolean tensor for
-            one, or a band of another length than a chosen layer has planes.
+        InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or
+            does not fit the planes of a chosen layer.
         UnsupportedModelError: see `replace_scores`.
 
     Example:

@@ -1,102 +1,110 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
-from tl_posgen.claim import Claim, Judgement, Verdict, both, threshold
-from tl_posgen.report.sentences import entry, with_interval
-from tl_posgen.result import Result
+from collections.abc import Sequence
+
+from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.band_ablation import SCHEMES, of_condition
-from tl_posgen.slash.cone_figures import BEST
-from tl_posgen.slash.head_groups import count, in_groups
+from tl_posgen.slash.band_ablation import SCHEMES
+from tl_posgen.slash.cone import INPUTS
+from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
 from tl_posgen.slash.slash_ablation import in_words
-from tl_posgen.summary import Summary
+from tl_posgen.slash.slash_toy import FEATURES
 
 
 def random_tokens(slash_transfer: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        lists = (own[key] for key in ("distances", "n_natural", "n_random", "jaccard"))
+    def words(own: Numbers) -> str:
         parts = []
-        for place, (at, natural, random, jaccard) in enumerate(zip(*lists, strict=True)):
-            overlap = f", Jaccard {jaccard:.2f}" if natural + random else ""
-            r = with_interval(entry(own, "pearson", place), "pearson", ".2f")
-            parts.append(f"D = {at}: r {r}, {natural:.3g} and {count(random)}{overlap}")
+        for at in own.data["short_distance"].values:
+            r, jaccard = (own(name, short_distance=at) for name in ("pearson", "jaccard"))
+            natural, random = (own("n_dominant", source=one, short_distance=at).value for one in ("natural", "random"))
+            overlap = f", Jaccard {jaccard.plain:.2f}" if natural + random else ""
+            parts.append(f"D = {at}: r {r.with_interval:.2f}, {natural:.3g} and {count(random)}{overlap}")
         return f"over heads, {'; '.join(parts)}"
 
-    least = slash_transfer.summary["least_pearson_where_dominant"]
-    return Judgement(threshold(least, 0.9, 0.6), *both(say, slash_transfer))
+    own = slash_transfer.numbers
+    where_dominant = own.array("pearson").where(own.array("n_dominant") > 0)
+    least = own.number(where_dominant.min("short_distance"))
+    return judgement(threshold(least.value, 0.9, 0.6), words, slash_transfer)
 
 
 def rank_one(cone: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        return f"r1 of Q and K {in_groups(own, ['r1_q', 'r1_k'], form='.2f')}"
+    def words(own: Numbers) -> str:
+        return f"r1 of Q and K {in_groups(own, 'r1', form='.2f')}"
 
-    own = cone.summary
-    least = min(own["r1_q_dominant"], own["r1_k_dominant"]) if own["n_dominant"] else float("nan")
-    return Judgement(threshold(least, 0.9, 0.7), *both(say, cone))
+    least = min(group_mean(cone.numbers, "r1", "dominant", side=side).value for side in "qk")
+    return judgement(threshold(least, 0.9, 0.7), words, cone)
 
 
 def axis(cone: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        gains = (with_interval(own, f"gain_{side}", ".1f") for side in "qk")
-        words = f"the axis gains {' times in W_Q, '.join(gains)} in W_K"
-        if not own["n_dominant"]:
-            return f"{words}; no head is slash-dominant"
-        measured, alone, rest, uniform = (with_interval(own, f"{name}_dominant", ".2f") for name in BEST)
+    def words(own: Numbers) -> str:
+        gain_q, gain_k = (own("gain", side=side).with_interval for side in "qk")
+        gains = f"the axis gains {gain_q:.1f} times in W_Q, {gain_k:.1f} in W_K"
+        if not n_heads(own, "dominant").value:
+            return f"{gains}; no head is slash-dominant"
+        measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
+        uniform = group_mean(own, "best_uniform", "dominant").with_interval
         return (
-            f"{words}; slash score {measured}, axis alone {alone}, the rest {rest}, uniform {uniform}; the axis part "
-            f"makes {with_interval(own, 'axis_part', '.0%')} of it above uniform"
+            f"{gains}; slash score {measured:.2f}, axis alone {alone:.2f}, the rest {rest:.2f}, uniform {uniform:.2f}; "
+            f"the axis part makes {cone.measure.axis_part(own).with_interval:.0%} of it above uniform"
         )
 
-    return Judgement(threshold(cone.summary["axis_part"], 0.75, 0.4), *both(say, cone))
+    return judgement(threshold(cone.measure.axis_part(cone.numbers).value, 0.75, 0.4), words, cone)
 
 
 def frequencies(band_ablation: Result) -> Judgement:
-    def say(own: Summary) -> str:
-        heads = "" if own["slash_heads"][0] else " of all heads, none dominant,"
-        unchanged = f"slash score{heads} in the running model {at(own, 'unchanged')}"
+    measure, schemes = band_ablation.measure, schemes_of(band_ablation)
+
+    def words(own: Numbers) -> str:
+        heads = "" if measure.n_heads(own).value else " of all heads, none dominant,"
+        unchanged = f"slash score{heads} in the running model {measure.slash_score(own).with_interval:.2f}"
         parts = [f"{unchanged}, {in_words('no_rope')} {at(own, 'no_rope')}"]
-        for scheme in schemes_of(own):
+        for scheme in schemes:
             dropped = ", ".join(f"{band} {at(own, f'drop {band}, {scheme}')}" for band in BANDS)
             parts.append(f"by {scheme} without {dropped}, low alone {at(own, f'keep low, {scheme}')}")
         return "; ".join(parts)
 
-    def at(own: Summary, condition: str) -> str:
-        place = own["conditions"].index(condition)
-        score, change = (entry(own, key, place) for key in ("slash_score", "loss_change"))
-        rise = "" if condition == "unchanged" else f" (loss {with_interval(change, 'loss_change', '+.2f')})"
-        return f"{with_interval(score, 'slash_score', '.2f')}{rise}"
+    def at(own: Numbers, condition: str) -> str:
+        score, change = measure.slash_score(own, condition), measure.loss_change(own, condition)
+        return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
-    own = band_ablation.summary
-    by_scheme: dict[str, Verdict] = {scheme: frequencies_by(own, scheme) for scheme in schemes_of(own)}
-    found: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
-    verdicts = list(dict.fromkeys(found.values()))
-    verdict: Verdict = verdicts[0] if verdicts else "open"
-    if len(verdicts) > 1:
-        verdict = "partly" if "held" in verdicts else "not held"
-    measured, null = both(say, band_ablation)
-    if len(verdicts) > 1:
-        told = ", ".join(f"{one} by {scheme}" for scheme, one in found.items())
-        measured = f"the two ways of making bands disagree: {told}; {measured}"
-    elif found and len(found) < len(by_scheme):
-        measured = f"judged by {next(iter(found))} alone, as by the other a band has no plane; {measured}"
-    return Judgement(verdict, measured, null)
+    by_scheme = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
+    known = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    found = judgement(combined([*known.values()]), words, band_ablation)
+    if len({*known.values()}) > 1:
+        each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
+        return found._replace(measured=f"the two ways of making bands disagree: {each}; {found.measured}")
+    if known and len(known) < len(by_scheme):
+        alone = f"judged by {next(iter(known))} alone, as by the other a band has no plane"
+        return found._replace(measured=f"{alone}; {found.measured}")
+    return found
 
 
-def schemes_of(own: Summary) -> list[str]:
-    return [scheme for scheme in SCHEMES if f"drop low, {scheme}" in own["conditions"]]
+def schemes_of(band_ablation: Result) -> list[str]:
+    """Return the ways of making bands that were measured."""
+    return [one for one in SCHEMES if f"drop low, {one}" in band_ablation.own["condition"].values]
 
 
-def frequencies_by(own: Summary, scheme: str) -> Verdict:
-    """The verdict under one way of making bands; open where no head is dominant, or some band has no plane."""
+def combined(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of both ways of making bands: where they disagree, partly if one holds, else not held."""
+    if len({*verdicts}) > 1:
+        return "partly" if "held" in verdicts else "not held"
+    return verdicts[0] if verdicts else "open"
+
+
+def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
+    """Return the verdict under one way of making bands; open where no head is dominant, or some band has no plane."""
+    measure, own = band_ablation.measure, band_ablation.numbers
 
     def left(condition: str) -> float:
-        return of_condition(own, "slash_score", f"{condition}, {scheme}") / of_condition(
-            own, "slash_score", "unchanged"
-        )
+        return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
 
-    planes = [of_condition(own, "n_planes", f"drop {band}, {scheme}") for band in BANDS]
-    if not own["slash_heads"][0] or not all(planes):
+    dropped = [f"drop {band}" for band in BANDS]
+    planes = [own.data["n_planes"].sel(condition=f"{one}, {scheme}").any() for one in dropped]
+    if not measure.n_heads(own).value or not all(planes):
         return "open"
-    high, medium, low = (left(f"drop {band}") for band in BANDS)
+    high, medium, low = map(left, dropped)
     if low >= 0.75 > max(high, medium) and left("keep low") <= 0.25:
         return "held"
     of_others = 1 - (high + medium) / 2
@@ -104,16 +112,20 @@ def frequencies_by(own: Summary, scheme: str) -> Verdict:
 
 
 def training(slash_toy: Result) -> Judgement:
-    own = slash_toy.summary
+    own, measure = slash_toy.numbers, slash_toy.measure
+    trained, unseen = (own.array("score", features=features).isel(step=-1) for features in FEATURES)
+    means = [f"{measure.over_seeds(one).plain:.2f}" for one in (trained, unseen)]
+    least = [float(one.min()) for one in (trained, unseen)]
+    r1_q, r1_k = (measure.at_end(own, "r1", side=side).plain for side in "qk")
     measured = (
-        f"shallow RoPE transformer, {own['seeds']} seeds of {own['steps']} steps, slash score at D = "
-        f"{own['distance']}: {own['score_trained_mean']:.2f} on trained features (least "
-        f"{own['score_trained_least']:.2f}), {own['score_unseen_mean']:.2f} on unseen ones (least "
-        f"{own['score_unseen_least']:.2f}); r1 of Q {own['r1_q_end_mean']:.2f}, of K {own['r1_k_end_mean']:.2f}"
+        f"shallow RoPE transformer, {len(measure.seeds)} seeds of {measure.steps} steps, slash score at D = "
+        f"{measure.distance}: {means[0]} on trained features (least {least[0]:.2f}), {means[1]} on unseen ones (least "
+        f"{least[1]:.2f}); r1 of Q {r1_q:.2f}, of K {r1_k:.2f}"
     )
-    null = f"before training {own['score_at_start']:.3f}, uniform attention {own['uniform']:.3f}"
-    everywhere, unseen = (own[f"score_{features}_least"] >= 0.5 for features in ("trained", "unseen"))
-    return Judgement("held" if everywhere and unseen else "partly" if everywhere else "not held", measured, null)
+    start, uniform = own("score", features="trained", step=0).plain, own("uniform", distance=measure.distance).plain
+    null = f"before training {start:.3f}, uniform attention {uniform:.3f}"
+    verdict = "not held" if least[0] < 0.5 else "partly" if least[1] < 0.5 else "held"
+    return Judgement(verdict, measured, null)
 
 
 CLAIMS = [

@@ -1,6 +1,7 @@
 """Figures of the cone: ranks by group of heads, cosines, gains, and the slash score of the axis alone."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -9,106 +10,100 @@ import xarray as xr
 from tl_posgen.report.figures import Panels, equality, head_maps, line, model_label, sides
 from tl_posgen.slash.head_groups import TOKENS, group_boxes, head_groups, head_points
 
-BEST = ("best_measured", "best_axis_only", "best_off_axis", "best_uniform")
+Q_AND_K = {"Q": {"side": "q"}, "K": {"side": "k"}}
 
 
-def ranks(title: str, subtitle: str, names: Mapping[str, str]) -> Callable[[Any], go.Figure]:
-    """r1 by group of heads, with all tokens and without the first."""
-
-    def figure(result: Any) -> go.Figure:
-        panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, names, "r1")
-        panels.figure.update_yaxes(range=[0, 1.03])
-        return panels.finish(f"{title} · {model_label(result.dataset)}", subtitle)
-
-    return figure
+def ranks(result: Any, columns: Mapping[str, Any], title: str, subtitle: str) -> go.Figure:
+    """Draw r1 by group of heads, with all tokens and without the first."""
+    panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, columns, "r1")
+    panels.figure.update_yaxes(range=[0, 1.03])
+    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
 
 def axis_map(
-    title: str, subtitle: str, limits: tuple[float, float] | None, **labels: str
-) -> Callable[[Any], go.Figure]:
-    """Head maps of what W_Q and W_K do with the axis, all tokens."""
-
-    def figure(result: Any) -> go.Figure:
-        both = [data.sel(variant="all") for _, data, _ in sides(result)]
-        null = both[1] if len(both) > 1 else None
-        heading = f"{title} · {model_label(result.dataset)}"
-        return head_maps(both[0], null, labels, title=heading, subtitle=subtitle, limits=limits)
-
-    return figure
+    result: Any, name: str, labels: Mapping[str, str], title: str, subtitle: str, limits: tuple[float, float] | None
+) -> go.Figure:
+    """Draw head maps of what W_Q and W_K do with the axis, all tokens."""
+    both = [
+        xr.Dataset({side: data[name].sel(tokens="all", side=side, drop=True) for side in labels}, attrs=data.attrs)
+        for _, data, _ in sides(result)
+    ]
+    null = both[1] if len(both) > 1 else None
+    heading = f"{title} · {model_label(result.own)}"
+    return head_maps(both[0], null, labels, title=heading, subtitle=subtitle, limits=limits)
 
 
 def cosines(result: Any) -> go.Figure:
-    """Histograms of the cosines of inputs with their axis, a panel a layer."""
-    layers, data = result.dataset["layer"].values, result.dataset.sel(variant="all")
+    """Draw histograms of the cosines of inputs with their axis, a panel a layer."""
+    layers, data = result.own["layer"].values, result.own.sel(tokens="all")
     titles = [
         f"layer {layer}: mean {mean:.2f}, r1 {r1:.2f}"
-        for layer, mean, r1 in zip(layers, data["cosine_mean"].values, data["r1_h"].values, strict=True)
+        for layer, mean, r1 in zip(layers, data["cosine"].values, data["r1_h"].values, strict=True)
     ]
     panels = Panels(titles, shared_yaxes="all", horizontal_spacing=0.03)
     for number, layer in enumerate(layers):
         for side, one, colour in sides(result):
-            share = one["cosine_share"].sel(variant="all", layer=layer)
-            curve = line(one["cosine"].values, share.values, side, colour, width=1.4, fill="tozeroy")
+            share = one["cosine_share"].sel(tokens="all", layer=layer)
+            curve = line(one["bin"].values, share.values, side, colour, width=1.4, fill="tozeroy")
             panels.add(number, curve.update(line_shape="hvh"))
     panels.axes("cosine with the axis", "share of inputs").figure.update_xaxes(range=[-1, 1])
     panels.figure.update_yaxes(tickformat=".0%")
     subtitle = "cosine of each attention input, after the norm, with their top right-singular vector; all tokens"
-    return panels.finish(f"The cone of attention inputs · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"The cone of attention inputs · {model_label(result.own)}", subtitle)
 
 
 def counterfactual(result: Any) -> go.Figure:
-    """Slash score of the axis part alone, and of the rest, against the measured one."""
+    """Draw the slash score of the axis part alone, and of the rest, against the measured one."""
     panels = Panels(list(TOKENS.values()), columns=2, row_height=280, shared_yaxes=True)
-    kinds = {"best_axis_only": ("only the axis part", "circle"), "best_off_axis": ("all but the axis part", "x")}
-    top = float(result.dataset[["best_measured", "best_axis_only"]].to_array().max())
-    for number, variant in enumerate(TOKENS):
-        for group, colour, heads in reversed(head_groups(result, variant)):
-            for name, (label, symbol) in kinds.items():
+    kinds = {"axis only": ("only the axis part", "circle"), "off axis": ("all but the axis part", "x")}
+    top = float(result.own["best_score"].sel(input=["measured", "axis only"]).max())
+    for number, tokens in enumerate(TOKENS):
+        for group, colour, heads in reversed(head_groups(result, tokens)):
+            score = heads["best_score"]
+            for part, (label, symbol) in kinds.items():
                 look = {"color": colour, "symbol": symbol, "size": 7}
-                points = head_points(heads, "best_measured", name, "measured %{x:.3f}, then %{y:.3f}", marker=look)
+                hover = "measured %{x:.3f}, then %{y:.3f}"
+                points = head_points(score.sel(input="measured"), score.sel(input=part), hover, marker=look)
                 panels.add(number, points.update(name=f"{group}: {label}"))
         panels.add(number, equality(top))
     panels.axes("measured slash score", "slash score after")
     subtitle = "each head at its best distance; inputs of W_Q and W_K changed in its layer alone, softmax taken anew"
-    return panels.finish(f"Is the axis enough for the slash? · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Is the axis enough for the slash? · {model_label(result.own)}", subtitle)
 
 
-FIGURES = {
-    "rank": ranks(
-        "How near rank one are queries and keys?",
-        "share of the first singular value in the energy of Q and K before RoPE, not centred; a point a head",
-        {"r1_q": "Q", "r1_k": "K"},
+FIGURES: Mapping[str, Callable[[Any], go.Figure]] = {
+    "rank": partial(
+        ranks,
+        columns={name: ("r1", side) for name, side in Q_AND_K.items()},
+        title="How near rank one are queries and keys?",
+        subtitle="share of the first singular value in the energy of Q and K before RoPE, not centred; a point a head",
     ),
     "cosines": cosines,
-    "gain": axis_map(
-        "Gain of the cone's axis",
-        "|u'W| over its root mean square over directions: 1 is no preference for the axis u",
-        None,
-        gain_q="W_Q",
-        gain_k="W_K",
+    "gain": partial(
+        axis_map,
+        name="gain",
+        labels={"q": "W_Q", "k": "W_K"},
+        title="Gain of the cone's axis",
+        subtitle="|u'W| over its root mean square over directions: 1 is no preference for the axis u",
+        limits=None,
     ),
-    "share": axis_map(
-        "Energy of queries and keys from the cone's axis",
-        "share of |H W|² that the axis part of the inputs H makes",
-        (0.0, 1.0),
-        axis_share_q="Q",
-        axis_share_k="K",
+    "share": partial(
+        axis_map,
+        name="axis_share",
+        labels={"q": "Q", "k": "K"},
+        title="Energy of queries and keys from the cone's axis",
+        subtitle="share of |H W|² that the axis part of the inputs H makes",
+        limits=(0.0, 1.0),
     ),
     "counterfactual": counterfactual,
-    "bias": ranks(
-        "What biases add to rank one",
-        "r1 of H W and of H W + b, before any norm of queries and keys; a bias alone has r1 = 1",
-        {
-            "r1_input_q": "Q, input part",
-            "r1_sum_q": "Q, with bias",
-            "r1_input_k": "K, input part",
-            "r1_sum_k": "K, with bias",
+    "bias": partial(
+        ranks,
+        columns={
+            f"{name}, {words}": (variable, side)
+            for name, side in Q_AND_K.items()
+            for words, variable in (("input part", "r1_input"), ("with bias", "r1_sum"))
         },
+        title="What biases add to rank one",
+        subtitle="r1 of H W and of H W + b, before any norm of queries and keys; a bias alone has r1 = 1",
     ),
 }
-
-
-def drawn(data: xr.Dataset) -> list[str]:
-    """Biases are drawn where there are any."""
-    biased = bool((data["bias_share_q"] > 0).any() | (data["bias_share_k"] > 0).any())
-    return [*(kind for kind in FIGURES if kind != "bias"), *(["bias"] if biased else [])]

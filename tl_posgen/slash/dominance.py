@@ -2,62 +2,43 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
-from tl_posgen.options import Options
-from tl_posgen.slash.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 
 
 @dataclass(frozen=True)
-class Dominance(Options):
-    """What makes a head slash-dominant: SlashScore(D) >= kappa at one of the distances D."""
+class Dominance(Measure):
+    """SlashScore(D) >= kappa at one of the distances D: base of the measures that single out such heads."""
 
-    kappa: float = SHORT_KAPPA
-    distances: Sequence[int] = tuple(SHORT_DISTANCES)
+    kappa: Threshold = SHORT_KAPPA
+    distances: Annotated[Sequence[Whole], Each()] = tuple(SHORT_DISTANCES)
 
-    def check(self) -> None:
-        check_kappa(self.kappa)
-        if not len(self.distances) or min(self.distances) < 0:
+    def dominant_at(self, score: xr.DataArray) -> xr.DataArray:
+        """Return score >= kappa at each of the distances that the prompts reach, along `short_distance`."""
+        reached = [one for one in sorted(self.distances) if one < score.sizes["distance"]]
+        return (score.sel(distance=reached) >= self.kappa).rename(distance="short_distance")
+
+    def require_any_reached(self, tokens: Sequence[Tensor]) -> None:
+        """Refuse prompts that reach none of the distances."""
+        longest = max(len(prompt) for prompt in tokens)
+        if min(self.distances) >= longest:
             raise InputError(
-                f"distances {list(self.distances)}: give one at least, 0 (itself), 1 (previous token) or more"
+                f"distance {min(self.distances)}: the longest prompt has {longest} tokens; "
+                "give longer prompts, or smaller distances"
             )
 
-
-def check_kappa(kappa: float) -> None:
-    if not 0 < kappa <= 1:
-        raise InputError(f"kappa = {kappa}: choose a slash score in (0, 1]")
-
-
-def check_any_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
-    """Refuse prompts that reach none of the distances."""
-    longest = max(len(prompt) for prompt in tokens)
-    if min(options.distances) >= longest:
-        raise InputError(
-            f"distance {min(options.distances)}: the longest prompt has {longest} tokens; "
-            "give longer prompts, or smaller distances"
-        )
-
-
-def check_all_reached(options: Dominance, tokens: Sequence[Tensor]) -> None:
-    """Refuse distances that no prompt reaches, its first token left out."""
-    longest = max(len(prompt) for prompt in tokens)
-    if max(options.distances) >= longest - 1:
-        raise InputError(
-            f"distance {max(options.distances)}: without its first token the longest prompt has {longest - 1} tokens; "
-            "give longer prompts, or smaller distances"
-        )
-
-
-def dominant_at(score: xr.DataArray, options: Any) -> xr.DataArray:
-    """score >= kappa at each of the distances that the prompts reach."""
-    reached = [one for one in sorted(set(options.distances)) if one < score.sizes["distance"]]
-    return score.sel(distance=reached) >= options.kappa
-
-
-def is_dominant(score: xr.DataArray, options: Any) -> xr.DataArray:
-    """The same at any of them."""
-    return dominant_at(score, options).any("distance")
+    def require_all_reached(self, tokens: Sequence[Tensor]) -> None:
+        """Refuse distances that no prompt reaches, its first token left out."""
+        longest = max(len(prompt) for prompt in tokens)
+        if max(self.distances) >= longest - 1:
+            raise InputError(
+                f"distance {max(self.distances)}: without its first token the longest prompt has {longest - 1} tokens; "
+                "give longer prompts, or smaller distances"
+            )

@@ -1,4 +1,4 @@
-"""Slash-dominant heads beside the others, and beside those of the random init: collected, meaned, tabulated, drawn."""
+"""Slash-dominant heads beside the others, and beside those of the random init: averaged, tabulated, drawn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,114 +7,58 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Float
-from torch import Tensor
 
-from tl_posgen.collector import Collector, HeadRows
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
-from tl_posgen.report.sentences import with_interval
-from tl_posgen.slash.layer_means import SUFFIXES, require_two_tokens, statistics_of
-from tl_posgen.stats.intervals import jackknife_interval
-from tl_posgen.summary import Summary
 
-TOKENS = {"all": "all tokens", "without_first_token": "first token left out"}
+TOKENS = {"all": "all tokens", "without first": "first token left out"}
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
-PER_HEAD = ("variant", "layer", "head")
+PER_HEAD = ("tokens", *HEAD)
 Group = tuple[str, str, xr.Dataset]
 
 
-class VariantCollector(Collector):
-    """Takes every prompt in twice, whole and without its first token: a dataset over `variant`."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._of_variant = [HeadRows() for _ in SUFFIXES]
-
-    def update(self, layer: LayerCapture) -> None:
-        require_two_tokens(layer)
-        found = layer.once(statistics_of)
-        for first, (rows, suffix) in enumerate(zip(self._of_variant, SUFFIXES.values(), strict=True)):
-            score, uniform = (getattr(found, f"{name}{suffix}") for name in ("score", "uniform"))
-            rows.add(layer, score=score, uniform=uniform.expand_as(score), **self.measured(layer, first, score))
-
-    def joined(self, other: Any) -> Any:
-        both = super().joined(other)
-        both._of_variant = [one.joined(more) for one, more in zip(self._of_variant, other._of_variant, strict=True)]
-        return both
-
-    def measured(
-        self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
-    ) -> dict[str, Float[Tensor, "head *dims"]]:
-        """What is kept of each head beside its slash scores, from the token `first` on."""
-        raise NotImplementedError
-
-    def dataset(self) -> xr.Dataset:
-        parts = [self.of_variant(first, rows) for first, rows in enumerate(self._of_variant)]
-        # one token less: no value at the last distance
-        joined = xr.concat(parts, xr.DataArray(list(SUFFIXES), dims="variant", name="variant"), join="outer")
-        return joined.assign_attrs(kappa=self.options.kappa, rows=list(PER_HEAD))
-
-    def of_variant(self, first: int, rows: HeadRows) -> xr.Dataset:
-        """The means over prompts from the token `first` on, and what follows from them."""
-        raise NotImplementedError
-
-
-def group_means(data: xr.Dataset, names: Sequence[str]) -> dict[str, Any]:
-    """`n_dominant`, `n_other`, and `<name>_dominant`, `<name>_other`, means over these heads; None for an empty group.
-    Where there are left-out numbers, the ends of each mean's interval too, of these heads.
+def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return which heads are slash-dominant, and which of those measured are not.
 
     Args:
-        data: `dominant`, the slash `score`, which tells the heads that were measured, and the variables named, over
-            (variant, layer, head). Means without the first token end in `_without_first_token`.
-
-    Example:
-        >>> heads = {"dominant": [[[True, False]]] * 2, "score": [[[0.3, 0]]] * 2, "r1": [[[0.9, 0.5]], [[0.8, 0.4]]]}
-        >>> data = xr.Dataset({name: (("variant", "layer", "head"), x) for name, x in heads.items()})
-        >>> found = group_means(data.assign_coords(variant=["all", "without_first_token"]), ["r1"])
-        >>> found["n_dominant"], found["r1_other"], found["r1_dominant_without_first_token"]
-        (1, 0.5, 0.8)
+        heads: `dominant`, and `best_distance`, which tells the heads that were measured.
     """
-    found: dict[str, Any] = {}
-    for variant, end in SUFFIXES.items():
-        heads = data[["dominant", "score", *names]].sel(variant=variant)
-        for group, mask in group_masks(heads).items():
-            found[f"n_{group}{end}"] = int(mask.sum())
-            for name in names:
-                key, left_out = f"{name}_{group}{end}", f"{name}_left_out"
-                found[key] = float(mean_of(heads[name], mask)) if mask.any() else None
-                if mask.any() and left_out in data:
-                    without = mean_of(data[left_out].sel(variant=variant), mask).values
-                    low, high = jackknife_interval(found[key], without, data["prompt_share"].values)
-                    found |= {f"{key}_low": float(low), f"{key}_high": float(high)}
-    return found
-
-
-def mean_of(values: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
-    """The mean over these heads; NaN where one of them has no value."""
-    return values.where(heads, 0).sum(("layer", "head"), skipna=False) / heads.sum()
-
-
-def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Which heads are slash-dominant, and which of those measured are not."""
-    measured, dominant = heads["score"].notnull(), heads["dominant"].astype(bool)
-    measured = measured.any([dim for dim in measured.dims if dim not in dominant.dims])
+    measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
 
-def in_groups(summary: Summary, names: Sequence[str], *, variant: str = "all", form: str = ".3f") -> str:
-    """'0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads'."""
-    end, phrases = SUFFIXES[variant], []
+def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
+    """Return how many heads are in a group."""
+    return own.number(group_masks(own.dataset.sel(tokens=tokens))[group].sum(HEAD))
+
+
+def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
+    """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
+    heads = group_masks(own.dataset.sel(tokens=tokens))[group]
+    return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
+
+
+def group_mean(own: Numbers, name: str, group: str, tokens: str = "all", **labels: Any) -> Number:
+    """Return the mean of a variable over the heads of a group."""
+    array = mean_over_group(own, own.array(name, tokens=tokens, **labels), group, tokens)
+    return own.number(array, own.measure.variables[name].bounds)
+
+
+def in_groups(own: Numbers, name: str, *, tokens: str = "all", form: str = ".3f") -> str:
+    """Return '0.947 and 0.964 in 31 slash-dominant heads, 0.823 and 0.903 in 9 other heads', of Q and of K."""
+    phrases = []
     for group, words in GROUPS.items():
-        if n := summary[f"n_{group}{end}"]:
-            values = " and ".join(with_interval(summary, f"{name}_{group}{end}", form) for name in names)
-            none = group == "other" and not summary[f"n_dominant{end}"]
+        if n := n_heads(own, group, tokens).value:
+            means = (group_mean(own, name, group, tokens, side=side) for side in "qk")
+            values = " and ".join(f"{one.with_interval:{form}}" for one in means)
+            none = group == "other" and not n_heads(own, "dominant", tokens).value
             phrases.append(f"{values} in {f'{count(n)}, none slash-dominant' if none else count(n, words)}")
     return ", ".join(phrases)
 
 
 def count(n: int | float, words: str = "") -> str:
-    """How many heads, or how many on average over several random inits.
+    """Return how many heads there are, or how many on average over several random inits.
 
     Example:
         >>> count(1, "slash-dominant"), count(9.0), count(5 / 3, "other")
@@ -125,48 +69,61 @@ def count(n: int | float, words: str = "") -> str:
 
 
 def averaged(n: int | float) -> str:
-    """The number alone: '2', or '1.67 on average'."""
+    """Return the number alone: '2', or '1.67 on average'."""
     return f"{n:.3g}" if n == int(n) else f"{n:.3g} on average"
 
 
-def group_table(summary: Summary, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row for each choice of tokens and group of heads, a column for each name (variable -> heading)."""
+def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+    """Return a row for each choice of tokens and group of heads, a column for each array (heading -> array over
+    tokens, layers and heads)."""
     rows = [
         {
-            "tokens": TOKENS[variant],
-            "heads": f"{summary[f'n_{group}{end}']} {words}",
-            **{heading: summary[f"{name}_{group}{end}"] for name, heading in names.items()},
+            "tokens": title,
+            "heads": f"{n:.3g} {words}",
+            **{
+                heading: own.number(mean_over_group(own, array.sel(tokens=tokens), group, tokens)).value
+                for heading, array in columns.items()
+            },
         }
-        for variant, end in SUFFIXES.items()
+        for tokens, title in TOKENS.items()
         for group, words in GROUPS.items()
-        if summary[f"n_{group}{end}"]
+        if (n := n_heads(own, group, tokens).value)
     ]
     return pd.DataFrame(rows)
 
 
-def head_groups(result: Any, variant: str) -> list[Group]:
-    """(name, colour, dataset over `place`), empty groups left out; what has other dims than heads keeps them."""
+# Figures
+
+
+def head_groups(result: Any, tokens: str) -> list[Group]:
+    """Return (name, colour, dataset over `place`), empty groups left out; other dims than those of heads stay."""
 
     def some(data: xr.Dataset, *groups: str) -> xr.Dataset:
-        heads = data.sel(variant=variant).stack(place=("layer", "head"))
+        heads = data.sel(tokens=tokens).stack(place=HEAD)
         masks = group_masks(heads)
         return heads.isel(place=np.flatnonzero(sum(masks[group] for group in groups)))
 
     found = [
-        ("slash-dominant heads", COLOURS[1], some(result.dataset, "dominant")),
-        ("other heads", COLOURS[0], some(result.dataset, "other")),
+        ("slash-dominant heads", COLOURS[1], some(result.own, "dominant")),
+        ("other heads", COLOURS[0], some(result.own, "other")),
     ]
     if result.null is not None:
         found.append((model_label(result.null), NULL_COLOUR, some(result.null, *GROUPS)))
     return [group for group in found if group[2].sizes["place"]]
 
 
-def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str], y_title: str) -> Panels:
-    """A panel a title; in it a category for each variable (name -> label), and for each group a box, a point a head."""
+def group_boxes(
+    panels: Mapping[str, Sequence[Group]], columns: Mapping[str, tuple[str, Mapping[str, Any]]], y_title: str
+) -> Panels:
+    """Return a panel a title; in it a category for each column, and for each group a box, a point a head.
+
+    Args:
+        columns: label -> (variable, labels of its other dims).
+    """
     drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
     for number, groups in enumerate(panels.values()):
         for name, colour, group in groups:
-            values = {label: group[variable].values for variable, label in names.items()}
+            values = {label: group[variable].sel(at).values for label, (variable, at) in columns.items()}
             box = go.Box(
                 x=[label for label, value in values.items() for _ in value],
                 y=np.concatenate(list(values.values())),
@@ -184,8 +141,8 @@ def group_boxes(panels: Mapping[str, Sequence[Group]], names: Mapping[str, str],
     return drawn.axes("", y_title)
 
 
-def head_points(heads: xr.Dataset, x: str, y: str, hover: str, **more: Any) -> go.Scatter:
-    """One variable against another, a point a head."""
-    names = head_names(heads["place"].values)
+def head_points(x: xr.DataArray, y: xr.DataArray, hover: str, **more: Any) -> go.Scatter:
+    """Return one array over `place` against another, a point a head."""
+    names = head_names(x["place"].values)
     template = f"%{{text}}<br>{hover}<extra></extra>"
-    return go.Scatter(x=heads[x].values, y=heads[y].values, mode="markers", text=names, hovertemplate=template, **more)
+    return go.Scatter(x=x.values, y=y.values, mode="markers", text=names, hovertemplate=template, **more)

@@ -1,20 +1,19 @@
-"""Slash statistics of whole models: per head for `HeadRows`, means over prompts, each head's best distance."""
+"""Slash statistics of a captured layer, and what follows from a mean slash score: each head's best distance."""
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.collector import HeadRows, Variable
+from tl_posgen.core.measure import HEAD, Variable, by_tokens
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
-from tl_posgen.slash.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
+from tl_posgen.slash.numbers.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
 
-SUFFIXES = {"all": "", "without_first_token": "_without_first_token"}  # choice of tokens -> end of names
-WITHOUT = "the first token's column removed, rows renormalised"
+REST = "_without_first_token"  # end of the names of such statistics
 EXAMPLES = {
     "token_text": Variable("tokens of the first prompt", dims=("key",)),
     "example_layer": Variable("layer of an example", dims=("example",)),
@@ -23,7 +22,7 @@ EXAMPLES = {
 
 
 def statistics_of(layer: LayerCapture) -> SlashStatistics:
-    """Slash statistics of the model's own pattern; ask for them by `layer.once`."""
+    """Return slash statistics of the model's own pattern; ask for them by `layer.once`."""
 
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return layer.of_heads(heads).pattern_rows(start, stop)
@@ -34,7 +33,7 @@ def statistics_of(layer: LayerCapture) -> SlashStatistics:
 def statistics_from_qk(
     layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
 ) -> SlashStatistics:
-    """Those that other q and k, already rotated, give in this layer; without entropies."""
+    """Return those that other q and k, already rotated, give in this layer; without entropies."""
     geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
     return slash_statistics_from_qk(
         q,
@@ -47,23 +46,11 @@ def statistics_from_qk(
     )
 
 
-def by_head(found: SlashStatistics) -> dict[str, Tensor]:
-    """Every statistic, head first; that of uniform attention is the same for all."""
-    heads = len(found.score)
-    return {
-        name: value.expand(heads, -1) if name.startswith("uniform") else value for name, value in vars(found).items()
-    }
-
-
-def means_over_prompts(rows: HeadRows) -> xr.Dataset:
-    """E_P of what `by_head` gave, each number over the prompts that have it: a distance over those that reach it.
-
-    NaN for a head that a layer was not asked for, and for `*_without_first_token` at the last distance.
-    """
-    over_distances = {name: ["distance"] if name.startswith(("score", "uniform")) else [] for name in rows.names}
-    data = xr.Dataset({name: rows.array(name, *dims).mean("prompt") for name, dims in over_distances.items()})
-    uniform = [name for name in rows.names if name.startswith("uniform")]
-    return data.assign(data[uniform].max("head"))
+def with_tokens(found: SlashStatistics) -> dict[str, Float[Tensor, "tokens *dims"]]:
+    """Return the statistics that there are with and without the first token, along a first axis `tokens`."""
+    values = vars(found)
+    whole = {name: value for name, value in values.items() if f"{name}{REST}" in values}
+    return by_tokens(whole, {name: values[f"{name}{REST}"] for name in whole})
 
 
 def require_two_tokens(layer: LayerCapture) -> None:
@@ -73,56 +60,47 @@ def require_two_tokens(layer: LayerCapture) -> None:
 
 
 def best_distance(score: xr.DataArray) -> xr.DataArray:
-    """Where each head's score is highest over D < N/2, as the last D are means over few queries; NaN of no score."""
-    near = score.isel(distance=slice(max(1, score.sizes["distance"] // 2)))
+    """Return where each head's score is highest over D < N/2, as the last D are means over few queries; NaN of no
+    score."""
+    n = score.notnull().any([dim for dim in score.dims if dim in HEAD]).sum("distance")
+    near = score.where(score["distance"] < np.maximum(1, n // 2))
     # not idxmax: it would give floats even where every head has a score
     return where_measured(near.fillna(-1.0).argmax("distance"), score)
 
 
 def at_distance(profile: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
-    """A profile at each head's own distance; NaN where that is."""
+    """Return a profile at each head's own distance; NaN where that is."""
     found = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
     return where_measured(found, distance)
 
 
 def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
-    """`values` of heads that have a score; integers stay integers where all have one."""
+    """Return `values` of heads that have a score; integers stay integers where all have one."""
     measured = score.notnull()
     measured = measured.any("distance") if "distance" in measured.dims else measured
     return values if measured.all() else values.where(measured)
 
 
+# Heads that are shown token by token
+
+
 def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
-    """(layer, head) of the highest scores, highest first."""
-    return score.to_series().dropna().nlargest(most).index.to_list()
-
-
-def of_head(data: xr.Dataset, reference: str) -> xr.Dataset:
-    """The head "3.6", layer 3 head 6."""
-    layer, head = reference.split(".")
-    return data.sel(layer=int(layer), head=int(head))
+    """Return (layer, head) of the highest scores, highest first."""
+    return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
 
 
 def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
-    """(layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
+    """Return (layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
     patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
     return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
 
 
-def examples(data: xr.Dataset) -> list[xr.Dataset]:
-    """What was found of each head that is shown token by token; none where no token ids were given."""
-    if "pattern" not in data:
-        return []
-    places = zip(data["example_layer"].values, data["example_head"].values, strict=True)
-    return [data.sel(layer=layer, head=head) for layer, head in places]
+def example_heads(data: xr.Dataset) -> list[tuple[int, int]]:
+    """Return (layer, head) of each example."""
+    layers, heads = (data[f"example_{name}"].values.astype(int).tolist() for name in HEAD)
+    return list(zip(layers, heads, strict=True))
 
 
-def with_and_without(declared: Mapping[str, Variable]) -> dict[str, Variable]:
-    """The declarations, and those of the same numbers without the first token."""
-    without = {
-        f"{name}{SUFFIXES['without_first_token']}": Variable(
-            f"{one.label} without first token", one.unit, WITHOUT, one.dims, interval=one.interval
-        )
-        for name, one in declared.items()
-    }
-    return {**declared, **without}
+def examples(data: xr.Dataset) -> list[Any]:
+    """Return the numbers of each head that is shown token by token; none where no token ids were given."""
+    return [data.sel(layer=layer, head=head) for layer, head in example_heads(data)] if "pattern" in data else []

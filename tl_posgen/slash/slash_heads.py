@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from tl_posgen.result import Result
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.result import Result
 
 LEGEND = (
     "slash score: mean attention paid that many tokens back; on random tokens: the same on i.i.d. uniform tokens; "
@@ -17,7 +18,7 @@ ELSEWHERE = {
 
 
 def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
-    """A row a head whose slash score reaches kappa at one of the short distances, strongest first.
+    """Return a row a head whose slash score reaches kappa at one of the short distances, strongest first.
 
     Args:
         report: with `slash`, and `slash_transfer` and `slash_ablation` where their columns are wanted.
@@ -33,16 +34,16 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
         >>> slash_heads(report).columns.tolist()
         ['layer', 'head', 'distance', 'slash score', 'on random tokens']
     """
-    data = report["slash"].dataset
+    data, kappa = report["slash"].own.sel(tokens="all", drop=True), report["slash"].measure.options()["kappa"]
     score = data["score"].sel(distance=data["short_distance"].values)
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
     for heading, (name, dim, label) in ELSEWHERE.items():
-        if name in report and label in report[name].dataset[dim]:
-            other = report[name].dataset["score"].sel({dim: label, "distance": columns["distance"]}, drop=True)
-            columns[heading] = other.drop_vars("distance", errors="ignore")
-    heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=["layer", "head"])
-    table = heads.reset_index()[["layer", "head", *columns]]
-    kept = table[table["slash score"] >= data.attrs["kappa"]].sort_values("slash score", ascending=False, kind="stable")
+        if name in report and label in report[name].own[dim]:
+            other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
+            columns[heading] = other.reset_coords(drop=True)
+    heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
+    table = heads.reset_index()[[*HEAD, *columns]]
+    kept = table[table["slash score"] >= kappa].sort_values("slash score", ascending=False, kind="stable")
     kept = pd.DataFrame(kept).reset_index(drop=True)
     kept.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
     return kept

@@ -1,21 +1,19 @@
 """Does gradient descent make a slash head? A shallow RoPE transformer trained, and its head measured on the way."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import cycle, product
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from tqdm.auto import trange
 
-from tl_posgen.collector import Variable
-from tl_posgen.measure import Measure
-from tl_posgen.report.figures import COLOURS, Panels, colour_axis, finish, heat, line
-from tl_posgen.result import Result
-from tl_posgen.slash.slash_scores import uniform_scores
+from tl_posgen.core.measure import Variable
+from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.result import Result, joined
+from tl_posgen.slash.numbers.slash_scores import uniform_scores
+from tl_posgen.slash.slash_toy_figures import maps, profile, training
 from tl_posgen.slash.toy_model import (
     Planes,
     ShallowTransformer,
@@ -24,10 +22,84 @@ from tl_posgen.slash.toy_model import (
     measure,
     pattern_of_one_prompt,
 )
-from tl_posgen.summary import Summary, jsonable
 
 FEATURES = ("trained", "unseen")
 EVALUATION_PROMPTS = 256
+CURVE = ("seed", "step")
+
+
+@dataclass(frozen=True)
+class SlashToy(ToySettings):
+    r"""Gradient descent on E (w[x_N] - sum_j a_j y_j)^2 makes a head with S_{j,j-D} near 1, on unseen features too.
+
+    A shallow RoPE transformer is trained to answer with what was shown D tokens later, on embeddings that lie on a
+    cone. Its attention head is measured on the features it was trained on and on features it has never seen. The task
+    and its settings are this project's own.
+
+    Its result is made by the function `slash_toy`, which says what the settings are.
+
+    Source: the claim: Cheng et al. 2026 (arXiv 2601.08297); task and settings: ours
+    """
+
+    question = "Does gradient descent make a slash head?"
+    rows = ("seed",)
+    variables = {
+        "loss": Variable("squared loss", "", "of the held-out prompts whose answer was shown", CURVE),
+        "score": Variable("slash score at D", dims=("features", *CURVE)),
+        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of the trained features", ("side", *CURVE)),
+        "matching": Variable("matching layer", "", "mean diagonal of M less the mean off it", CURVE),
+        "profile": Variable("slash score", "", "at the last step", ("features", "seed", "distance")),
+        "uniform": Variable("slash score of uniform attention", dims=("distance",)),
+        "pattern": Variable("attention of one prompt", dims=("features", "seed", "snapshot", "query", "key")),
+        "token": Variable("features of that prompt", dims=("seed", "query")),
+        "slash_step": Variable("step by which the score passed one half", "steps", "NaN: it never did", ("seed",)),
+        "matching_step": Variable("step by which the matching layer grew half its way", "steps", "", ("seed",)),
+    }
+    legend = (
+        "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
+        "and K; formed by step: when the score passed one half."
+    )
+    figures = {"training": training, "maps": maps, "profile": profile}
+
+    def findings(self, own: Numbers) -> list[str]:
+        formed = own.data["slash_step"].dropna("seed")
+        steps = f"by step {int(formed.max())}" if formed.size else "never"
+        start = own("score", features="trained", step=0)
+        trained, unseen = (self.at_end(own, "score", features=features).with_interval for features in FEATURES)
+        loss, end = self.over_seeds(own.array("loss", step=0)), self.at_end(own, "loss")
+        r1_q, r1_k = (self.at_end(own, "r1", side=side).with_interval for side in "qk")
+        seeds = own.data.sizes["seed"]
+        return [
+            f"Trained on {self.planes.replace('_', ' and ')} planes, the slash score at D = {self.distance} goes from "
+            f"{start.plain:.3f} at initialisation to {trained:.3f}, and {unseen:.3f} on unseen features (uniform "
+            f"attention {own('uniform', distance=self.distance).plain:.3f}); loss {loss.with_interval:.3f} -> "
+            f"{end.with_interval:.4f}. {seeds} seeds, mean ± standard deviation.",
+            f"The head passed one half in {formed.size} of {seeds} seeds, {steps}; at the end r1(Q) is "
+            f"{r1_q:.3f} and r1(K) {r1_k:.3f}.",
+        ]
+
+    def at_end(self, own: Numbers, name: str, **labels: str) -> Number:
+        """Return the mean over seeds at the last step, and their standard deviation."""
+        return self.over_seeds(own.array(name, **labels).isel(step=-1))
+
+    def over_seeds(self, array: xr.DataArray) -> Number:
+        """Return the mean over seeds and their standard deviation; none of a single seed."""
+        values = array.values.ravel()
+        return Number(float(np.mean(values)), spread=float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row per seed: where each curve ends, and when the head formed."""
+        start, end = (own.dataset.isel(step=step, drop=True) for step in (0, -1))
+        columns = {
+            "loss at start": start["loss"],
+            "loss at end": end["loss"],
+            "score": end["score"].sel(features="trained"),
+            "score, unseen": end["score"].sel(features="unseen"),
+            "r1(Q)": end["r1"].sel(side="q"),
+            "r1(K)": end["r1"].sel(side="k"),
+            "formed by step": own.dataset["slash_step"],
+        }
+        return own.frame(columns, "seed")
 
 
 def slash_toy(
@@ -70,29 +142,24 @@ def slash_toy(
         progress: show a progress bar.
 
     Returns:
-        A Result named "slash_toy", its variables described; `.frame()`: one row per seed.
+        A Result named "slash_toy"; `.table()`: one row per seed.
 
     Raises:
         InputError: settings that make no task; the message says which.
 
     Example:
         >>> result = slash_toy(steps=2, batch=4, seeds=(0,), progress=False)
-        >>> result.dataset.score.sizes["step"], result.dataset.pattern.sizes["query"]
+        >>> result.own["score"].sizes["step"], result.own["pattern"].sizes["query"]
         (2, 48)
     """
-    asked = {name: value for name, value in locals().items() if name != "progress"}
-    settings = ToySettings(**asked)
-    provenance = {
-        "experiment": "slash_toy",
-        **jsonable(asdict(settings)),
-        "dtype": "float32",
-        "torch": torch.__version__,
-    }
-    return Result("slash_toy", MEASURE.describe(train(settings, progress)), provenance=provenance)
+    settings = SlashToy(**{name: value for name, value in locals().items() if name != "progress"})
+    described = {"experiment": "slash_toy", **settings.options()}
+    provenance = {**described, "options": settings.options(), "dtype": "float32", "torch": torch.__version__}
+    return Result(settings, joined(settings, {TRAINED: train(settings, progress)}, ["toy"]), provenance)
 
 
 def train(settings: ToySettings, progress: bool) -> xr.Dataset:
-    """The shallow transformers of all seeds, side by side, and what is measured of them on the way."""
+    """Train the shallow transformers of all seeds, side by side, and measure them on the way."""
     generators = [torch.Generator().manual_seed(seed) for seed in settings.seeds]
     model = ShallowTransformer(settings, generators)
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
@@ -113,7 +180,7 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
             optimiser.step()
     over_steps = xr.concat(moments.values(), pd.Index(list(moments), name="step"))
     assert isinstance(over_steps, xr.Dataset)
-    curves = over_steps.drop_vars("profile").transpose("features", "seed", "step")
+    curves = over_steps.drop_vars("profile").transpose("side", "features", "seed", "step")
     dims = ("features", "seed", "snapshot", "query", "key")
     dataset = curves.assign(
         profile=over_steps["profile"].isel(step=-1, drop=True),
@@ -122,185 +189,17 @@ def train(settings: ToySettings, progress: bool) -> xr.Dataset:
         token=(("seed", "query"), held_out[0][:, 0].numpy()),
     )
     places = range(settings.n_tokens)
-    coords = {"seed": list(settings.seeds), "features": list(FEATURES), "snapshot": list(patterns)}
+    coords = {"seed": list(settings.seeds), "features": list(FEATURES), "side": list("qk"), "snapshot": list(patterns)}
     dataset = dataset.assign_coords(coords | dict.fromkeys(("distance", "query", "key"), places))
-    attrs = {"rows": "seed", "slash_distance": settings.distance, "planes": settings.planes}
-    return dataset.assign(of_seeds(dataset)).assign_attrs(attrs)
+    return dataset.assign(formation(dataset))
 
 
-def of_seeds(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
-    """One number per seed: where each curve ends, and when the head and the matching layer formed."""
-    first, last = dataset.isel(step=0, drop=True), dataset.isel(step=-1, drop=True)
-    growth = last["matching"] - first["matching"]
-    grown = (dataset["matching"] - first["matching"] >= growth / 2) & (growth > 0)
-    formed = dataset["score"].sel(features="trained", drop=True) >= 0.5
-    return {
-        "loss_start": first["loss"],
-        "loss_end": last["loss"],
-        **{f"score_{features}": last["score"].sel(features=features, drop=True) for features in FEATURES},
-        "r1_q_end": last["r1_q"],
-        "r1_k_end": last["r1_k"],
-        # the first measured step at which it was so; NaN where it never was
-        "slash_step": dataset["step"].where(formed).min("step"),
-        "matching_step": dataset["step"].where(grown).min("step"),
+def formation(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return the first measured step at which the head, and the matching layer, had formed; NaN where never."""
+    grown = dataset["matching"] - dataset["matching"].isel(step=0, drop=True)
+    growth = grown.isel(step=-1, drop=True)
+    formed = {
+        "slash_step": dataset["score"].sel(features="trained", drop=True) >= 0.5,
+        "matching_step": (grown >= growth / 2) & (growth > 0),
     }
-
-
-# What is shown
-
-PER_SEED = {
-    "loss_start": "loss at start",
-    "loss_end": "loss at end",
-    "score_trained": "score",
-    "score_unseen": "score, unseen",
-    "r1_q_end": "r1(Q)",
-    "r1_k_end": "r1(K)",
-    "slash_step": "formed by step",
-}
-
-
-def summarise(data: xr.Dataset) -> Summary:
-    distance = int(data.attrs["slash_distance"])
-    ends = data[[name for name in PER_SEED if name != "slash_step"]]
-    spread = {f"{name}_mean": float(mean) for name, mean in ends.mean().items()}
-    if data.sizes["seed"] > 1:
-        spread |= {f"{name}_std": float(std) for name, std in ends.std(ddof=1).items()}
-    spread |= {f"score_{features}_least": float(ends[f"score_{features}"].min()) for features in FEATURES}
-    formed = data["slash_step"].dropna("seed")
-    return {
-        "distance": distance,
-        "planes": str(data.attrs["planes"]),
-        "seeds": data.sizes["seed"],
-        "steps": int(data["step"][-1]),
-        "uniform": float(data["uniform"].sel(distance=distance)),
-        # before any training: the null of this measure
-        "score_at_start": float(data["score"].sel(features="trained").isel(step=0).mean()),
-        "formed": formed.sizes["seed"],
-        "formed_by": int(formed.max()) if formed.sizes["seed"] else None,
-        **spread,
-    }
-
-
-def findings(own: Summary, null: Any) -> list[str]:
-    steps = "never" if own["formed_by"] is None else f"by step {own['formed_by']}"
-    return [
-        f"Trained on {planes_in_words(own['planes'])} planes, the slash score at D = {own['distance']} goes from "
-        f"{own['score_at_start']:.3f} at initialisation to {spread(own, 'score_trained')}, and "
-        f"{spread(own, 'score_unseen')} on unseen features (uniform attention {own['uniform']:.3f}); loss "
-        f"{spread(own, 'loss_start')} -> {spread(own, 'loss_end', 4)}. {own['seeds']} seeds, mean ± standard "
-        "deviation.",
-        f"The head passed one half in {own['formed']} of {own['seeds']} seeds, {steps}; at the end r1(Q) is "
-        f"{spread(own, 'r1_q_end')} and r1(K) {spread(own, 'r1_k_end')}.",
-    ]
-
-
-def spread(own: Summary, name: str, digits: int = 3) -> str:
-    """'0.998 ± 0.000': mean and standard deviation over seeds; the value alone of a single one."""
-    mean, std = f"{own[f'{name}_mean']:.{digits}f}", own.get(f"{name}_std")
-    return mean if std is None else f"{mean} ± {std:.{digits}f}"
-
-
-def table(data: xr.Dataset) -> pd.DataFrame:
-    """A row per seed: loss, slash score on trained and unseen features, rank of Q and K, when the head formed."""
-    return data[list(PER_SEED)].to_dataframe().reset_index()[["seed", *PER_SEED]].rename(columns=PER_SEED)
-
-
-PANELS = {
-    "loss": "squared loss",
-    "score": "slash score at D",
-    "r1_q": "r1 of Q before RoPE",
-    "matching": "matching layer: diagonal less the rest",
-}
-
-
-def planes_in_words(planes: str) -> str:
-    return planes.replace("_", " and ")
-
-
-def heading(dataset: xr.Dataset) -> str:
-    return f"slash toy, D = {dataset.attrs['slash_distance']}, planes: {planes_in_words(dataset.attrs['planes'])}"
-
-
-def lines(curves: xr.DataArray, along: str) -> list[go.Scatter]:
-    """A line a seed, and a dash for each kind of features where there are two."""
-    if "features" not in curves.dims:
-        curves = curves.expand_dims(features=["trained"])
-    looks = {"trained": ("", "solid"), "unseen": (", unseen features", "dot")}
-    return [
-        line(curves[along].values, curves.sel(features=kind, seed=seed).values, f"seed {seed}{end}", colour, dash=dash)
-        for kind, (end, dash) in looks.items()
-        if kind in curves["features"]
-        for seed, colour in zip(curves["seed"].values, cycle(COLOURS), strict=False)
-    ]
-
-
-def training(result: Any) -> go.Figure:
-    """Curves over training, a line a seed."""
-    panels = Panels(list(PANELS.values()), columns=2, row_height=250)
-    for number, name in enumerate(PANELS):
-        panels.add(number, *lines(result.dataset[name], "step"))
-    subtitle = "held-out prompts, a line a seed; dotted: features that were never trained on"
-    return panels.axes("step").finish(f"Learning · {heading(result.dataset)}", subtitle)
-
-
-def maps(result: Any) -> go.Figure:
-    """Small multiples: a row for each kind of features, a column a snapshot; the first seed."""
-    data = result.dataset
-    places = list(product(data["features"].values, data["snapshot"].values))
-    titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind, step in places]
-    panels = Panels(titles, columns=data.sizes["snapshot"], row_height=190, horizontal_spacing=0.01)
-    for number, (kind, step) in enumerate(places):
-        panels.add(number, heat(data["pattern"].isel(seed=0).sel(features=kind, snapshot=step, drop=True)))
-    panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
-    panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
-    subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
-    return panels.finish(f"Attention over training · {heading(data)}", subtitle)
-
-
-def profile(result: Any) -> go.Figure:
-    """The final slash scores at all distances."""
-    data = result.dataset
-    uniform = (data["distance"].values, data["uniform"].values, "uniform attention", "black")
-    figure = go.Figure([*lines(data["profile"], "distance"), line(*uniform, dash="dash", width=1.2)])
-    figure.update_xaxes(title_text="distance").update_yaxes(title_text="slash score")
-    return finish(figure, f"Slash score by distance, trained · {heading(data)}", "held-out prompts, at the last step")
-
-
-CURVE, ENDS = ("seed", "step"), ("seed",)
-MEASURE = Measure(
-    name="slash_toy",
-    question="Does gradient descent make a slash head?",
-    explanation=(
-        "A shallow RoPE transformer is trained to answer with what was shown D tokens later, on embeddings that lie on "
-        "a cone. Its attention head is measured on the features it was trained on and on features it has never seen. "
-        "The task and its settings are this project's own."
-    ),
-    source="the claim: Cheng et al. 2026 (arXiv 2601.08297); task and settings: ours",
-    variables={
-        "loss": Variable("squared loss", description="of the held-out prompts whose answer was shown", dims=CURVE),
-        "score": Variable("slash score at D", dims=("features", "seed", "step")),
-        "r1_q": Variable("r1 of Q", description="s_1^2 / sum s^2 of the trained features' queries", dims=CURVE),
-        "r1_k": Variable("r1 of K", description="s_1^2 / sum s^2 of the trained features' keys", dims=CURVE),
-        "matching": Variable("matching layer", description="mean diagonal of M less the mean off it", dims=CURVE),
-        "profile": Variable("slash score", description="at the last step", dims=("features", "seed", "distance")),
-        "uniform": Variable("slash score of uniform attention", dims=("distance",)),
-        "pattern": Variable("attention of one prompt", dims=("features", "seed", "snapshot", "query", "key")),
-        "token": Variable("features of that prompt", dims=("seed", "query")),
-        "loss_start": Variable("loss at start", dims=ENDS),
-        "loss_end": Variable("loss at end", dims=ENDS),
-        "score_trained": Variable("slash score at the end", dims=ENDS),
-        "score_unseen": Variable("slash score at the end, unseen features", dims=ENDS),
-        "r1_q_end": Variable("r1 of Q at the end", dims=ENDS),
-        "r1_k_end": Variable("r1 of K at the end", dims=ENDS),
-        "slash_step": Variable("step by which the score passed one half", "steps", "NaN where it never did", dims=ENDS),
-        "matching_step": Variable("step by which the matching layer grew half its way", "steps", dims=ENDS),
-    },
-    summarise=summarise,
-    findings=findings,
-    figures={"training": training, "maps": maps, "profile": profile},
-    table=table,
-    legend=(
-        "score: slash score at D on the features trained on, and on unseen ones; r1: s_1^2 / sum s^2 of the head's Q "
-        "and K; formed by step: when the score passed one half."
-    ),
-)
+    return {name: dataset["step"].where(when).min("step") for name, when in formed.items()}

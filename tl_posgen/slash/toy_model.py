@@ -1,9 +1,9 @@
-"""A shallow RoPE transformer that learns a slash head: the model, its task, and what is measured of a moment."""
+"""Shallow RoPE transformer that learns a slash head: the model, its task, and the measurements of one training step."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import xarray as xr
@@ -11,59 +11,52 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.errors import InputError
-from tl_posgen.null import MOST
-from tl_posgen.options import Options
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import spectrum
-from tl_posgen.slash.ablations import keep
-from tl_posgen.slash.slash_scores import slash_statistics
+from tl_posgen.slash.numbers.ablations import keep
+from tl_posgen.slash.numbers.slash_scores import slash_statistics
 
 Planes = Literal["all", "high_medium", "high", "medium", "low"]
 SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 
 
 @dataclass(frozen=True)
-class ToySettings(Options):
-    """What one training run is; see `slash_toy`."""
+class ToySettings(Measure):
+    """Settings of one training run; see `slash_toy`."""
 
-    distance: int
-    planes: Planes
-    steps: int
-    batch: int
-    n_tokens: int
-    n_features: int
-    angle: float
-    d_head: int
-    rope_base: float
-    init_std: float
-    learning_rate: float
-    seeds: Sequence[int]
-    every: int
-    snapshots: Sequence[int] | None
+    distance: Whole = 3
+    planes: Planes = "all"
+    steps: Count = 1500
+    batch: Count = 256
+    n_tokens: Count = 48
+    n_features: Count = 8
+    angle: Annotated[Real, Within(words="a number of degrees")] = 30.0
+    d_head: Count = 32
+    rope_base: Positive = 10_000.0
+    init_std: Positive = 0.02
+    learning_rate: Positive = 0.02
+    seeds: Annotated[Sequence[Whole], Each()] = (0, 1, 2)
+    every: Count = 10
+    snapshots: Sequence[int] | None = None
 
-    def check(self) -> None:
-        if not 0 <= self.distance <= self.n_tokens - 3:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance > self.n_tokens - 3:
             raise InputError(
                 f"distance {self.distance}: prompts of {self.n_tokens} tokens allow 0..{self.n_tokens - 3}"
             )
-        if self.d_head % 2 or min(self.d_head, self.steps, self.batch, self.n_features) < 1:
-            raise InputError("steps, batch, n_features and d_head must be positive, and d_head even")
-        if not all(0 < one < math.inf for one in (self.rope_base, self.init_std, self.learning_rate)):
-            raise InputError("rope_base, init_std and learning_rate must be positive and finite")
-        if not math.isfinite(self.angle):
-            raise InputError(f"angle = {self.angle}: give degrees, such as 30")
-        if not len(self.seeds) or len(set(self.seeds)) < len(self.seeds) or not all(0 <= n < MOST for n in self.seeds):
-            raise InputError(f"seeds {list(self.seeds)}: give different seeds, 0 or more, at least one, such as (0, 1)")
-        if self.every < 1:
-            raise InputError(f"every = {self.every}: give a whole number of steps, 1 or more")
+        if self.d_head % 2:
+            raise InputError(f"d_head = {self.d_head}: give an even number, as planes are of two")
         if not self.kept_steps or self.kept_steps[0] < 0 or self.kept_steps[-1] > self.steps:
             raise InputError(f"snapshots {self.kept_steps}: choose steps in 0..{self.steps}")
 
     @property
     def kept_steps(self) -> list[int]:
-        """The steps at which a pattern is kept: those asked for, else some early ones and the last."""
+        """Return the steps at which a pattern is kept: the chosen snapshots, or some early steps and the last."""
         early = {step for step in SNAPSHOTS if step < self.steps}
         return sorted(early | {self.steps} if self.snapshots is None else set(self.snapshots))
 
@@ -78,14 +71,14 @@ class ToySettings(Options):
 
     @property
     def embeddings(self) -> Float[Tensor, "features=2 feature d_model"]:
-        """e_k = cos(a) u + sin(a) v_k on the standard basis, u first; trained features, then unseen ones."""
+        """e_k = cos(a) u + sin(a) v_k in the standard basis, u first; trained features, then unseen ones."""
         angle, size = math.radians(self.angle), 2 * self.n_features
         around = math.sin(angle) * torch.eye(size)
         return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
 
 
 class ShallowTransformer(torch.nn.Module):
-    """Two layers, one copy per seed, trained side by side: the copies share nothing but the clock.
+    """Transformer of two layers, with one independent copy per seed, trained side by side.
 
     Layer 1: one head, pattern S = softmax_i(<R_j W_Q' e(x_j), R_i W_K' e(x_i)>), output c_j = sum_i S_ji onehot(x_i).
     Layer 2: a = softmax_j(onehot(x_N)' M c_j) over j = D .. N-2, prediction sum_j a_j y_j.
@@ -104,13 +97,13 @@ class ShallowTransformer(torch.nn.Module):
     def projected(
         self, weight: Float[Tensor, "seed d_model d_head"], features: Float[Tensor, "feature d_model"]
     ) -> Float[Tensor, "seed feature d_head"]:
-        """The query or key of each feature before RoPE, with the kept planes only."""
+        """Return the query or key of each feature before RoPE, with the kept planes only."""
         return keep(features @ weight, self.rope, self.kept)
 
     def pattern(
         self, tokens: Int[Tensor, "seed prompt pos"], features: Float[Tensor, "feature d_model"], first_query: int = 0
     ) -> Float[Tensor, "seed prompt query pos"]:
-        """S of the queries from `first_query` on; tokens number the given features."""
+        """Return S of the queries from `first_query` on; tokens are indices into the given features."""
         n_seeds, n_prompts, n = tokens.shape
         positions = torch.arange(n)
         row = (torch.arange(n_seeds)[:, None, None] * len(features) + tokens) * n + positions
@@ -129,7 +122,7 @@ class ShallowTransformer(torch.nn.Module):
         values: Float[Tensor, "seed prompt pos"],
         features: Float[Tensor, "feature d_model"],
     ) -> Float[Tensor, "seed prompt"]:
-        """The prediction of values[..., -1]; the value of position j - D is the label shown at position j."""
+        """Return the prediction of values[..., -1]; position j shows the value of position j - D."""
         distance, n_features = self.settings.distance, len(features)
         context = self.pattern(tokens, features, distance)[:, :, :-1] @ one_hot(tokens, n_features).float()
         asked = tokens[..., -1:].expand(-1, -1, n_features)
@@ -140,7 +133,7 @@ class ShallowTransformer(torch.nn.Module):
 def draw_prompts(
     settings: ToySettings, generators: Sequence[torch.Generator], n_prompts: int
 ) -> tuple[Int[Tensor, "seed prompt pos"], Float[Tensor, "seed prompt pos"]]:
-    """Tokens x_j, and the value w[x_j] of each, with a new w per prompt; every seed draws from its own generator."""
+    """Draw tokens x_j and their values w[x_j], with a new w per prompt; every seed has its own generator."""
     shape, n = (n_prompts, settings.n_tokens), settings.n_features
     tokens = torch.stack([torch.randint(n, shape, generator=generator) for generator in generators])
     weights = torch.stack([torch.randn(n_prompts, n, generator=generator) for generator in generators])
@@ -151,26 +144,26 @@ def draw_prompts(
 def measure(
     model: ShallowTransformer, tokens: Int[Tensor, "seed prompt pos"], values: Float[Tensor, "seed prompt pos"]
 ) -> xr.Dataset:
-    """Everything that is recorded of one moment, by seed; slash scores also by trained and unseen features."""
+    """Return all measurements of one training step, by seed; slash scores also by trained and unseen features."""
     trained, _ = embeddings = model.settings.embeddings
     n_seeds, n_prompts, _ = tokens.shape
     profiles = []
     for features in embeddings:
-        # prompts stand where heads do: one score per prompt, then their mean
+        # prompts take the place of heads: one score per prompt, then their mean
         found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
         profiles.append(found.score.view(n_seeds, n_prompts, -1).mean(1))
     off_diagonal = ~torch.eye(len(trained), dtype=torch.bool)
     error = (model(tokens, values, trained) - values[..., -1]).square()
-    # where x_N never came before, its value was never shown: a few prompts in a thousand would drown the rest
+    # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss
     shown = (tokens[..., : -1 - model.settings.distance] == tokens[..., -1:]).any(-1)
     numbers = {
         "loss": (error * shown).sum(-1) / shown.sum(-1),
-        "r1_q": spectrum(model.projected(model.w_q, trained)).r1,
-        "r1_k": spectrum(model.projected(model.w_k, trained)).r1,
         "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
     }
+    r1 = torch.stack([spectrum(model.projected(weight, trained)).r1 for weight in (model.w_q, model.w_k)])
     profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
-    by_seed = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    by_seed: dict[str, Any] = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
+    by_seed["r1"] = (("side", "seed"), r1.double().numpy())
     return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 

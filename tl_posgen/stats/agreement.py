@@ -1,4 +1,4 @@
-"""Do two measurements agree over heads? Correlations of the scores, overlap of the sets."""
+"""Agreement of two measurements over heads: correlations of the scores, overlap of the sets."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two scores of the same heads agree; one number per leading axis.
+    """Agreement of two scores of the same heads; one number per leading axis.
 
     Attributes:
         pearson, spearman: correlations over heads, of the values and of their ranks. NaN where one score is constant.
@@ -25,7 +25,7 @@ class Agreement:
 
 
 def agreement(first: Float[Tensor, "*batch head"], second: Float[Tensor, "*batch head"], kappa: float) -> Agreement:
-    r"""Pearson's and Spearman's correlation over heads, and |A & B| / |A | B| of the sets A, B = {score >= kappa}.
+    r"""Return Pearson's and Spearman's correlation over heads, and |A & B| / |A | B| of the sets {score >= kappa}.
 
     Example:
         >>> found = agreement(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.3, 0.8]), kappa=0.4)
@@ -47,8 +47,10 @@ def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float
 def fisher_interval(
     r: Float[Tensor, "*batch"], n: Float[Tensor, "*batch"] | int
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    r"""tanh(artanh r -+ 1.96 / sqrt(n - 3)), the 95% interval of correlations over n independent rows; NaN of fewer
-    than 4.
+    r"""tanh(artanh r -+ 1.96 / sqrt(n - 3)): the 95% interval of correlations over n independent rows.
+
+    Returns:
+        (low, high); NaN for n < 4.
 
     Example:
         >>> low, high = fisher_interval(torch.tensor([0.9, 1.0]), 16)
@@ -61,7 +63,7 @@ def fisher_interval(
 
 
 def spearman(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """Pearson's correlation of the ranks, equal values sharing their mean rank.
+    """Return Pearson's correlation of the ranks; equal values share their mean rank.
 
     Example:
         >>> round(spearman(torch.tensor([1.0, 2.0, 30.0]), torch.tensor([5.0, 6.0, 7.0])).item(), 6)
@@ -71,7 +73,7 @@ def spearman(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Floa
 
 
 def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """1 for the smallest; equal values share their mean rank: (number below + number not above + 1) / 2.
+    """rank = (number below + number not above + 1) / 2: 1 for the smallest; equal values share their mean rank.
 
     Example:
         >>> ranks(torch.tensor([0.3, 0.1, 0.3])).tolist()

@@ -1,15 +1,85 @@
-"""95 % intervals: Student's of a mean, the jackknife of what is no mean, resampled where nothing else holds."""
+"""95 % intervals over prompts: one rule for means and for all other smooth functions of what is summed over prompts.
 
-from collections.abc import Callable
+1. Whole prompts are resampled, never tokens: each is left out in turn, or, where a measure holds its sums for groups of
+   them, each of at most MOST_GROUPS groups of neighbours (`prompts_per_group`). Neighbours depend on each other, so
+   they stay together. Fewer than FEWEST prompts have no interval: their ends are NaN.
+2. The ends are Tukey's, mean -+ t s of the jackknife's pseudo-values (`jackknife_interval`), whose mean lacks the bias
+   of an estimate from few prompts; of a mean over prompts that is Student's interval (`mean_interval`).
+3. An interval holds its value, and is cut at the bounds of the quantity (`within_bounds`).
+
+Measured in benchmarks/intervals.py: scales on which the bounds lie at infinity (Fisher's z, the logit) hold the truth
+no more often than cutting does, less often near a bound, and their ends run away where a value lies close to one.
+"""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from tl_posgen.errors import InputError
 
+Bounds = tuple[
+    int | float, int | float
+]  # lowest and highest value that a quantity can have; -inf or inf for none on a side
+
+FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
+MOST_GROUPS = 6
 T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # of Student's t, 1 to 9 degrees
 Z_975 = 1.959964
 N_RESAMPLES = 2000
+
+
+def prompts_per_group(n: int) -> int:
+    """min {2^k: ceil(n / 2^k) <= MOST_GROUPS}, how many neighbouring prompts are left out together, of n in all.
+
+    A power of two, so that groups can be joined in pairs while prompts keep coming: prompt p is in group p // size, and
+    from FEWEST prompts on there are FEWEST to MOST_GROUPS groups, of which the last may be smaller.
+
+    Example:
+        >>> {n: prompts_per_group(n) for n in (4, 6, 7, 8, 12, 13, 16, 100)}
+        {4: 1, 6: 1, 7: 2, 8: 2, 12: 2, 13: 4, 16: 4, 100: 32}
+    """
+    size = 1
+    while n > MOST_GROUPS * size:
+        size *= 2
+    return size
+
+
+def within_bounds(
+    value: Float[np.ndarray, "*measure"] | float,
+    low: Float[np.ndarray, "*measure"] | float,
+    high: Float[np.ndarray, "*measure"] | float,
+    bounds: Bounds | None = None,
+) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+    """min(value, max(low, lowest)) and max(value, min(high, highest)): ends that hold the value, cut at the bounds.
+
+    The truth lies within the bounds, so that cutting leaves out nothing of it. A value at its bound keeps the other
+    end; one beyond it (by rounding, or as the bound is none) is the end on that side. NaN where value or end is.
+
+    Args:
+        value: estimates.
+        low, high: their ends before.
+        bounds: of the quantity; None for none.
+
+    Raises:
+        InputError: the lowest value is not below the highest.
+
+    Source: ours.
+
+    Example:
+        >>> value, low, high = np.array([0.94, 1.0, 1.01]), np.array([0.11, 0.9, 0.9]), np.array([1.77, 1.1, 1.1])
+        >>> [ends.tolist() for ends in within_bounds(value, low, high, (-np.inf, 1.0))]
+        [[0.11, 0.9, 0.9], [1.0, 1.0, 1.01]]
+    """
+    lowest, highest = (-np.inf, np.inf) if bounds is None else bounds
+    if not lowest < highest:
+        raise InputError(
+            f"bounds {lowest:g} and {highest:g}: give the lowest value that there can be, then the highest"
+        )
+    return (
+        np.asarray(np.minimum(value, np.maximum(low, lowest))),
+        np.asarray(np.maximum(value, np.minimum(high, highest))),
+    )
 
 
 def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*measure"]:
@@ -29,16 +99,27 @@ def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*mea
 
 
 def mean_interval(
-    values: Float[np.ndarray, "prompt *measure"],
+    values: Float[np.ndarray, "prompt *measure"], bounds: Bounds | None = None
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
-    r"""mean -+ t_{.975, n - 1} s / sqrt(n), Student's interval of the mean over n prompts.
+    r"""mean -+ t_{.975, n - 1} s / sqrt(n), cut at the bounds: Student's interval of the mean over n prompts.
 
-    A prompt whose value is NaN counts nothing there; NaN of fewer than two.
+    Values that are all the same have an interval without width, at a bound too.
+
+    Args:
+        values: one row a prompt. One that is NaN counts nothing there.
+        bounds: of the quantity, such as (0, 1) of a share; None for none.
+
+    Returns:
+        Lower and upper end; NaN of fewer than FEWEST values.
+
+    Source: Student 1908; cut at the bounds, see `within_bounds`.
 
     Example:
         >>> low, high = mean_interval(np.array([0.90, 0.92, 0.91, 0.95]))
         >>> round(float(low), 4), round(float(high), 4)  # .92 -+ 3.182 * .0216 / 2
         (0.8856, 0.9544)
+        >>> [round(float(end), 4) for end in mean_interval(np.array([0.90, 0.99, 0.98, 0.97]), bounds=(-1.0, 1.0))]
+        [0.895, 1.0]
     """
     values = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(values)
@@ -46,103 +127,140 @@ def mean_interval(
     mean = np.where(known, values, 0).sum(0) / np.maximum(n, 1)
     squares = (np.where(known, values - mean, 0) ** 2).sum(0)
     half = t_975(np.asarray(n - 1)) * np.sqrt(squares / np.maximum(n - 1, 1) / np.maximum(n, 1))
-    return np.asarray(mean - half), np.asarray(mean + half)
+    half = np.where(n < FEWEST, np.nan, half)
+    return within_bounds(mean, mean - half, mean + half, bounds)
 
 
 def statistic_interval(
     values: Float[np.ndarray, "prompt *measure"],
     statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
+    bounds: Bounds | None = None,
 ) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
     r"""T(mean), and the ends of its interval by leaving out each prompt in turn: a function T of means over prompts,
-    such as their ratio or correlation. NaN ends of fewer than two prompts.
+    such as their ratio or correlation. NaN ends of fewer than FEWEST prompts.
 
     Args:
         values: one row a prompt, without NaN.
         statistic: T, of many means at once.
+        bounds: of T; None for none.
 
     Source: as `jackknife_interval`.
 
     Example:
-        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])
+        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0]])
         >>> [round(float(one), 6) for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
         [2.0, 2.0, 2.0]
     """
     values = np.asarray(values, dtype=np.float64)
     n = len(values)
     found = np.asarray(statistic(values.mean(0)[None])[0])
-    if n < 2:
-        return found, np.full_like(found, np.nan), np.full_like(found, np.nan)
-    left_out = statistic((values.sum(0) - values) / (n - 1))
-    return found, *jackknife_interval(found, left_out, np.full(n, 1 / n))
+    without = statistic((values.sum(0) - values) / (n - 1)) if n >= FEWEST else found[None]
+    return found, *jackknife_interval(found, without, np.full(len(without), 1 / len(without)), bounds)
 
 
 def resampled_interval(
     values: Float[np.ndarray, "prompt *measure"],
     statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
+    bounds: Bounds | None = None,
 ) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts); NaN ends of a single prompt.
+    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts), cut at the bounds; NaN ends of
+    fewer than FEWEST prompts.
 
     Ranks jump, so that leaving out one prompt in turn would not do; and percentiles of resampled means hold the noise
     of prompts twice, so that correlations of them lie below that of the mean itself.
 
     Args:
-        values, statistic: as in `statistic_interval`.
+        values, statistic, bounds: as in `statistic_interval`.
 
     Source: the bootstrap's standard error, Efron & Tibshirani 1993, chapter 13; Student's t for the normal is ours.
 
     Example:
-        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])
+        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0]])
         >>> [round(float(one), 6) for one in resampled_interval(two, lambda means: means[:, 1] / means[:, 0])]
         [2.0, 2.0, 2.0]
     """
     n, found = len(values), np.asarray(statistic(values.mean(0)[None])[0])
-    if n < 2:
+    if n < FEWEST:
         return found, np.full_like(found, np.nan), np.full_like(found, np.nan)
     shares = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES) / n
     drawn = statistic(np.tensordot(shares, values, 1))
     reach = t_975(n - 1) * (n / (n - 1)) ** 0.5 * drawn.std(0, ddof=1)
-    return found, np.asarray(found - reach), np.asarray(found + reach)
+    return found, *within_bounds(found, found - reach, found + reach, bounds)
 
 
 def jackknife_interval(
-    whole: Float[np.ndarray, "*measure"] | float,
-    left_out: Float[np.ndarray, "group *measure"],
+    value: Float[np.ndarray, "*measure"] | float,
+    without: Float[np.ndarray, "group *measure"],
     share: Float[np.ndarray, " group"],
+    bounds: Bounds | None = None,
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
-    r"""theta -+ t_{.975, G - 1} s, s^2 = 1/G sum_g (p_g - mean_J)^2 / (h_g - 1): the delete-a-group jackknife.
+    r"""mean_J -+ t_{.975, G - 1} s, s^2 = 1/G sum_g (p_g - mean_J)^2 / (h_g - 1): the delete-a-group jackknife.
 
     theta is the estimate of all prompts, theta_g that without group g, h_g = 1 / share_g,
-    p_g = h_g theta - (h_g - 1) theta_g and mean_J = G theta - sum_g (1 - 1/h_g) theta_g. Of groups of one prompt each
-    and a mean over prompts that is Student's interval. For smooth functions of what is summed over prompts (shares,
-    correlations); not for counts, and not for where something is largest.
+    p_g = h_g theta - (h_g - 1) theta_g the pseudo-values and mean_J = G theta - sum_g (1 - 1/h_g) theta_g their mean,
+    theta less its bias. The interval is stretched to theta where it does not hold it, and cut at the bounds. Of groups
+    of one prompt each and a mean over prompts that is Student's interval. For smooth functions of what is summed over
+    prompts (shares, correlations); not for counts, and not for where something is largest.
 
     Args:
-        whole: estimates.
-        left_out: the same without each group, two groups at least.
+        value: theta.
+        without: the same without each group.
         share: of the prompts that are in each group, above 0, summing to 1.
+        bounds: of the quantity, such as (-1, 1) of a correlation; None for none.
 
     Returns:
-        Lower and upper end; NaN where an estimate is.
+        Lower and upper end; NaN of fewer than FEWEST groups, and where one of the estimates is.
 
     Raises:
-        InputError: fewer than two groups, or shares that are none.
+        InputError: shares that are none, or bounds.
 
-    Source: Quenouille 1956, Tukey 1958; groups of unequal size: Busing, Meijer & van der Leeden 1999.
+    Source: Quenouille 1956, Tukey 1958; groups of unequal size: Busing, Meijer & van der Leeden 1999;
+    stretched and cut, see `within_bounds`.
 
     Example:
         >>> prompts = np.array([0.90, 0.92, 0.91, 0.95])
-        >>> left_out = np.array([np.delete(prompts, g).mean() for g in range(4)])
-        >>> low, high = jackknife_interval(prompts.mean(), left_out, np.full(4, 0.25))
+        >>> without = np.array([np.delete(prompts, g).mean() for g in range(4)])
+        >>> low, high = jackknife_interval(prompts.mean(), without, np.full(4, 0.25), bounds=(0.0, 1.0))
         >>> round(float(low), 4), round(float(high), 4)  # .92 -+ 3.182 * .0216 / 2
         (0.8856, 0.9544)
     """
-    n = len(left_out)
-    if n < 2 or len(share) != n:
-        raise InputError(f"jackknife: {n} groups and {len(share)} shares; give two groups or more, a share each")
-    if not (share > 0).all() or abs(share.sum() - 1) > 1e-9:
+    n, value = len(without), np.asarray(value, dtype=np.float64)
+    if len(share) != n:
+        raise InputError(f"jackknife: {n} groups and {len(share)} shares; give a share each")
+    if n and (not (share > 0).all() or abs(share.sum() - 1) > 1e-9):
         raise InputError(f"jackknife: shares {share.tolist()} of the prompts; they are above 0 and sum to 1")
-    h = (1 / share).reshape(n, *(1 for _ in np.shape(whole)))
-    mean = n * whole - ((1 - 1 / h) * left_out).sum(0)
-    pseudo_values = h * whole - (h - 1) * left_out
+    if n < FEWEST:
+        return within_bounds(value, value + np.nan, value + np.nan, bounds)
+    h = (1 / share).reshape(n, *(1 for _ in np.shape(value)))
+    mean = n * value - ((1 - 1 / h) * without).sum(0)
+    pseudo_values = h * value - (h - 1) * without
     half = t_975(n - 1) * np.sqrt(((pseudo_values - mean) ** 2 / (h - 1)).mean(0))
-    return np.asarray(whole - half), np.asarray(whole + half)
+    return within_bounds(value, mean - half, mean + half, bounds)
+
+
+def difference_interval(
+    first: Sequence[Float[np.ndarray, "*measure"]], second: Sequence[Float[np.ndarray, "*measure"]]
+) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
+    r"""d - sqrt((b - l_b)^2 + (h_a - a)^2) and d + sqrt((h_b - b)^2 + (a - l_a)^2), d = b - a.
+
+    For two numbers of independent prompts, a in [l_a, h_a] and b in [l_b, h_b]. The ends are within the bounds of a
+    difference as those of a and b are within theirs. Of the same prompts, leave each group out of both and give the
+    differences to `jackknife_interval`.
+
+    Args:
+        first: a, l_a, h_a.
+        second: b, l_b, h_b.
+
+    Returns:
+        Lower and upper end; NaN where one of theirs is.
+
+    Source: Newcombe 1998; Zou & Donner 2008.
+
+    Example:
+        >>> a, b = np.array([0.5, 0.2, 0.9]), np.array([0.6, 0.3, 0.9])
+        >>> [round(float(end), 4) for end in difference_interval(a, b)]  # .1 - .5 and .1 + .4243
+        [-0.4, 0.5243]
+    """
+    (a, low_a, high_a), (b, low_b, high_b) = first, second
+    low, high = b - a - np.hypot(b - low_b, high_a - a), b - a + np.hypot(high_b - b, a - low_a)
+    return np.asarray(low), np.asarray(high)

@@ -1,4 +1,4 @@
-"""Correlation of two columns, with others held fixed, and the line through them."""
+"""Correlation of two columns with other columns held fixed, and the least-squares line through them."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from tl_posgen.stats.agreement import fisher_interval
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's r of two columns, given others.
+    """Pearson's r of two columns, with further columns held fixed, and its 95% interval.
 
     Attributes:
         r: in [-1, 1]; NaN where a column is constant or fully explained by the controls.
-        low, high: interval that would hold the true r in 95% of normal samples (Fisher's z).
-        n: rows.
-        controls: columns held fixed.
+        low, high: 95% interval of r for normal samples (Fisher's z).
+        n: number of rows.
+        controls: number of columns held fixed.
     """
 
     r: float
@@ -49,10 +49,10 @@ def correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Correlation:
 def partial_correlation(
     x: Float[Tensor, " n"], y: Float[Tensor, " n"], controls: Float[Tensor, "n control"]
 ) -> Correlation:
-    r"""r_{xy.C}: Pearson's r between what is left of x and of y after least squares on (1, C), in float64.
+    r"""r_{xy.C}: Pearson's r between the residuals of x and of y after least squares on (1, C), in float64.
 
-    The interval is tanh(artanh r -+ 1.96 / sqrt(n - c - 3)) with c controls. What is left of a column is called zero,
-    and r NaN, when it is below 1e-10 of the column's own spread.
+    The interval is tanh(artanh r -+ 1.96 / sqrt(n - c - 3)) with c controls. r is NaN if a residual is below 1e-10 of
+    the spread of its column.
 
     Raises:
         ValueError: fewer than c + 4 rows, so that no interval exists; or a value that is not finite.
@@ -73,7 +73,7 @@ def partial_correlation(
     spread = (columns - columns.mean(dim=0)).norm(dim=0)
     rest = unexplained(columns, controls)
     left_x, left_y = rest.norm(dim=0).tolist()
-    varied = spread > 1e-12 * columns.norm(dim=0)  # else what varies is rounding
+    varied = spread > 1e-12 * columns.norm(dim=0)  # less is rounding
     defined = varied.all() and left_x > 1e-10 * spread[0] and left_y > 1e-10 * spread[1]
     r = max(-1.0, min(1.0, float(rest[:, 0] @ rest[:, 1]) / (left_x * left_y))) if defined else float("nan")
     low, high = fisher_interval(torch.tensor(r, dtype=torch.float64), n - c)
@@ -81,7 +81,7 @@ def partial_correlation(
 
 
 def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n control"]) -> Float[Tensor, "n column"]:
-    r"""What least squares on (1, C) leaves of each column, in float64; controls that repeat each other count once.
+    r"""Return the residual of each column after least squares on (1, C), in float64; repeated controls count once.
 
     Raises:
         ValueError: a value that is not finite.

@@ -11,16 +11,24 @@ from tl_posgen.stats.partial_correlation import Correlation, partial_correlation
 def rank_correlation(
     x: Float[Tensor, " n"], y: Float[Tensor, " n"], group: Int[Tensor, " n"] | None = None
 ) -> Correlation:
-    r"""Spearman's rho, with the interval tanh(artanh rho -+ 1.96 sqrt((1 + rho^2 / 2) / (n - c - 3))).
+    r"""Return Spearman's rho, with the interval tanh(artanh rho -+ 1.96 sqrt((1 + rho^2 / 2) / (n - c - 3))).
 
-    Of the rows where both are finite. With groups, Pearson's r of the ranks (over all rows) with each group's mean rank
-    taken away: what is left within groups; c is their number less one. The interval is that of independent rows: heads
-    of a layer share their input, so it is rather too short.
+    Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
+    each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
+    interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
+
+    Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
+    each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
+    interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
+
+    Args:
+        x, y: two values per row.
+        group: the group of each row, such as its layer; without it, one group.
 
     Returns:
         NaN where fewer than c + 4 rows are left, or a column is constant (within every group).
 
-    Source: the interval is Bonett & Wright 2000, of a partial correlation with Fisher's n - c.
+    Source: Bonett & Wright 2000 for the interval, with Fisher's n - c as for a partial correlation.
 
     Example:
         >>> x, layer = torch.tensor([1.0, 2.0, 3.0, 11.0, 12.0, 13.0]), torch.tensor([0, 0, 0, 1, 1, 1])

@@ -1,124 +1,178 @@
-"""Which numbers are followed over training, and when a number has changed half of its way."""
+"""Numbers of many models: which are kept of a result, which are followed, and when one has changed half of its way."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from tl_posgen.result import Result
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import KEPT, MOST_LABELS, Bounds, Numbers
+from tl_posgen.core.result import Result
 
-PER_HEAD = ("layer", "head")
 MOST_OTHERS = 3  # numbers followed of a measure that has no curves here
+OF_HEADS = ("tokens", "side")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over checkpoints; of a per-head number its mean over heads.
+    """A number that is followed over checkpoints or models: the mean over heads, or over what else it ranges.
 
     Attributes:
         name: of the variable, "<measure>_<its name there>".
         label: above its panel and its column.
-        told: how a sentence begins that tells it; "" for none.
+        sentence: how a sentence on it begins; "" for none.
         form: of the number there.
-        chance: the variable that holds what random bases reach; "" for none.
+        at: labels of the variable's dims.
+        chance: labels at which, in the variable "<measure>_chance", stands what random bases reach; None for none.
         control: drawn among the controls only.
         column: whether the short table has it.
     """
 
     name: str
     label: str
-    told: str = ""
+    sentence: str = ""
     form: str = ".3f"
-    chance: str = ""
+    at: Mapping[str, Any] = field(default_factory=dict)
+    chance: Mapping[str, Any] | None = None
     control: bool = False
     column: bool = True
 
 
+ALIGNED = {"version": "absolute", "bases": "aligned"}
 CURVES = {
     "three_axis": (
         Curve("three_axis_r", "r"),
         Curve("three_axis_r_within_rows", "r within rows", "The correlation within rows with position + query + key"),
     ),
     "variance": (
-        Curve("variance_position", "position", "The share of position in the variance that softmax can see", ".0%"),
-        Curve("variance_content", "content"),
-        Curve("variance_interaction", "interaction", "The share of neither position nor content", ".0%"),
+        Curve(
+            "variance_position",
+            "position",
+            "The share of position in the variance that softmax can see",
+            ".0%",
+            {"tokens": "without first"},
+        ),
+        Curve("variance_content", "content", at={"tokens": "without first"}),
+        Curve(
+            "variance_interaction",
+            "interaction",
+            "The share of neither position nor content",
+            ".0%",
+            {"tokens": "without first"},
+        ),
     ),
     "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
     "slash": (Curve("slash_best_score", "slash"),),
     "coupling": (
-        Curve("coupling_coupling", "coupling", "Coupling", chance="coupling_chance"),
+        Curve("coupling_coupling", "coupling", "Coupling", at=ALIGNED, chance={"version": "absolute"}),
         Curve("coupling_line_shape_score", "line-shape score", "The line-shape score"),
         Curve("coupling_growth_r2", "R² of growth", "R² of exponential growth"),
         Curve("coupling_expodistance", "expodistance", "Expodistance"),
-        Curve("coupling_swapped", "swapped coupling", control=True),
-        Curve("coupling_trace", "trace normalisation", control=True, column=False),
+        Curve("coupling_coupling", "swapped coupling", at={**ALIGNED, "bases": "swapped"}, control=True),
+        Curve(
+            "coupling_coupling", "trace normalisation", at={**ALIGNED, "version": "trace"}, control=True, column=False
+        ),
         Curve("coupling_growth_slope", "growth per layer", control=True, column=False),
         Curve("coupling_linearisation", "linearisation", control=True, column=False),
     ),
 }
-BY_NAME = {curve.name: curve for curves in CURVES.values() for curve in curves}
 
 
-def numbers_in(results: Iterable[Result], null: int | None = None) -> dict[str, Any]:
-    """What results say of one model, under names of their own, headlines first, as variables of a dataset: every
-    per-head number as "<measure>_<variable>" [layer, head], every other number of a summary as "<measure>_<key>".
+def numbers_of(results: Iterable[Result]) -> xr.Dataset:
+    """Return the numbers of one model's results as "<measure>_<variable>": of every head, or means over all but heads.
 
-    Args:
-        null: of which random init; of the model itself, if left out.
+    Dims are init, group or prompt, tokens, side, layer and head, and dims whose labels are words; along others a
+    variable is taken at its measure's usual label, or averaged. A variable that has a curve for every head is left out.
     """
-    data: dict[str, Any] = {}
+    found: dict[str, xr.DataArray] = {}
     for result in results:
-        name, dataset = result.name, result.dataset if null is None else result.nulls[null]
-        arrays = {str(key): array for key, array in dataset.data_vars.items() if set(array.dims) == set(PER_HEAD)}
-        declared = result.measure.variables
-        for key in sorted(arrays, key=lambda key: not (key in declared and declared[key].headline)):
-            array = arrays[key].drop_vars(set(arrays[key].coords) - set(PER_HEAD)).transpose(*PER_HEAD)
-            data[f"{name}_{key}"] = array.assign_attrs(measure=name)
-        for key, value in result.measure.summarise(dataset).items():
-            is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-            if is_number and f"{name}_{key}" not in data:  # a per-head number says more
-                words = {"measure": name, "long_name": key.replace("_", " ")}
-                data[f"{name}_{key}"] = ((), np.nan if value is None else float(value), words)
-    return data
+        for name, array in result.dataset.data_vars.items():
+            if array.dtype.kind in "fiub" and (kept := kept_number(result, array)) is not None:
+                variable = result.measure.variables.get(str(name))
+                words = {"measure": result.name, "long_name": variable.label if variable else str(name)}
+                found[f"{result.name}_{name}"] = kept.assign_attrs({**words, "range": bounds_of(variable)})
+    order = {f"{one.name}_{key}": bool(v.headline) for one in results for key, v in one.measure.variables.items()}
+    names = sorted(found, key=lambda name: not order.get(name, False))
+    return xr.Dataset({name: found[name] for name in names})
+
+
+def bounds_of(variable: Any) -> list[float]:
+    """Return the bounds of a variable as an attribute of a file; empty for none."""
+    return [] if variable is None or variable.bounds is None else [float(end) for end in variable.bounds]
+
+
+def kept_number(result: Result, array: xr.DataArray) -> xr.DataArray | None:
+    """Return the part of a variable that a study keeps; None of one that it does not."""
+    array = array.drop_vars("init_label", errors="ignore").astype(float)
+    usual = {
+        dim: label for dim, label in result.measure.usual().items() if dim in array.dims and not is_worded(array, dim)
+    }
+    array = array.sel(usual, drop=True)
+    if "end" in array.dims:
+        array = array.sel(end="value", drop=True)
+    kept = [dim for dim in array.dims if dim in (*KEPT, *OF_HEADS) or is_worded(array, str(dim))]
+    per_head = set(HEAD) <= set(array.dims)
+    others = [dim for dim in array.dims if dim not in kept and not (per_head and dim in HEAD)]
+    if per_head and others:
+        return None
+    array = array.mean(others).mean([dim for dim in ("item",) if dim in array.dims])
+    scalars = [name for name, coord in array.coords.items() if not coord.ndim]
+    return array.drop_vars(scalars)
+
+
+def is_worded(array: xr.DataArray, dim: str) -> bool:
+    """Return whether a dim has a few labels that are words, such as conditions."""
+    return dim not in KEPT and dim in array.coords and array[dim].dtype.kind in "OU" and array.sizes[dim] <= MOST_LABELS
 
 
 def followed(data: xr.Dataset) -> list[Curve]:
-    """The curves of every measure in the data; the first few numbers of a measure that has none."""
+    """Return the curves of every measure in the data; the first few numbers of a measure that has none."""
     found = []
     for measure in np.atleast_1d(data.attrs["measures"]):
         of_measure = [str(name) for name, array in data.data_vars.items() if array.attrs.get("measure") == measure]
         if measure in CURVES:
             found += [curve for curve in CURVES[measure] if curve.name in of_measure]
         else:
-            found += [curve_of(name) for name in of_measure[:MOST_OTHERS]]
+            found += [curve_named(data, name) for name in of_measure[:MOST_OTHERS]]
     return found
 
 
-def curve_of(name: str) -> Curve:
+def curve_named(data: xr.Dataset, name: str) -> Curve:
+    """Return the curve of a number of which nothing is declared here."""
     words = name.replace("_", " ")
-    return BY_NAME.get(name) or Curve(name, words, words[:1].upper() + words[1:])
+    return Curve(name, words, words[:1].upper() + words[1:])
 
 
-def values_of(data: xr.Dataset, name: str) -> Float[np.ndarray, " checkpoint"]:
-    """A number at every checkpoint; the mean over heads of one that every head has."""
-    array = data[name]
-    return (array.mean(PER_HEAD) if "head" in array.dims else array).values.astype(np.float64)
+def array_of(own: Numbers, curve: Curve, **labels: Any) -> xr.DataArray:
+    """Return the array of a curve: the mean over heads, its dims init and group or prompt kept."""
+    at = {dim: label for dim, label in {**curve.at, **labels}.items() if dim in own.dataset[curve.name].dims}
+    array = own.array(curve.name, **at)
+    return array.mean([dim for dim in array.dims if dim not in (*KEPT, *labelled_dims(own))])
 
 
-def interval_of(data: xr.Dataset, name: str) -> dict[str, Float[np.ndarray, " checkpoint"]]:
-    """The ends of the 95% interval of a model's number, by name; empty for a mean over heads, which has none."""
-    ends = {end: f"{name}_{end}" for end in ("low", "high")}
-    known = "head" not in data[name].dims and all(bound in data for bound in ends.values())
-    return {end: values_of(data, bound) for end, bound in ends.items()} if known else {}
+def labelled_dims(own: Numbers) -> tuple[str, ...]:
+    """Return the dims of a study: those of its rows that are no heads."""
+    return tuple(dim for dim in own.measure.rows if dim not in HEAD)
+
+
+def chance_array(own: Numbers, curve: Curve, **labels: Any) -> xr.DataArray:
+    """Return what random bases reach where a curve has that."""
+    name = f"{curve.name.split('_')[0]}_chance"
+    return array_of(own, Curve(name, name, at=curve.chance or {}), **labels)
+
+
+def bounds_in(own: Numbers, curve: Curve) -> Bounds | None:
+    """Return the bounds of a curve's number."""
+    found = np.atleast_1d(own.dataset[curve.name].attrs.get("range", []))
+    return (float(found[0]), float(found[1])) if len(found) == 2 else None
 
 
 def half_way(values: Float[np.ndarray, " checkpoint"]) -> tuple[int, int]:
-    """The first checkpoint past the middle between the first and the last value, and that from which all are.
+    """Return the first checkpoint past the middle between the first and the last value, and that from which all are.
 
     Example:
         >>> half_way(np.array([0.37, 0.69, 0.42, 0.61, 0.72]))

@@ -8,17 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tl_posgen import registry
-from tl_posgen.analysis import analyze
+from tl_posgen.core import registry
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.files import write_together
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.core.report import Report, load_provenance
+from tl_posgen.core.store import part_path, read_part, write_part
 from tl_posgen.errors import InputError, OutputError
-from tl_posgen.files import write_together
-from tl_posgen.measure import Request
-from tl_posgen.models.hub import drop_from_cache
+from tl_posgen.models.loading.hub import drop_from_cache
 from tl_posgen.models.provenance import versions
-from tl_posgen.models.streaming import LONG
-from tl_posgen.null import RandomInits
-from tl_posgen.parts import part_path, read_part, write_part
-from tl_posgen.result import Report, load_provenance
+from tl_posgen.models.streaming.stream import LONG
 from tl_posgen.studies.processes import Outcome
 from tl_posgen.studies.texts import Text
 from tl_posgen.studies.weights import Weights
@@ -91,17 +91,18 @@ class Job:
         return (self.weights.label, self.weights.revision or MAIN, self.text.name)
 
     @property
-    def requests(self) -> list[Request]:
-        return requests_of(self.measures)
+    def asked(self) -> list[Measure]:
+        """Its measures with their options, and those that they come after."""
+        return measures_with(self.measures)
 
     @property
     def precise(self) -> bool:
-        return any(request.measure.precise for request in self.requests)
+        return any(measure.precise for measure in self.asked)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What all jobs of a study have in common, JSON-ready; models and texts may be added."""
-        measures = {request.name: request.as_dict() for request in self.requests}
+        measures = {measure.name: measure.options() for measure in self.asked}
         cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": [*self.null_seeds]}
         return {"study": self.study, "measures": measures, **cut, "versions": versions()}
 
@@ -119,7 +120,7 @@ class Job:
         Raises:
             InputError, ModelError: the model or its tokenizer is not there.
         """
-        matrices = max(request.measure.matrices for request in self.requests)
+        matrices = max(measure.matrices for measure in self.asked)
         how = {
             "copies": 1 + bool(self.null_seeds and self.keeps_model),
             "is_streamed": self.length > LONG,
@@ -136,17 +137,14 @@ class Job:
         """What `analyze` finds; measures that this model cannot be asked for are left out."""
         cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "progress": False}
         several = len(self.measures) > 1
-        asked = {"measures": self.requests, "skip_unsupported": several, "null_seeds": null_seeds}
+        asked = {"measures": self.asked, "skip_unsupported": several, "null_seeds": null_seeds}
         report = analyze(model, self.text.words, **asked, **cut)
         return Report(report, report.provenance | {"job": list(self.place), "study": self.settings})
 
 
-def requests_of(measures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Request]:
-    """(name, options) as `analyze` takes them; InputError for an unknown measure or option."""
-    found = [registry.find(name) or registry.request_of(name).measure for name, _ in measures]
-    return registry.requested(
-        [Request(one, one.make_options(**options)) for one, (_, options) in zip(found, measures, strict=True)]
-    )
+def measures_with(measures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Measure]:
+    """Return (name, options) as `analyze` takes them; InputError for an unknown measure or option."""
+    return registry.requested([registry.measure_from(name, dict(options)) for name, options in measures])
 
 
 def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iterator[Outcome]:
@@ -170,7 +168,8 @@ def attempt(jobs: Sequence[Job], out: Path, expected: Mapping[str, str]) -> Iter
                 if loaded is None and job.keeps_model:
                     model = job.weights.load(precise=job.precise)
                     loaded = model, RandomInits(model, job.null_seeds)
-                write_part(path, job.measure(*(loaded or (job.weights.pretrained, job.null_seeds))))
+                report = job.measure(*(loaded or (job.weights.pretrained, job.null_seeds)))
+                write_part(path, report.as_bytes())
             path.with_suffix(".json").unlink(missing_ok=True)
             yield Outcome(job.name, "finished")
         except OutputError:

@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 import torch
 from tqdm.auto import tqdm
 
+from tl_posgen.core.files import PARTIAL, require_writable
+from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
-from tl_posgen.files import PARTIAL, require_writable
-from tl_posgen.models.load import usable
+from tl_posgen.models.loading.load import usable
 from tl_posgen.models.memory import memory_of
 from tl_posgen.models.provenance import versions
-from tl_posgen.options import require
 from tl_posgen.studies.job import Job, attempt, jobs_in
 from tl_posgen.studies.on_ray import on_ray
 from tl_posgen.studies.processes import Outcome, local, processes

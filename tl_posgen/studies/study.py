@@ -8,11 +8,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from tl_posgen.core.options import require
+from tl_posgen.core.random_inits import check_seed, check_seeds
+from tl_posgen.core.store import in_file_name
 from tl_posgen.errors import InputError
-from tl_posgen.null import check_seed, check_seeds
-from tl_posgen.options import require
-from tl_posgen.parts import in_file_name
-from tl_posgen.studies.job import Job, requests_of
+from tl_posgen.studies.job import Job, measures_with
 from tl_posgen.studies.texts import BUNDLED, Text
 from tl_posgen.studies.weights import Weights
 
@@ -125,7 +125,7 @@ def parsed(told: Mapping[str, Any], folder: Path) -> Study:
     entries = [made(Entry, one, "models") for one in listed(told, "models")]
     texts = [made(Text, one, "texts", "path") for one in listed(told, "texts", [BUNDLED])]
     measures = [measure_of(one) for one in listed(told, "measures", MEASURES)]
-    requests_of(measures)
+    measures_with(measures)
     study = Study(
         name,
         tuple(one for entry in entries for one in entry.weights(folder)),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tl_posgen.errors import InputError, PosgenError
-from tl_posgen.models.hub import Shape, shape_of
-from tl_posgen.models.load import Pretrained, as_dtype, computed_in
+from tl_posgen.models.conversion.source import DOWNLOADED, local_directory, tokenizer_directory
+from tl_posgen.models.loading.hub import Shape, shape_of
+from tl_posgen.models.loading.load import Pretrained, as_dtype, computed_in
 from tl_posgen.models.model import Model
-from tl_posgen.models.source import DOWNLOADED, local_directory, tokenizer_directory
 
 
 @dataclass(frozen=True)

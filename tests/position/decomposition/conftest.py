@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the mini model, one report of all six measures, and collectors fed by hand."""
+"""What the tests of this folder share: one report of all six measures of the mini model, and measures fed by hand."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import analyze
-from tl_posgen.measure import Measure, Request
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.report import Report
+from tl_posgen.core.sums import Sums
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.result import Report, load
 
 LENGTH = 64
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
@@ -26,12 +27,6 @@ def prompts(mini, alice) -> torch.Tensor:
 def report(mini, prompts) -> Report:
     """All measures on four prompts of 64 tokens, beside two random inits."""
     return analyze(mini, prompts, measures=MEASURES, null_seeds=(0, 1), progress=False)
-
-
-@pytest.fixture(scope="session")
-def loaded(report, tmp_path_factory) -> Report:
-    """The same report, saved and loaded."""
-    return load(report.save(tmp_path_factory.mktemp("saved") / "results.nc"))
 
 
 @pytest.fixture(scope="session")
@@ -50,12 +45,12 @@ def capture(mini, prompts) -> LayerCapture:
 
 @pytest.fixture(scope="session")
 def collected() -> Callable[..., xr.Dataset]:
-    """(measure, captures, **options) -> the dataset of a fresh collector that was fed these."""
+    """(measure, captures) -> the dataset of a measure that was fed these."""
 
-    def of(measure: Measure, *captures: LayerCapture, **options) -> xr.Dataset:
-        collector = Request(measure, measure.make_options(**options)).collect(0)
+    def dataset_of(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
+        sums = Sums(measure.variables, measure.labels())
         for one in captures:
-            collector.update(one)
-        return collector.dataset()
+            sums.add_layer(one, measure.of_layer(one))
+        return measure.finish(sums)
 
-    return of
+    return dataset_of

@@ -8,16 +8,17 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.numbers import Number
+from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.position.decomposition import across_prompts
-from tl_posgen.position.decomposition.position_shares import row_centred
-from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
-from tl_posgen.result import Result
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position.decomposition import AcrossPrompts
+from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 
 N = 14
+OUT = {"tokens": "without first"}
 I = torch.arange(float(N))  # noqa: E741
 
 
@@ -27,18 +28,20 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def found(collected):
-    """(scores [head, query, key] of each prompt) -> the dataset of such heads: key j is the j-th unit vector."""
+    """(scores [head, query, key] of each prompt) -> shares of such heads, all tokens: key j is the j-th unit vector."""
 
-    def of(*prompts: torch.Tensor, window: int | None = None) -> xr.Dataset:
+    def shares_of(*prompts: torch.Tensor, window: int | None = None) -> xr.Dataset:
         captures = []
         for number, scores in enumerate(prompts):
             heads, n, _ = scores.shape
             geometry = LayerGeometry(0, "none", heads, heads, n, 1.0, window=window)
             keys = torch.eye(n).expand(heads, -1, -1)
             captures.append(LayerCapture(geometry, range(heads), number, None, scores, keys))
-        return collected(across_prompts, *captures)
+        data = collected(AcrossPrompts(), *captures).sel(tokens="all")
+        of_functions = {f"by_{name}": data["share"].sel(function=name, drop=True) for name in data["function"].values}
+        return data.assign(of_functions)
 
-    return of
+    return shares_of
 
 
 def matrix(name: str) -> torch.Tensor:
@@ -92,7 +95,7 @@ def test_content_alone_is_no_position(found):
     data = found(*(noise(400, N, N, seed=seed) for seed in (1, 2)))
     assert abs(float(data["position"].mean())) < 0.01
     assert abs(float(data["by_either"].mean())) < 0.01
-    assert float(data["distance_of_position"].isnull().mean()) > 0.9
+    assert float(data["part_of_position"].sel(function="distance").isnull().mean()) > 0.9
 
 
 def test_one_prompt_is_refused_before_anything_runs(mini):
@@ -110,12 +113,12 @@ def test_one_prompt_is_refused_in_hooks_too(mini):
 def test_texts_of_different_lengths_are_refused_before_anything_runs_unless_cropped_alike(mini):
     texts = ["The cat sat on the mat, and sat.", "A dog ran."]
     with pytest.raises(InputError, match="cannot be compared pair by pair; give length="):
-        across_prompts(mini, texts, null_seeds=(), progress=False)
-    assert across_prompts(mini, texts, crop=3, null_seeds=(), progress=False).summary["prompts"] == 2
+        AcrossPrompts()(mini, texts, null_seeds=(), progress=False)
+    assert AcrossPrompts(crop=3)(mini, texts, null_seeds=(), progress=False).own.attrs["prompts"] == 2
 
 
 def test_prompts_of_different_lengths_are_refused(found):
-    with pytest.raises(InputError, match="9 and 8 tokens"):
+    with pytest.raises(InputError, match="8 and 9 tokens"):
         found(noise(1, 8, 8), noise(1, 9, 9))
 
 
@@ -124,15 +127,15 @@ def test_rows_of_a_single_key_are_refused(found):
         found(noise(1, 8, 8), noise(1, 8, 8), window=1)
 
 
-@pytest.mark.slow
 def test_a_share_below_zero_is_said_to_be_noise(result):
-    data, null = result.dataset.copy(), result.dataset.copy()
-    data[f"by_key{OUT}"], null[f"position{OUT}"] = data[f"by_key{OUT}"] * 0 - 0.119, null[f"position{OUT}"] * 0 - 0.01
-    told = Result("across_prompts", data, (null,), result.provenance)
-    sentences = " ".join(told.findings())
+    data = result.dataset.copy(deep=True)
+    data["share"].loc[{"function": "key", "init": "trained"}] = -0.119
+    data["position"].loc[{"init": result.numbers.inits}] = -0.01
+    shown = Result(result.measure, data, result.provenance)
+    sentences = " ".join(shown.findings())
     assert "key's position alone not resolved (random init " in sentences
     assert "(random init not resolved) of the score variance" in sentences
-    chance = float(data[f"chance{OUT}"].mean())
+    chance = float(result.sel(**OUT)["chance"].mean())
     assert f"Not resolved: chance leaves {chance:.1%} in a mean over so few prompts" in sentences
     assert not re.search(r"-\d", sentences)
     assert "ot resolved" not in " ".join(result.findings())
@@ -144,52 +147,50 @@ def result(report):
 
 
 def test_a_trained_model_has_position_and_its_null_hardly_any(result):
-    assert float(result.dataset["position_without_first_token"].mean()) > 0.2
-    assert abs(float(result.null["position_without_first_token"].mean())) < 0.1
+    position: Number = result.numbers("position", **OUT)
+    assert position.value > 0.2
+    assert abs(position.inits[0]) < 0.1
 
 
 def test_rope_makes_position_a_matter_of_distance(result):
-    strong = result.dataset.where(result.dataset["position_without_first_token"] > 0.3)
-    assert float(strong["distance_of_position_without_first_token"].min()) > 0.9
+    data = result.sel(**OUT)
+    strong = data["part_of_position"].sel(function="distance").where(data["position"] > 0.3)
+    assert float(strong.min()) > 0.9
 
 
 def test_a_crop_measures_the_beginnings_of_the_prompts(mini, prompts):
     options = {"layers": [1, 2], "null_seeds": (), "progress": False}
-    cropped = across_prompts(mini, prompts, crop=20, **options).dataset
-    beginnings = across_prompts(mini, prompts[:, :20], **options).dataset
+    cropped = AcrossPrompts(crop=20)(mini, prompts, **options).own
+    beginnings = AcrossPrompts()(mini, prompts[:, :20], **options).own
     xr.testing.assert_allclose(cropped.drop_attrs(), beginnings.drop_attrs(), rtol=1e-4, atol=1e-4)
 
 
 def test_no_examples_leave_no_maps(mini, prompts):
-    result = across_prompts(mini, prompts[:, :20], examples=0, layers=[1], null_seeds=(), progress=False)
+    result = AcrossPrompts(examples=0)(mini, prompts[:, :20], layers=[1], null_seeds=(), progress=False)
     assert result.kinds == ["map", "parts"]
 
 
 def test_the_maps_are_the_means_of_the_heads_with_most_position(result):
-    data = result.dataset
-    top = data["position_without_first_token"].to_series().sort_values(ascending=False).index[:3].to_list()
+    data = result.own
+    top = data["position"].sel(OUT).to_series().sort_values(ascending=False).index[:3].to_list()
     assert list(zip(data["example_layer"].values, data["example_head"].values, strict=True)) == top
     np.testing.assert_allclose(data["example_position"].sum("key"), 0, atol=1e-4)
-    drawn = result.plot("maps").data
+    drawn = result.plot("maps")
     below = np.tril_indices(64)
-    np.testing.assert_array_equal(drawn[0].z[below], data["example_position"].values[0][below])
+    np.testing.assert_array_equal(drawn.data[0].z[below], data["example_position"].values[0][below])
+    share = float(data["position"].sel(OUT).sel(layer=top[0][0], head=top[0][1]))
+    assert drawn.layout.annotations[0].text == f"L{top[0][0]}H{top[0][1]}, position {share:.0%} · mini"
 
 
 def test_the_pictures_show_trained_and_null_shares(result):
     maps = result.plot("parts").data
-    np.testing.assert_array_equal(maps[0].z, result.dataset["by_distance_without_first_token"])
-    np.testing.assert_array_equal(maps[5].z, result.null["by_either_without_first_token"])
-    np.testing.assert_array_equal(result.plot("map").data[0].z, result.dataset["position"])
-
-
-def test_the_map_titles_give_head_and_position(result):
-    layer, head = int(result.dataset["example_layer"][0]), int(result.dataset["example_head"][0])
-    share = float(result.dataset["position_without_first_token"].sel(layer=layer, head=head))
-    titles = [annotation.text for annotation in result.plot("maps").layout.annotations]
-    assert titles[0] == f"L{layer}H{head}, position {share:.0%} · mini"
+    np.testing.assert_array_equal(maps[0].z, result.own["share"].sel(OUT | {"function": "distance"}))
+    np.testing.assert_array_equal(maps[5].z, result.null["share"].sel(OUT | {"function": "either"}))
+    np.testing.assert_array_equal(result.plot("map").data[0].z, result.own["position"].sel(tokens="all"))
 
 
 def test_the_table_has_a_row_a_layer(result):
     table = result.table()
     assert len(table) == 4
-    np.testing.assert_allclose(table["by distance"], result.dataset["by_distance_without_first_token"].mean("head"))
+    distance = result.sel(function="distance", **OUT)["share"]
+    np.testing.assert_allclose(table["by distance"], distance.mean("head"))

@@ -10,10 +10,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition import normal_equations as equations
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.pair_moments import pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis, iid_r
+from tl_posgen.position.decomposition.numbers import normal_equations as equations
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, iid_r
 
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
 KINDS = {
@@ -104,7 +104,7 @@ def test_any_weights_lengths_and_windows(n, weights, window, diagonal, first_tok
 @pytest.mark.parametrize("band", [0, 8, 40])
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_with_any_band_the_normal_equations_are_solved(weights, band, ridge, monkeypatch):
-    monkeypatch.setattr(equations, "band_of", lambda pairs: min(band, pairs.size))
+    monkeypatch.setattr(equations, "preconditioner_band", lambda pairs: min(band, pairs.size))
     pairs = CausalPairs(50, window=45, distance_weights=weights)
     counts, x = pairs.counts(), torch.randn(3, 2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     x[0, :, pairs.width :] = 0
@@ -120,7 +120,7 @@ def test_steps_stay_few_at_any_length_and_the_diagonal_alone_takes_more(weights,
     moments = pair_moments(q, k, distance_weights=weights)
     fit = fit_three_axis(moments)
     assert fit.iterations <= 25
-    monkeypatch.setattr(equations, "band_of", lambda pairs: 0)
+    monkeypatch.setattr(equations, "preconditioner_band", lambda pairs: 0)
     slow = fit_three_axis(moments)
     assert slow.iterations >= fit.iterations
     torch.testing.assert_close(slow.r, fit.r)
@@ -134,9 +134,11 @@ def test_a_short_window_needs_few_steps_too(pairs):
 
 def test_a_band_is_chosen_where_far_tokens_are_tied_loosely():
     wanted = {None: 0, 512: 128, 64: 64, 2: 64}
-    assert {window: equations.band_of(CausalPairs(1024, window)) for window in wanted} == wanted
-    assert [equations.band_of(CausalPairs(n, distance_weights=(*NEAR, 0.001))) for n in (20, 256, 4096)] == [20, 64, 64]
-    assert equations.band_of(CausalPairs(2**17, window=4)) == 0  # its blocks would not fit
+    assert {window: equations.preconditioner_band(CausalPairs(1024, window)) for window in wanted} == wanted
+    assert [
+        equations.preconditioner_band(CausalPairs(n, distance_weights=(*NEAR, 0.001))) for n in (20, 256, 4096)
+    ] == [20, 64, 64]
+    assert equations.preconditioner_band(CausalPairs(2**17, window=4)) == 0  # its blocks would not fit
 
 
 def test_ridge_shrinks_in_units_of_weight():

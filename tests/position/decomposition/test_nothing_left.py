@@ -8,27 +8,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.analysis import analyze
-from tl_posgen.position.decomposition import across_prompts, residual
-from tl_posgen.position.decomposition.residual import residual_sums
-from tl_posgen.position.decomposition.three_axis import fit_capture
-from tl_posgen.position.first_token import VARIANTS
+from tl_posgen.core.engine import analyze
+from tl_posgen.position.decomposition import AcrossPrompts, Residual
+from tl_posgen.position.decomposition.layer_fits import fit_capture
+from tl_posgen.position.decomposition.layer_residuals import residual_sums
 
 QUIET = {"null_seeds": (), "progress": False}
-SHARES = ("top_share", "effective_rank", "spectrum", "distance_share", "pair_share")
+SHARES = ("top_share", "effective_rank", "spectrum", "energy_share", "pair_share")
 
 
 @pytest.mark.parametrize("family", ["llama", "phi", "gemma2", "bloom", "smollm3"])
 def test_of_a_text_of_one_token_the_fit_leaves_nothing(family_model, family):
     """Its queries and keys are all alike, so scores are a function of distance, or of nothing (NoPE)."""
-    result = residual(family_model(family, "bridge"), torch.full((1, 40), 5), **QUIET)
-    data = result.dataset
+    result = Residual()(family_model(family, "bridge"), torch.full((1, 40), 5), **QUIET)
+    data = result.own
     shares = SHARES + (("plane_share", "rest_share") if "plane_share" in data else ())
-    for suffix in VARIANTS:
-        assert bool((data[f"share{suffix}"].fillna(0) == 0).all())
-        assert all(bool(data[f"{name}{suffix}"].isnull().all()) for name in shares)
+    assert bool((data["share"].fillna(0) == 0).all())
+    assert all(bool(data[name].sel(of="residual").isnull().all()) for name in shares if "of" in data[name].dims)
+    assert all(bool(data[name].isnull().all()) for name in SHARES)
     assert "the fit leaves no more than float32 rounds" in result.findings()[2]
-    assert not any(key in result.summary for key in ("top_plane", "pair_head"))
+    assert len(result.findings()) == 3 + bool(result.caveat)  # nothing of planes or token pairs
     assert result.kinds == ["map"]
     assert "example_share" not in data
     if family == "smollm3":  # its second layer does not rotate
@@ -38,8 +37,8 @@ def test_of_a_text_of_one_token_the_fit_leaves_nothing(family_model, family):
 
 def test_layers_that_rotate_and_layers_that_do_not_stand_in_one_result(family_model):
     tokens = torch.randint(2, 60, (1, 20), generator=torch.Generator().manual_seed(0))
-    result = residual(family_model("smollm3", "bridge"), tokens, **QUIET)
-    data = result.dataset
+    result = Residual()(family_model("smollm3", "bridge"), tokens, **QUIET)
+    data = result.own
     for name in ("wavelength", "plane_share"):
         assert bool(data[name].sel(layer=0).notnull().all())
         assert bool(data[name].sel(layer=1).isnull().all())
@@ -71,15 +70,14 @@ def test_planes_share_a_small_residual_as_float64_says(capture, magnitude, seed)
 
 def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_model, mini):
     tokens = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0)).expand(3, -1)
-    data = across_prompts(mini, tokens, **QUIET).dataset
-    for suffix in VARIANTS:
-        np.testing.assert_allclose(data[f"position{suffix}"], 1, atol=1e-9)
-        np.testing.assert_allclose(data[f"chance{suffix}"], 0, atol=1e-9)
-        assert bool((abs(data[f"by_either{suffix}"] - 0.5) <= 0.5 + 1e-9).all())
-    result = across_prompts(family_model("smollm3", "bridge"), torch.full((2, 12), 5), **QUIET)
-    for name in ("position", "by_distance", "by_either", "chance"):
-        assert bool(result.dataset[name].sel(layer=1).isnull().all())
-        np.testing.assert_allclose(result.dataset["position"].sel(layer=0), 1, atol=1e-9)
+    data = AcrossPrompts()(mini, tokens, **QUIET).own
+    np.testing.assert_allclose(data["position"], 1, atol=1e-9)
+    np.testing.assert_allclose(data["chance"], 0, atol=1e-9)
+    assert bool((abs(data["share"].sel(function="either") - 0.5) <= 0.5 + 1e-9).all())
+    result = AcrossPrompts()(family_model("smollm3", "bridge"), torch.full((2, 12), 5), **QUIET)
+    for name in ("position", "share", "chance"):
+        assert bool(result.own[name].sel(layer=1).isnull().all())
+    np.testing.assert_allclose(result.own["position"].sel(layer=0), 1, atol=1e-9)
     assert "not defined" not in result.findings()[0]
 
 
@@ -87,9 +85,3 @@ def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_m
 def test_a_report_of_a_text_of_one_token_is_written(mini, tmp_path):
     report = analyze(mini, torch.full((1, 24), 7), null_seeds=(0,), progress=False, measures=["residual", "three_axis"])
     assert report.write(tmp_path / "report").is_file()
-
-
-def test_two_tokens_say_nothing_of_what_varies(mini):
-    report = analyze(mini, torch.tensor([[3, 4]]), measures="variance", null_seeds=(), progress=False)
-    assert report["variance"].dataset["position"].isnull().all()
-    assert any("one token besides the first says nothing" in said for said in report.findings())

@@ -9,20 +9,20 @@ import torch
 from families import save_family
 
 import tl_posgen
-from tl_posgen.analysis import analyze
-from tl_posgen.attaching import attach
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
+from tl_posgen.core.attach import attach
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.result import Result
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import read_text
-from tl_posgen.position.decomposition import across_prompts, mean_key, residual, three_axis
-from tl_posgen.report.sentences import ENCODINGS as WHERE
-from tl_posgen.result import Result
+from tl_posgen.position.decomposition import AcrossPrompts, MeanKey, Residual, ThreeAxis
+from tl_posgen.report.caveats import ENCODINGS as WHERE
 
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}
 OPTIONS = {"null_seeds": (), "progress": False}
 ENCODINGS = {"gpt2": "absolute", "bloom": "alibi"}
-FIXED = ["share_qd", "share_kd", "share_qkd"]
+OUT = {"tokens": "without first"}
 
 
 def random_prompts(n: int) -> torch.Tensor:
@@ -50,7 +50,7 @@ def alibi_capture(models):
 
 @pytest.fixture(scope="module")
 def both_slopes(alibi_capture) -> Sequence[LayerCapture]:
-    """The same capture with its slope and without."""
+    """One capture with its slope and without."""
     one, flat = alibi_capture, replace(alibi_capture.geometry, alibi_slopes=None)
     return [
         LayerCapture(each, heads=one.heads, prompt=0, tokens=one.tokens, q=one.q, k=one.k)
@@ -66,50 +66,49 @@ def test_a_report_names_its_encoding(reports, name, encoding):
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_measure_has_numbers(reports, name):
     for result in reports[name].values():
-        scalars = result.frame().select_dtypes("number")
-        named = [column for column in scalars if "of_position" not in column and not column.endswith(("_low", "_high"))]
+        scalars = result.frame(every=True).select_dtypes("number")
+        named = [column for column in scalars if "of_position" not in column]
         assert named
         assert np.isfinite(scalars[named].to_numpy()).all(), result.name
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_the_mean_key_split_is_exact_by_construction(reports, name):
-    data = reports[name]["mean_key"].dataset
-    np.testing.assert_allclose(data["r_by_distance"], 1, atol=1e-6)
+    np.testing.assert_allclose(reports[name]["mean_key"].own["r"], 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_distance_meets_nothing_in_the_variance(reports, name):
-    np.testing.assert_allclose(reports[name]["variance"].dataset[FIXED].to_array(), 0, atol=1e-9)
+    np.testing.assert_allclose(reports[name]["variance"].own["share"].sel(part=["qd", "kd", "qkd"]), 0, atol=1e-9)
 
 
 def test_learned_positions_have_no_distance_share(reports):
-    np.testing.assert_allclose(reports["gpt2"]["variance"].dataset["share_d"], 0, atol=1e-9)
+    np.testing.assert_allclose(reports["gpt2"]["variance"].own["share"].sel(part="d"), 0, atol=1e-9)
 
 
 def test_the_slope_of_alibi_is_its_distance_share(reports):
-    assert (reports["bloom"]["variance"].dataset["share_d"] > 0).all()
+    assert (reports["bloom"]["variance"].own["share"].sel(part="d") > 0).all()
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_the_residual_has_no_planes(reports, name):
-    assert "plane_share" not in reports[name]["residual"].dataset
+    assert "plane_share" not in reports[name]["residual"].own
 
 
 def test_the_slope_of_alibi_is_not_in_the_residual(both_slopes, collected):
-    with_slope, without = (collected(residual, capture) for capture in both_slopes)
-    for name in ("std", "distance_abs", "spectrum", "pair_mean"):
+    with_slope, without = (collected(Residual(), capture).sel(tokens="all") for capture in both_slopes)
+    for name in ("std", "abs_residual", "spectrum", "pair_residual"):
         np.testing.assert_allclose(with_slope[name], without[name], atol=1e-4)
     assert (with_slope["share"] < without["share"]).all()
 
 
 def test_the_slope_of_alibi_raises_r_within_rows(both_slopes, collected):
-    with_slope, without = (collected(three_axis, capture)["r_within_rows"] for capture in both_slopes)
+    with_slope, without = (collected(ThreeAxis(), capture)["r_within_rows"] for capture in both_slopes)
     assert (with_slope > without).all()
 
 
 def test_the_mean_key_split_is_of_the_scores_without_their_slope(both_slopes, collected):
-    with_slope, without = (collected(mean_key, capture)["mean_key_r"] for capture in both_slopes)
+    with_slope, without = (collected(MeanKey(), capture)["r"] for capture in both_slopes)
     np.testing.assert_array_equal(with_slope, without)
 
 
@@ -120,8 +119,8 @@ def test_the_slope_of_alibi_is_position_by_distance_and_by_key(models):
     queries = [(name, scale_out) for name in models["bloom"].hook_dict if name.endswith("attn.hook_q")]
     with models["bloom"].hooks(fwd_hooks=queries), attach(models["bloom"], ["across_prompts"]) as run:
         models["bloom"](random_prompts(12))
-    data = run.report()["across_prompts"].dataset
-    for name in ("position", "by_distance", "by_key", "by_either", "by_line"):
+    data = run.report()["across_prompts"].sel(tokens="all")
+    for name in ("position", "share"):
         np.testing.assert_allclose(data[name], 1, atol=1e-6)
 
 
@@ -152,32 +151,29 @@ def test_rope_needs_no_caveat(report):
 
 def test_mixed_encodings_are_named_once_each_and_noted_as_some_layers(tmp_path):
     model = tl_posgen.load_model(str(save_family("smollm3", tmp_path)), backend="bridge")
-    result = mean_key(model, random_prompts(24), **OPTIONS)
+    result = MeanKey()(model, random_prompts(24), **OPTIONS)
     assert result.provenance["encoding"] == "rotary, none"
     assert len(result.findings()) == 2
     assert "in some layers: nothing rotates" in result.findings()[1]
 
 
 def test_a_result_of_unknown_encoding_has_no_caveat(reports):
-    result = Result("mean_key", reports["gpt2"]["mean_key"].dataset)
+    result = Result(MeanKey(), reports["gpt2"]["mean_key"].dataset)
     assert result.caveat is None
     assert len(result.findings()) == 1
 
 
 @pytest.fixture(scope="module")
-def learned(shared):
+def learned(learned_positions, shared):
     """A trained model with learned positions, beside its null."""
     text = read_text(shared / "text" / "tinystories.txt")
-    model = tl_posgen.load_model(str(shared / "models" / "atome_vanilla_1m"))
-    return across_prompts(model, text, length=96, n_prompts=4, progress=False)
+    return AcrossPrompts()(learned_positions, text, length=96, n_prompts=4, progress=False)
 
 
 def test_learned_positions_turn_into_distance_by_training(learned):
-    trained, null = (
-        float(data["distance_of_position_without_first_token"].mean()) for data in (learned.dataset, learned.null)
-    )
-    assert trained > 0.6 > 0.2 > null
+    part = learned.numbers("part_of_position", function="distance", **OUT)
+    assert part.value > 0.6 > 0.2 > part.inits[0]
 
 
 def test_learned_positions_are_position_at_random_init_too(learned):
-    assert float(learned.null["position_without_first_token"].mean()) > 0.1
+    assert learned.numbers("position", **OUT).inits[0] > 0.1

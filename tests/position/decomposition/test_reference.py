@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tl_posgen.position.decomposition.pair_moments import pair_moments
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.decomposition.variance_shares import COMPONENTS, TripleMoments, variance_shares
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS, TripleMoments, variance_shares
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 
 N_TOKENS = 512
@@ -61,7 +61,7 @@ def measure(model, tokens: Tensor) -> dict[str, float | list[float]]:
         ]:
             rows["r" + ending].append(fit.r)
             rows["r_within_rows" + ending].append(fit.r_within_rows)
-        shares = variance_shares(TripleMoments.of(q, k, rope, first_token=False), rope, 8**-0.5, N_TOKENS - 1)
+        shares = variance_shares(TripleMoments.from_qk(q, k, rope, first_token=False), rope, 8**-0.5, N_TOKENS - 1)
         for name in COMPONENTS:
             rows[name].append(shares.share(name))
     found = {name: float(torch.stack(values).mean()) for name, values in rows.items()}

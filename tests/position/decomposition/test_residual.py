@@ -2,30 +2,36 @@
 
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-from tl_posgen.analysis import analyze
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.result import Result, joined
 from tl_posgen.errors import InputError
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.decomposition import residual
-from tl_posgen.position.decomposition.residual_figures import labels, show, table
+from tl_posgen.position.decomposition import Residual, layer_residuals
 from tl_posgen.rope.rotation import complex_planes
 
 N = 64
+OUT = {"tokens": "without first"}
 VISIBLE = torch.ones(N, N).tril().bool()
 
 
 @pytest.fixture(scope="module")
 def data(single):
     """Of the first prompt alone."""
-    return single["residual"].dataset
+    return single["residual"].own
+
+
+@pytest.fixture(scope="module")
+def full(data):
+    """Of layer 1 of the first prompt, all tokens."""
+    return data.sel(tokens="all", layer=1)
 
 
 @pytest.fixture(scope="module")
@@ -56,100 +62,94 @@ def within_rows(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_share_is_what_r_within_rows_leaves(single, data):
-    r = single["three_axis"].dataset
-    for suffix in ("", "_without_first_token"):
-        np.testing.assert_allclose(data[f"share{suffix}"], 1 - r[f"r_within_rows{suffix}"] ** 2, atol=1e-6)
+    np.testing.assert_allclose(data["share"], 1 - single["three_axis"].own["r_within_rows"] ** 2, atol=1e-6)
 
 
-def test_the_share_is_that_of_dense_least_squares(data, capture, left):
+def test_the_share_is_that_of_dense_least_squares(full, capture, left):
     within = within_rows(capture.scores().double(), VISIBLE).square().sum((1, 2))
-    np.testing.assert_allclose(data["share"].sel(layer=1), left.square().sum((1, 2)) / within, rtol=1e-5)
+    np.testing.assert_allclose(full["share"], left.square().sum((1, 2)) / within, rtol=1e-5)
 
 
 def test_leaving_out_the_first_token_fits_the_rest_alone(data, capture):
     rest = dense_residual(capture.scores().double()[:, 1:, 1:], VISIBLE[1:, 1:])
     expected = rest[:, VISIBLE[1:, 1:]].square().mean(-1).sqrt()
-    np.testing.assert_allclose(data["std_without_first_token"].sel(layer=1), expected, rtol=1e-5)
+    np.testing.assert_allclose(data["std"].sel(OUT).sel(layer=1), expected, rtol=1e-5)
 
 
-def test_the_spectrum_is_that_of_the_residual_with_hidden_pairs_at_zero(data, left):
+def test_the_spectrum_is_that_of_the_residual_with_hidden_pairs_at_zero(full, left):
     share = torch.linalg.svdvals(left) ** 2
     share = share / share.sum(-1, keepdim=True)
-    found = data.sel(layer=1)
-    np.testing.assert_allclose(found["spectrum"], share[:, :8], atol=1e-5)
-    np.testing.assert_allclose(found["effective_rank"], 1 / share.square().sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(full["spectrum"].transpose("head", "component"), share[:, :8], atol=1e-5)
+    np.testing.assert_allclose(full["effective_rank"], 1 / share.square().sum(-1), rtol=1e-4)
 
 
-def test_distances_are_those_of_the_diagonals(data, left):
-    found = data.sel(layer=1)
+def test_distances_are_those_of_the_diagonals(full, left):
     for distance in (0, 3, N - 1):
         diagonal = left.diagonal(-distance, 1, 2)
         np.testing.assert_allclose(
-            found["distance_abs"].sel(distance=distance), diagonal.abs().mean(-1), rtol=1e-4, atol=1e-5
+            full["abs_residual"].sel(distance=distance), diagonal.abs().mean(-1), rtol=1e-4, atol=1e-5
         )
         ratio = diagonal.square().mean(-1) / left[:, VISIBLE].square().mean(-1)
-        np.testing.assert_allclose(found["distance_ratio"].sel(distance=distance), ratio, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(found["distance_share"].sum("distance"), 1, rtol=1e-6)
+        np.testing.assert_allclose(full["energy_ratio"].sel(distance=distance), ratio, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(full["energy_share"].sum("distance"), 1, rtol=1e-6)
 
 
-def test_plane_shares_are_those_of_one_fit_a_plane(data, capture, left):
+def test_plane_shares_are_those_of_one_fit_a_plane(full, capture, left):
     zq, zk = (complex_planes(x.double(), capture.geometry.rope) for x in (capture.rotated_q, capture.rotated_k))
     plane = capture.geometry.scale * (zq[..., 2, None] * zk[..., 2].conj()[:, None]).real
     own = dense_residual(plane, VISIBLE)
     expected = (own * left).sum((1, 2)) / left.square().sum((1, 2))
-    np.testing.assert_allclose(data["plane_share"].sel(layer=1, plane=2), expected, atol=1e-5)
+    np.testing.assert_allclose(full["plane_share"].sel(of="residual", plane=2), expected, atol=1e-5)
     within = within_rows(capture.scores().double(), VISIBLE)
     expected = (within_rows(plane, VISIBLE) * within).sum((1, 2)) / within.square().sum((1, 2))
-    np.testing.assert_allclose(data["score_plane_share"].sel(layer=1, plane=2), expected, atol=1e-5)
+    np.testing.assert_allclose(full["plane_share"].sel(of="scores", plane=2), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plane_share", "score_plane_share"])
-@pytest.mark.parametrize("suffix", ["", "_without_first_token"])
-def test_plane_shares_and_the_rest_add_up_to_one(data, name, suffix):
-    rest = data[name.replace("plane", "rest") + suffix]
-    np.testing.assert_allclose(data[name + suffix].sum("plane") + rest, 1, atol=1e-4)
+def test_plane_shares_and_the_rest_add_up_to_one(data):
+    np.testing.assert_allclose(data["plane_share"].sum("plane") + data["rest_share"], 1, atol=1e-4)
 
 
-def test_token_pairs_are_those_whose_mean_explains_most(data, capture, left):
+def test_token_pairs_are_those_whose_mean_explains_most(full, capture, left):
     kinds = {}
     for i, j in VISIBLE.nonzero().tolist():
         kinds.setdefault((int(capture.tokens[i]), int(capture.tokens[j])), []).append(float(left[2, i, j]))
     explained = {kind: len(e) * np.mean(e) ** 2 / float(left[2].square().sum()) for kind, e in kinds.items()}
     order = sorted(kinds, key=lambda kind: -explained[kind])[:10]
-    found = data.sel(layer=1, head=2)
+    found = full.sel(head=2)
     np.testing.assert_allclose(found["pair_share"], [explained[kind] for kind in order], rtol=1e-3)
-    np.testing.assert_allclose(found["pair_mean"], [np.mean(kinds[kind]) for kind in order], rtol=1e-3)
-    assert list(zip(found["query_token"].values, found["key_token"].values, strict=True)) == order
+    np.testing.assert_allclose(found["pair_residual"], [np.mean(kinds[kind]) for kind in order], rtol=1e-3)
+    assert list(map(tuple, found["pair_token"].values)) == order
     assert found["pair_count"].values.tolist() == [len(kinds[kind]) for kind in order]
 
 
 def test_token_ids_have_their_texts_beside_them(data, mini):
-    found = data.sel(layer=3, head=1)
-    texts = token_strings(mini, torch.tensor(found["key_token_without_first_token"].values))
-    assert found["key_token_without_first_token_text"].values.tolist() == texts
+    found = data.sel(OUT).sel(layer=3, head=1, side="k")
+    texts = token_strings(mini, torch.tensor(found["pair_token"].values))
+    assert found["pair_token_text"].values.tolist() == texts
 
 
 def test_rows_of_an_example_sum_to_zero(data):
-    example = data["example_residual"]
+    example = data["example_map"].sel(of="residual")
     assert float(abs(example).max()) > 0.1
     np.testing.assert_allclose(example.sum("key"), 0, atol=1e-4)
     np.testing.assert_allclose(example.sum("query"), 0, atol=1e-4)
 
 
 def test_examples_are_the_heads_that_leave_most(data):
-    ranked = data["share_without_first_token"].to_series().sort_values(ascending=False)
+    ranked = data["share"].sel(OUT).to_series().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in zip(data["example_layer"], data["example_head"], strict=True)]
     assert heads == ranked.index[:2].to_list()
     np.testing.assert_allclose(data["example_share"], ranked.iloc[:2], rtol=1e-5)
 
 
 def test_the_trained_model_leaves_less_than_its_null(result):
-    assert result.dataset["share_without_first_token"].mean() < result.null["share_without_first_token"].mean() - 0.1
+    left = result.numbers("share", **OUT)
+    assert left.value < left.of_inits.value - 0.1
 
 
 def test_energies_of_prompts_add_up(mini, prompts):
     def run(tokens: torch.Tensor) -> xr.Dataset:
-        return residual(mini, tokens[:, :24], layers=[2], null_seeds=(), progress=False).dataset
+        return Residual()(mini, tokens[:, :24], layers=[2], null_seeds=(), progress=False).own
 
     both, one, other = run(prompts[:2]), run(prompts[:1]), run(prompts[1:2])
     np.testing.assert_allclose(2 * both["std"] ** 2, one["std"] ** 2 + other["std"] ** 2, rtol=1e-6)
@@ -157,23 +157,28 @@ def test_energies_of_prompts_add_up(mini, prompts):
 
 
 def test_heads_taken_a_few_at_a_time_are_the_same(capture, collected, data, monkeypatch):
-    monkeypatch.setattr(sys.modules[residual.collector.__module__], "ENTRIES", 3 * N**2)
-    again, whole = collected(residual, capture), data.sel(layer=[1])
-    assert again["query_token_without_first_token"].equals(whole["query_token_without_first_token"])
-    for name in ("share", "spectrum_without_first_token", "plane_share"):
+    monkeypatch.setattr(layer_residuals, "ENTRIES", 3 * N**2)
+    again, whole = collected(Residual(), capture), data.sel(layer=[1])
+    np.testing.assert_array_equal(again["pair_token"], whole["pair_token"])
+    for name in ("share", "spectrum", "plane_share"):
         np.testing.assert_allclose(again[name], whole[name], rtol=1e-6, atol=1e-9)
 
 
-def test_chosen_heads_are_measured_as_among_all_and_no_others_are_listed(mini, prompts, single, data):
-    chosen = {"heads": [(3, 1), (0, 2)], "null_seeds": (), "progress": False}
-    result = residual(mini, prompts[:1], **chosen)
-    for layer, head in chosen["heads"]:
-        of = {"layer": layer, "head": head}
-        assert float(result.dataset["share"].sel(of)) == pytest.approx(float(data["share"].sel(of)))
-    assert result.dataset["share"].notnull().sum() == 2
-    assert result.summary["not_defined"] == ""
-    assert set(zip(result.table()["layer"], result.table()["head"], strict=True)) == {(3, 1), (0, 2)}
-    assert len(table(result.dataset.drop_vars("query_token_without_first_token"))) == 2
+def test_chosen_heads_are_measured_as_among_all_and_no_others_are_listed(mini, prompts, data):
+    heads = [(3, 1), (0, 2)]
+    result = Residual()(mini, prompts[:1], heads=heads, null_seeds=(), progress=False)
+    share = result.sel(tokens="all")["share"]
+    for layer, head in heads:
+        place = {"tokens": "all", "layer": layer, "head": head}
+        assert float(share.sel(layer=layer, head=head)) == pytest.approx(float(data["share"].sel(place)))
+    assert share.notnull().sum() == 2
+    assert "Not defined" not in " ".join(result.findings())
+    for table in (result.table(), without_pairs(result).table()):
+        assert set(zip(table["layer"], table["head"], strict=True)) == set(heads)
+
+
+def without_pairs(result: Result) -> Result:
+    return Result(result.measure, result.dataset.drop_vars("pair_token"))
 
 
 def head_of(scores: torch.Tensor, tokens: torch.Tensor | None = None) -> LayerCapture:
@@ -183,55 +188,60 @@ def head_of(scores: torch.Tensor, tokens: torch.Tensor | None = None) -> LayerCa
     return LayerCapture(geometry, range(heads), 0, tokens, scores, torch.eye(n).expand(heads, -1, -1))
 
 
+def result_of(dataset: xr.Dataset, measure: Residual) -> Result:
+    return Result(measure, joined(measure, {"trained": dataset}, ["made up"]))
+
+
 def test_an_additive_head_leaves_nothing_and_has_no_shape(collected):
     i = torch.arange(12.0)
-    found = collected(residual, head_of((torch.cos(i[:, None] - i) + 3 * i[:, None].sin() - i.sqrt())[None]))
+    scores = torch.cos(i[:, None] - i) + 3 * i[:, None].sin() - i.sqrt()
+    found = collected(Residual(), head_of(scores[None])).sel(tokens="all")
     assert found["share"].item() < 1e-10
     assert found[["top_share", "effective_rank"]].to_array().isnull().all()
 
 
 def test_a_head_of_constant_rows_has_no_share(collected):
-    found = collected(residual, head_of(torch.arange(12.0)[None, :, None].expand(1, 12, 12)))
+    found = collected(Residual(), head_of(torch.arange(12.0)[None, :, None].expand(1, 12, 12)))
     assert found["share"].isnull().all()
-    assert "not defined" in residual.findings(residual.summarise(found), None)[0]
+    assert "not defined" in result_of(found, Residual()).findings()[0]
 
 
 def test_without_token_ids_there_are_no_token_pairs(collected):
     noise = torch.randn(1, 12, 12, generator=torch.Generator().manual_seed(0))
-    found = collected(residual, head_of(noise), examples=0)
-    assert not {"query_token", "example_residual", "plane_share"} & set(found)
-    assert residual.kinds(found) == ["map", "spectrum", "distances"]
-    assert labels(found) == []
-    assert len(residual.findings(residual.summarise(found), None)) == 2
-    assert table(found)["share"].tolist() == found["share"].values.ravel().tolist()
+    result = result_of(collected(Residual(examples=0), head_of(noise)), Residual(examples=0))
+    assert not {"pair_token", "example_map", "plane_share"} & set(result.own)
+    assert result.kinds == ["map", "spectrum", "distances"]
+    assert result.token_labels() == []
+    assert len(result.findings()) == 2
+    np.testing.assert_array_equal(result.table()["share"], result.sel(tokens="all")["share"].values.ravel())
 
 
 def test_examples_without_token_ids_are_shown_by_position(collected):
     noise = torch.randn(1, 12, 12, generator=torch.Generator().manual_seed(0))
-    found = collected(residual, head_of(noise))
-    assert found["example_token"].values.tolist() == list(range(12))
-    assert '"11"' in show(found, 0).local_src
+    result = result_of(collected(Residual(), head_of(noise)), Residual())
+    assert result.own["example_token"].values.tolist() == list(range(12))
+    assert '"11"' in result.show(0).local_src
 
 
 def test_a_prompt_that_any_fit_fits_is_refused_before_anything_runs(mini, collected):
     with pytest.raises(InputError, match="4 tokens leaves none; give 5 tokens at least"):
         analyze(mini, torch.arange(4)[None], measures=["residual"], progress=False)
     with pytest.raises(InputError, match="5 tokens at least"):  # what somebody else's forward pass feeds
-        collected(residual, head_of(torch.ones(1, 4, 4)))
+        collected(Residual(), head_of(torch.ones(1, 4, 4)))
 
 
 def test_the_map_shows_trained_and_null_shares(result):
     maps = result.plot("map").data
-    np.testing.assert_array_equal(maps[1].z, result.dataset["share_without_first_token"])
-    np.testing.assert_array_equal(maps[4].z, result.null["share_without_first_token"])
+    np.testing.assert_array_equal(maps[1].z, result.own["share"].sel(OUT))
+    np.testing.assert_array_equal(maps[4].z, result.null["share"].sel(OUT))
 
 
 @pytest.mark.parametrize("kind", ["spectrum", "distances"])
 def test_curves_have_a_line_a_head_and_its_null(result, kind):
     traces = result.plot(kind).data
     assert len(traces) == 4 + 16
-    name = {"spectrum": "spectrum", "distances": "distance_ratio"}[kind]
-    heads = result.dataset[f"{name}_without_first_token"].sel(layer=0, head=0).values
+    name = {"spectrum": "spectrum", "distances": "energy_ratio"}[kind]
+    heads = result.own[name].sel(OUT).sel(layer=0, head=0).values
     shown = traces[1].x.astype(int) - 1
     np.testing.assert_allclose(traces[1].y, heads[shown])
     assert shown[-1] == {"spectrum": 7, "distances": 31}[kind]
@@ -239,32 +249,29 @@ def test_curves_have_a_line_a_head_and_its_null(result, kind):
 
 def test_the_planes_of_residual_and_scores_stand_side_by_side(result):
     maps = result.plot("planes").data
-    shares = [result.dataset, result.null]
-    np.testing.assert_array_equal(np.array(maps[0].z).reshape(4, 4, -1), shares[0]["plane_share_without_first_token"])
-    np.testing.assert_array_equal(
-        np.array(maps[3].z).reshape(4, 4, -1), shares[1]["score_plane_share_without_first_token"]
-    )
+    for drawn, data, of in ((maps[0], result.own, "residual"), (maps[3], result.null, "scores")):
+        shares = data["plane_share"].sel(OUT | {"of": of})
+        np.testing.assert_array_equal(np.array(drawn.z).reshape(4, 4, -1), shares)
 
 
 def test_token_bars_are_the_pairs_of_the_heads_that_leave_most(result):
     bars = result.plot("tokens").data
-    layer, head = result.dataset["share_without_first_token"].to_series().sort_values(ascending=False).index[0]
+    layer, head = result.own["share"].sel(OUT).to_series().sort_values(ascending=False).index[0]
     assert len(bars) == 2 * 4
-    here = result.dataset.sel(layer=layer, head=head)
-    np.testing.assert_array_equal(bars[0].x, here["pair_mean_without_first_token"])
-    count, share = (float(here[f"pair_{name}_without_first_token"][0]) for name in ("count", "share"))
-    assert bars[0].text[0] == f"×{count:.0f}, {share:.1%}"
+    here = result.sel(layer=layer, head=head, **OUT)
+    np.testing.assert_array_equal(bars[0].x, here["pair_residual"])
+    assert bars[0].text[0] == f"×{float(here['pair_count'][0]):.0f}, {float(here['pair_share'][0]):.1%}"
 
 
 def test_the_token_page_draws_both_signs_on_one_scale(result):
     page = result.show(example=1).local_src
     props = json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
     drawn = np.array(props["attention"])
-    example = result.dataset.isel(example=1)
-    np.testing.assert_allclose(drawn[0], example["example_residual"], atol=1e-4)
-    np.testing.assert_allclose(drawn[0] + drawn[1], example["example_scores"], atol=2e-4)
+    example = result.own["example_map"].isel(example=1)
+    np.testing.assert_allclose(drawn[0], example.sel(of="residual"), atol=1e-4)
+    np.testing.assert_allclose(drawn[0] + drawn[1], example.sel(of="scores"), atol=2e-4)
     assert props["minValue"] == -props["maxValue"] < 0
-    assert len(labels(result.dataset)) == 2
+    assert len(result.token_labels()) == 2
 
 
 def test_the_table_names_the_strongest_pair_of_the_heads_that_leave_most(result):
@@ -272,18 +279,21 @@ def test_the_table_names_the_strongest_pair_of_the_heads_that_leave_most(result)
     assert len(rows) == 12
     assert rows["left"].is_monotonic_decreasing
     row = rows.iloc[0]
-    here = result.dataset.sel(layer=row["layer"], head=row["head"]).isel(rank=0)
-    assert row["query token"] == repr(here["query_token_without_first_token_text"].item())
-    assert row["share"] == pytest.approx(float(here["pair_share_without_first_token"]))
+    here = result.sel(layer=row["layer"], head=row["head"], rank=1, **OUT)
+    assert row["query token"] == repr(here["pair_token_text"].sel(side="q").item())
+    assert row["share"] == pytest.approx(float(here["pair_share"]))
     assert f"query {row['query token']} on key {row['key token']}, " in result.findings()[3]
+    of_null = result.table(null=True)
+    assert of_null["left"][0] == pytest.approx(float(result.null["share"].sel(OUT).max()))
 
 
 def test_the_sentence_names_the_plane_that_holds_most_beside_the_nulls_share_of_it(result):
     shares = [
-        side["plane_share_without_first_token"].mean(("layer", "head")) for side in (result.dataset, *result.nulls)
+        side["plane_share"].sel(OUT | {"of": "residual"}).mean(("layer", "head"))
+        for side in (result.own, *result.nulls)
     ]
     plane = int(shares[0].values.argmax())
     own, null = float(shares[0][plane]), float((shares[1] + shares[2])[plane]) / 2
     assert f"Of the residual, {own:.0%} (random init {null:.0%} ± " in result.findings()[2]
-    wavelength = float(result.dataset["wavelength"].sel(layer=0, plane=plane))
+    wavelength = float(result.own["wavelength"].sel(layer=0, plane=plane))
     assert f"is in plane {plane} (wavelength {wavelength:.1f} tokens)" in result.findings()[2]

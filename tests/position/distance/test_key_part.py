@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.distance.hooks import seen_at
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.key_part import refit_r, same_key_part
 
 
@@ -32,7 +32,7 @@ def test_the_fit_made_again_against_least_squares(family_model, name):
     for first, of_variant in enumerate(found):
         for at, d0 in enumerate((0, 5)):
             for head in range(2):
-                two = [x[head, first:, first:] for x in (capture.scores(), seen_at(capture, d0, None))]
+                two = [x[head, first:, first:] for x in (capture.scores(), scores_at_distance(capture, d0, None))]
                 expected = torch.corrcoef(torch.stack([key_part(scores) for scores in two]))[0, 1]
                 torch.testing.assert_close(of_variant[head, at], expected, atol=1e-4, rtol=1e-4)
 

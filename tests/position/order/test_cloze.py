@@ -9,7 +9,7 @@ import torch
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.order.cloze import ClozeItem, cloze_items, encode, encoded_items, measure_cloze, score_choices
+from tl_posgen.position.order.cloze import ClozeItem, cloze_items, encode, encoded_items, score_choices, score_item
 
 EVERYWHERE = {"layers": None, "heads": None}
 HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
@@ -18,11 +18,6 @@ HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
 @pytest.fixture(scope="session")
 def items(mini, alice):
     return [encode(mini, item) for item in islice(cloze_items(alice, words=20), 2)]
-
-
-@pytest.fixture(scope="session")
-def scored(mini, items):
-    return measure_cloze(mini, items, {"condition": ["tokens", "positions"], "ratio": [0.0, 0.5]}, **HOW)
 
 
 def test_items_are_the_same_every_time(alice):
@@ -61,30 +56,27 @@ def test_token_ids_are_read_back_as_text(mini, alice):
 def test_the_score_of_a_choice_is_its_loss(mini):
     item = ClozeItem("Alice was beginning to get very tired of sitting by her", ("sister",), 0)
     one = encode(mini, item)
-    found = measure_cloze(mini, [one], {"condition": ["tokens"], "ratio": [0.0]}, **HOW)
+    found = score_item(mini, one, "tokens", 0.0, **HOW)
     losses = token_losses(mini, one.longest[None])[0, -len(one.choices[0]) :]
-    assert found.cloze_log_likelihood.item() == pytest.approx(-float(losses.mean()), abs=1e-6)
+    assert found["cloze_log_likelihood"] == pytest.approx(-float(losses.mean()), abs=1e-6)
 
 
 def test_the_likeliest_choice_is_taken(mini, items):
-    axes = {"condition": ["tokens"], "ratio": [0.0]}
     for item in items:
         sums = []
         for choice in item.choices:
             row = torch.cat([item.context, choice])
             sums.append(-float(token_losses(mini, row[None])[0, -len(choice) :].sum()))
-        found = measure_cloze(mini, [item], axes, **HOW)
-        assert found.cloze_accuracy.item() == float(np.argmax(sums) == item.gold)
+        assert score_item(mini, item, "tokens", 0.0, **HOW)["cloze_accuracy"] == float(np.argmax(sums) == item.gold)
 
 
-def test_with_nothing_moved_all_conditions_agree(scored):
-    ordered = scored.cloze_log_likelihood.sel(ratio=0)
-    assert float(ordered[0]) == pytest.approx(float(ordered[1]), abs=1e-4)
+def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(mini, items):
+    def log_p(condition, ratio):
+        return np.mean([score_item(mini, item, condition, ratio, **HOW)["cloze_log_likelihood"] for item in items])
 
-
-def test_order_lost_changes_scores_but_never_the_choices(scored):
-    assert abs(scored.cloze_log_likelihood.diff("ratio")).min() > 1e-3
-    assert float(scored.cloze_chance) == 0.25
+    assert log_p("tokens", 0.0) == pytest.approx(log_p("positions", 0.0), abs=1e-4)
+    for condition in ("tokens", "positions"):
+        assert abs(log_p(condition, 0.5) - log_p(condition, 0.0)) > 1e-3
 
 
 @pytest.mark.parametrize("condition", ["tokens", "jitter", "position_part"])

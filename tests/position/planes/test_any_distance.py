@@ -1,46 +1,36 @@
 """Functions of distance built into a head, and what the bundled model learned instead."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from declared import assert_declared
 
-from tl_posgen import load
-from tl_posgen.analysis import analyze
+from tl_posgen.core.json_values import jsonable
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.variance import Variance
-from tl_posgen.position.planes.any_distance import (
-    INVERSE_DFT,
-    AnyDistance,
-    additive_r,
-    exact_scores,
-    example_functions,
-    layer_names,
-)
-from tl_posgen.position.planes.any_distance import MEASURE as any_distance
-from tl_posgen.report.tables import compact
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
+from tl_posgen.position.planes import AnyDistance
+from tl_posgen.position.planes.any_distance import layer_names
+from tl_posgen.position.planes.made_scores import INVERSE_DFT, additive_r, exact_scores, example_functions
 
 CUT = {"length": 48, "n_prompts": 1, "progress": False}
 
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return any_distance(mini, alice, n_distances=24, null_seeds=(0, 1), **CUT)
+    return AnyDistance(n_distances=24)(mini, alice, null_seeds=(0, 1), **CUT)
 
 
 @pytest.fixture(scope="session")
 def best(result):
-    return result.dataset.sel(planes="layers 0 to 3, rcond 1e-12")
+    return result.own.sel(planes="layers 0 to 3, rcond 1e-12")
 
 
 def test_the_head_made_by_inverse_dft_has_the_functions_for_its_scores(result):
-    exact = result.dataset.sel(planes=INVERSE_DFT)
+    exact = result.own.sel(planes=INVERSE_DFT)
     assert float(exact["error"].max()) < 1e-12
-    np.testing.assert_allclose(exact["scores"], result.dataset["values"], atol=1e-12)
+    np.testing.assert_allclose(exact["scores"], result.own["values"], atol=1e-12)
 
 
 def test_the_exact_scores_are_right_for_every_token_pair():
@@ -55,7 +45,7 @@ def test_the_fits_use_the_models_own_frequencies(mini, result, best):
     theta = wrap(mini).found()[0].geometry.rope.inv_freq.numpy()
     angles = np.arange(24)[:, None] * theta
     design = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    values = result.dataset["values"].sel(function="sawtooth").values
+    values = result.own["values"].sel(function="sawtooth").values
     fitted = design @ np.linalg.lstsq(design, values, rcond=1e-12)[0]
     np.testing.assert_allclose(best["scores"].sel(function="sawtooth"), fitted, atol=1e-4)
     error = np.sqrt(np.mean((fitted - values) ** 2)) / values.std()
@@ -63,7 +53,7 @@ def test_the_fits_use_the_models_own_frequencies(mini, result, best):
 
 
 def test_a_larger_rcond_has_smaller_logits_and_a_larger_error(result, best):
-    small = result.dataset.sel(planes="layers 0 to 3, rcond 0.01")
+    small = result.own.sel(planes="layers 0 to 3, rcond 0.01")
     assert (small["largest_logit"] < best["largest_logit"]).all()
     assert (small["error"] >= best["error"]).all()
 
@@ -71,9 +61,9 @@ def test_a_larger_rcond_has_smaller_logits_and_a_larger_error(result, best):
 def test_a_function_that_the_planes_have_is_reached(mini, alice):
     wave = torch.arange(24).double().cos()  # the fastest plane turns by 1 per token
     options = {"functions": {"wave": wave}, "rconds": [1e-12], "n_distances": 24}
-    found = any_distance(mini, alice, null_seeds=(), **options, **CUT)
-    assert float(found.dataset["error"].max()) < 1e-5
-    assert found.summary["fit_error_highest"] == [float(found.dataset["error"].isel(planes=1).max())]
+    found = AnyDistance(**options)(mini, alice, null_seeds=(), **CUT)
+    assert float(found.own["error"].max()) < 1e-5
+    assert "relative error is 0.00 to 0.00" in found.findings()[1]
     assert len(found.plot("functions").data) == 3
 
 
@@ -91,31 +81,35 @@ def test_additive_r_of_independent_noise_is_what_the_counts_say():
 
 
 def test_the_correlation_of_trained_heads_is_that_of_the_variance_decomposition(mini, alice, result):
-    found = analyze(mini, alice, measures=[Variance(n_distances=24)], null_seeds=(), **CUT)["variance"]
-    np.testing.assert_allclose(result.dataset["head_additive_r"], (1 - found.dataset["interaction"]) ** 0.5)
+    kept = []
+    run_capture(mini, to_prompts(mini, alice, length=48, n_prompts=1)[0][None], kept.append, layers=[2])
+    (layer,) = kept
+    moments = TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
+    shares = variance_shares(moments, layer.geometry.rope, layer.geometry.scale, 24).within_rows
+    expected = (1 - shares.share("kd", "qkd")) ** 0.5
+    np.testing.assert_allclose(result.own["head_additive_r"].sel(layer=2), expected, rtol=1e-6)
 
 
 def test_trained_heads_are_more_additive_than_random_ones_and_both_than_the_made_one(result):
-    made = float(result.dataset["additive_r"].sel(function="token pairs", planes=INVERSE_DFT))
-    trained, random = (float(side["head_additive_r"].mean()) for side in (result.dataset, result.null))
-    assert made < random < trained
+    made = float(result.own["additive_r"].sel(function="token pairs", planes=INVERSE_DFT))
+    trained = result.numbers("head_additive_r")
+    assert made < min(trained.inits) <= max(trained.inits) < trained.value
 
 
 def test_layers_of_other_frequencies_are_fitted_on_their_own(family_model):
     tokens = torch.arange(2, 26)[None]
-    found = any_distance(
-        family_model("gemma3", "bridge"), tokens, n_distances=16, rconds=[1e-12], null_seeds=(), progress=False
-    )
-    assert found.dataset["planes"].values.tolist() == [INVERSE_DFT, "layer 0, rcond 1e-12", "layer 1, rcond 1e-12"]
-    step = found.dataset["error"].sel(function="step").values
+    model, measure = family_model("gemma3", "bridge"), AnyDistance(n_distances=16, rconds=[1e-12])
+    found = measure(model, tokens, null_seeds=(), progress=False)
+    assert found.own["planes"].values.tolist() == [INVERSE_DFT, "layer 0, rcond 1e-12", "layer 1, rcond 1e-12"]
+    step = found.own["error"].sel(function="step").values
     assert step[1] != pytest.approx(step[2])
 
 
 def test_chosen_layers_and_heads_are_fitted_and_set_beside_alone(mini, alice, result):
-    some = any_distance(mini, alice, layers=[1], heads=[2], n_distances=24, null_seeds=(), **CUT).dataset
+    some = AnyDistance(n_distances=24)(mini, alice, layers=[1], heads=[2], null_seeds=(), **CUT).own
     assert some["planes"].values.tolist()[1] == "layer 1, rcond 1e-12"
     assert some["head_additive_r"].shape == (1, 1)
-    np.testing.assert_allclose(some["head_additive_r"], result.dataset["head_additive_r"].sel(layer=[1], head=[2]))
+    np.testing.assert_allclose(some["head_additive_r"], result.own["head_additive_r"].sel(layer=[1], head=[2]))
 
 
 def test_runs_of_layers_have_short_names():
@@ -132,51 +126,40 @@ def test_the_seed_decides_the_noise_alone():
 
 
 def test_the_seed_of_the_job_draws_the_functions(mini, alice, result):
-    other = any_distance(mini, alice, seed=1, n_distances=24, null_seeds=(), **CUT).dataset
-    same = (result.dataset["values"] == other["values"]).all("distance")
+    other = AnyDistance(n_distances=24)(mini, alice, seed=1, null_seeds=(), **CUT).own
+    same = (result.own["values"] == other["values"]).all("distance")
     assert same.values.tolist() == [True, True, True, False, False]
-
-
-def test_it_comes_back_from_disk_and_draws_the_same(result, tmp_path):
-    loaded = load(result.save(tmp_path / "r.nc"))["any_distance"]
-    assert loaded.dataset.equals(result.dataset)
-    for kind in ("functions", "heads"):
-        assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
-    assert loaded.findings() == result.findings()
 
 
 def test_functions_are_drawn_with_every_head_made_for_them_and_heads_as_points(result):
     traces = result.plot(kind="functions").data
     assert len(traces) == 5 * (1 + 3)
-    np.testing.assert_array_equal(traces[0].y, result.dataset["values"].sel(function="step"))
-    np.testing.assert_array_equal(traces[1].y, result.dataset["scores"].sel(function="step", planes=INVERSE_DFT))
+    np.testing.assert_array_equal(traces[0].y, result.own["values"].sel(function="step"))
+    np.testing.assert_array_equal(traces[1].y, result.own["scores"].sel(function="step", planes=INVERSE_DFT))
     own, null, made = result.plot(kind="heads").data
-    np.testing.assert_array_equal(own.x, result.dataset["head_additive_r"].values.ravel())
+    np.testing.assert_array_equal(own.x, result.own["head_additive_r"].values.ravel())
     np.testing.assert_array_equal(null.x, result.null["head_additive_r"].values.ravel())
-    assert made.x == (result.summary["least_additive_r"],)
+    assert made.x == (float(result.own["additive_r"].sel(planes=INVERSE_DFT).min()),)
 
 
-def test_the_errors_in_the_titles_are_those_of_the_summary(result):
+def test_the_titles_say_the_errors(result):
     titles = [note.text for note in result.plot(kind="functions").layout.annotations]
-    for name, title in zip(result.dataset["function"].values, titles, strict=True):
-        errors = result.dataset["error"].sel(function=name).values.tolist()
-        assert result.summary[f"error_{name}"] == errors
+    for name, title in zip(result.own["function"].values, titles, strict=True):
+        errors = result.own["error"].sel(function=name).values
         assert title == f"{name}: errors {', '.join(f'{error:.2g}' for error in errors)}"
 
 
 def test_rows_of_the_tables(result):
-    assert len(result.frame()) == len(compact(result)) == 15
-    assert len(compact(result, null=True)) == 4
+    assert len(result.frame()) == len(result.table()) == 15
+    null = result.table(null=True)
+    assert len(null) == 4
+    mean = np.mean([one["head_additive_r"].mean("head") for one in result.nulls], 0)
+    np.testing.assert_allclose(null["head_additive_r"], mean)
 
 
-def test_every_variable_is_declared(result):
-    assert_declared(result)
-
-
-def test_the_sentences_say_the_summary_with_the_null_or_without(result):
-    assert json.loads(json.dumps(result.summary)) == result.summary
+def test_the_sentences_say_the_numbers(result):
     first, *fits, last = result.findings()
-    data = result.dataset
+    data = result.own
     assert f"relative error at most {float(data['error'].sel(planes=INVERSE_DFT).max()):.0e}" in first
     assert f"'token pairs', which takes {8 * 13} planes" in first
     for sentence, planes in zip(fits, data["planes"].values[1:], strict=True):
@@ -185,11 +168,7 @@ def test_the_sentences_say_the_summary_with_the_null_or_without(result):
         ratio = float((one["largest_logit"] / one["largest_value"]).max())
         assert f"({planes})" in sentence
         assert f"as much as {ratio:.2g} times" in sentence
-    own = float(data["head_additive_r"].mean())
-    nulls = [float(null["head_additive_r"].mean()) for null in result.nulls]
-    told = f"{own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f})"
-    assert told in last
-    assert f"{own:.3f} (no null measured)" in replace(result, nulls=()).findings()[-1]
+    assert f"{result.numbers('head_additive_r'):.3f}" in last
 
 
 @pytest.mark.parametrize(
@@ -202,11 +181,6 @@ def test_the_sentences_say_the_summary_with_the_null_or_without(result):
         {"functions": {"matrix": torch.rand(3, 24)}},
         {"functions": {"list": [1.0] * 24}},
         {"functions": torch.rand(24)},
-        {"rconds": ()},
-        {"rconds": (-1.0,)},
-        {"rconds": 0.1},
-        {"n_distances": 0},
-        {"n_distances": "many"},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
@@ -215,13 +189,18 @@ def test_bad_options_are_refused(wrong, unchecked):
         AnyDistance(**{"n_distances": 24, **wrong})
 
 
+def test_functions_are_options_in_json():
+    options = AnyDistance(n_distances=4, functions={"mine": torch.arange(4.0)}).options()
+    assert options == jsonable(options)
+
+
 def test_a_layer_that_is_not_there_is_refused(mini, alice):
     with pytest.raises(InputError, match="layer 9"):
-        any_distance(mini, alice, layers=[9], **CUT)
+        AnyDistance()(mini, alice, layers=[9], **CUT)
 
 
 def test_a_model_without_rope_is_refused(family_model):
     with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
-        any_distance(family_model("gpt2", "bridge"), torch.arange(2, 26)[None], progress=False)
+        AnyDistance()(family_model("gpt2", "bridge"), torch.arange(2, 26)[None], progress=False)
     with pytest.raises(UnsupportedModelError, match="no chosen layer has RoPE"):
-        any_distance(family_model("smollm3", "bridge"), torch.arange(2, 26)[None], layers=[1], progress=False)
+        AnyDistance()(family_model("smollm3", "bridge"), torch.arange(2, 26)[None], layers=[1], progress=False)

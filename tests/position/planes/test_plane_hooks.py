@@ -5,13 +5,13 @@ import torch
 from families import FAMILIES
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.probe import geometry_of
-from tl_posgen.models.streaming import streaming_if_chosen
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.position.order import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.position.planes.hooks import draw_of
-from tl_posgen.position.planes.plane_edits import EDITS
+from tl_posgen.position.planes.numbers.plane_edits import EDITS
 from tl_posgen.rope.frequency_bands import bands_by_thirds
 
 N = 16

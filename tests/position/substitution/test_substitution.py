@@ -1,34 +1,22 @@
 """Substituted scores: the reference values of real models, and the search's honesty."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from declared import assert_declared
+import xarray as xr
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
-from tl_posgen.models.random_like import random_like
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.claims import two_axes
-from tl_posgen.position.decomposition import variance
-from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
-from tl_posgen.position.substitution import (
-    Substitution,
-    by_constant,
-    by_free_split,
-    by_split,
-    substitute,
-    substitution,
-    triangle,
-)
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
+from tl_posgen.position.substitution import Substitution, by_constant, by_free_split, by_split, substitute, triangle
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
 from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered
-from tl_posgen.position.substitution.substitution import two_sets
-from tl_posgen.summary import jsonable
+from tl_posgen.position.substitution.substitution import other_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +32,7 @@ STORIES = {
     **{"triangle_8": 1.870, "own_profile": 2.117, "query_profile": 1.793, "position": 2.570},
 }
 FEW = {"widths": (4,), "dummy_distances": (0,)}
+UNSEARCHED = Substitution(**FEW, search=False)
 MINI = (
     *(3.4464, 4.7218, 4.2407, 3.9327, 3.9509, 3.5687, 4.1845, 4.4452, 3.5230, 4.2772, 4.0952, 4.3603),
     *(3.5773, 3.5660, 4.2145, 4.2576),
@@ -52,46 +41,48 @@ MINI = (
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return substitution(mini, alice, length=24, n_prompts=2, **FEW, search_steps=3, search_prompts=4, progress=False)
+    measure = Substitution(**FEW, search_steps=3, search_prompts=4)
+    return measure(mini, alice, length=24, n_prompts=4, progress=False)
 
 
 @pytest.fixture(scope="session")
 def unsearched(mini, alice):
-    return substitution(mini, alice, length=16, n_prompts=2, **FEW, search=False, null_seeds=(0, 1), progress=False)
+    return UNSEARCHED(mini, alice, length=16, n_prompts=4, null_seeds=(0, 1), progress=False)
 
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):
     tokens = torch.tensor(stories.tokenizer(tinystories[:8000]).input_ids[:1024]).view(4, 256)
-    found = substitution(stories, tokens, widths=(8,), dummy_distances=(64,), search=False, **QUIET).dataset
+    own = Substitution(widths=(8,), dummy_distances=(64,), search=False)(stories, tokens, **QUIET).numbers
     for condition, loss in STORIES.items():
-        assert float(found.loss_mean.sel(condition=condition)) == pytest.approx(loss, abs=0.01), condition
-    assert float(found.loss_mean.sel(condition="content")) > 4.2
-    assert float(found.recovered.sel(condition="triangle_8")) == pytest.approx(0.95, abs=0.005)
-    assert float(found.r.sel(condition="three_axis").mean()) > 0.85  # a good correlation, and yet:
-    assert float(found.recovered.sel(condition="three_axis")) < 0.01
-    assert float(found.recovered.sel(condition="three_axis_near_8")) > 0.6  # the same form, other weights
+        assert own("loss", condition=condition).value == pytest.approx(loss, abs=0.01), condition
+    assert own("loss", condition="content").value > 4.2
+    assert own("recovered", condition="triangle_8").value == pytest.approx(0.95, abs=0.005)
+    assert own("r", condition="three_axis").value > 0.85  # a good correlation, and yet:
+    assert own("recovered", condition="three_axis").value < 0.01
+    assert own("recovered", condition="three_axis_near_8").value > 0.6  # the same form, other weights
 
 
 def test_the_bundled_model_has_its_reference_losses(mini, alice):
-    found = substitution(mini, alice, length=64, n_prompts=2, search=False, **QUIET)
-    losses = found.dataset.loss_mean.to_series().to_dict()
+    own = Substitution(search=False)(mini, alice, length=64, n_prompts=2, **QUIET).numbers
+    losses = own.data["loss"].mean("prompt").to_series().to_dict()
     assert losses == pytest.approx(dict(zip(CONDITIONS, MINI, strict=True)), abs=2e-4)
     # the better correlation recovers less
-    assert found.summary["r_triangle_256"] == pytest.approx(0.9185, abs=2e-4)
-    assert found.summary["r_triangle_8"] == pytest.approx(0.8984, abs=2e-4)
-    assert found.summary["recovered_triangle_256"] < 0.4 < 0.9 < found.summary["recovered_triangle_8"]
+    for width, r in ((256, 0.9185), (8, 0.8984)):
+        assert own("r", condition=f"triangle_{width}").value == pytest.approx(r, abs=2e-4)
+    wide, narrow = (own("recovered", condition=f"triangle_{width}").value for width in (256, 8))
+    assert wide < 0.4 < 0.9 < narrow
 
 
 def test_shares_run_from_uniform_to_unchanged(result):
-    recovered = result.dataset.recovered
-    assert float(recovered.sel(condition="unchanged")) == 1
-    assert float(recovered.sel(condition="uniform_attention")) == 0
+    share = result.own["recovered"]
+    assert share.sel(condition="unchanged").values.tolist() == [1, 1, 1]  # its interval has no width
+    assert share.sel(condition="uniform_attention").values.tolist() == [0, 0, 0]
+    low, value, high = (share.sel(end=end) for end in ("low", "value", "high"))
+    assert ((low <= value) & (value <= high) & (high <= value.clip(min=1))).all()
 
 
 def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
-    untrained = random_like(mini, 0)
-    found = substitution(untrained, alice, length=16, n_prompts=2, **FEW, search=False, **QUIET)
-    assert found.summary["nothing_to_recover"]
+    found = UNSEARCHED(random_like(mini, 0), alice, length=16, n_prompts=2, **QUIET)
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
     assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
@@ -99,65 +90,70 @@ def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
     assert "nan" not in found.plot("correlation").layout.title.text
 
 
+def by_prompt(*rows):
+    return xr.DataArray(np.array(rows), dims=("row", "prompt"))
+
+
 @pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
-def test_a_share_of_nothing_is_no_number(worth):
-    assert np.isnan(recovered(np.ones((3, 2)), np.ones(2), np.ones(2) + worth)).all()
-    np.testing.assert_allclose(recovered(np.ones((1, 2)), np.ones(2), np.full(2, 1.011)), 1)
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_share_of_nothing_is_no_number(worth, n):
+    losses, unchanged = by_prompt(*np.ones((3, n))), xr.DataArray(np.ones(n), dims="prompt")
+    assert recovered(losses, unchanged, unchanged + worth).isnull().all()
+    np.testing.assert_allclose(recovered(losses, unchanged, unchanged + 0.011).sel(end="value"), 1)
 
 
 def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
-    unchanged, uniform = np.array([1.0, 2.0, 4.0]), np.array([3.0, 3.5, 4.5])
-    mixed = [share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)]
-    for column in recovered(np.array(mixed), unchanged, uniform):
-        np.testing.assert_allclose(column, [1, 0, 0.25], atol=1e-12)
-    share, low, high = recovered(np.array([[1.0, 3.0, 4.1]]), unchanged, uniform)
-    assert low < share < high
-    assert np.isnan(recovered(np.ones((1, 2)), np.full(2, 2.0), np.array([2.06, 2.0]))[1:]).all()
+    unchanged = xr.DataArray([1.0, 2.0, 4.0, 2.5], dims="prompt")
+    uniform = xr.DataArray([3.0, 3.5, 4.5, 4.0], dims="prompt")
+    mixed = xr.concat([share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)], "row")
+    for end in ("value", "low", "high"):
+        np.testing.assert_allclose(recovered(mixed, unchanged, uniform).sel(end=end), [1, 0, 0.25], atol=1e-12)
+    value, low, high = recovered(by_prompt([1.0, 3.0, 4.1, 2.6]), unchanged, uniform)[0].values
+    assert low < value < high
+    one_pays = recovered(by_prompt(np.ones(4)), unchanged * 0 + 2, xr.DataArray([2.08, 2, 2, 2], dims="prompt"))[0]
+    assert np.isfinite(one_pays.sel(end="value"))
+    assert one_pays.sel(end=["low", "high"]).isnull().all()
 
 
 def test_the_random_init_has_no_share_to_show(unsearched):
-    assert abs(unsearched.null_summary["worth"]) < 0.01
-    assert unsearched.null.recovered.isnull().all()
-    assert unsearched.dataset.recovered.notnull().all()
+    assert all(abs(worth) < 0.01 for worth in unsearched.measure.worth(unsearched.numbers).inits)
+    assert unsearched.null["recovered"].isnull().all()
+    assert unsearched.own["recovered"].notnull().all()
 
 
 def test_the_unchanged_model_has_no_attention_error(result):
-    unchanged = result.dataset.sel(condition="unchanged")
+    unchanged = result.own.sel(condition="unchanged")
     np.testing.assert_allclose(unchanged.attention_kl, 0, atol=1e-9)
     np.testing.assert_allclose(unchanged.r, 1)
 
 
 def test_descent_lowers_the_loss_it_descends_on(result):
-    chosen_on = result.dataset.search_loss_chosen_on
+    chosen_on = result.own.chosen_on_loss
     assert float(chosen_on.sel(family="distribution")) < float(chosen_on.sel(family="triangle"))
     assert float(chosen_on.sel(family="free")) < float(chosen_on.sel(family="triangle"))
 
 
 def test_imitation_lowers_the_divergence_of_the_predictions(result):
-    divergence = result.dataset.search_prediction_kl
+    divergence = result.own.prediction_kl
     assert float(divergence.sel(family="imitating")) < float(divergence.sel(family="triangle"))
 
 
 def test_no_prompt_is_both_searched_and_reported_on(mini, alice):
     rows = prompts_of_one_length(mini, alice, 24, 5)
-    reported, others = two_sets(mini, rows, None, 2, 32)
-    assert torch.equal(reported, rows[:2])
-    assert torch.equal(others, rows[2:])
-    everything, none = two_sets(mini, rows, None, None, 32)
-    assert torch.equal(everything, rows)
-    assert none is None  # then one half is kept to report on
-
-
-def test_other_prompts_are_cut_from_the_rest_of_the_text(mini, alice):
-    reported, others = two_sets(mini, alice, 24, 2, 3)
-    rows = prompts_of_one_length(mini, alice, 24, 5)
-    assert torch.equal(torch.cat([reported, others]), rows)
+    assert torch.equal(other_prompts(mini, rows, list(rows[:2]), 32), rows[2:])
+    assert torch.equal(other_prompts(mini, alice, list(rows[:2]), 3), rows[2:])  # cut from the rest of the text
+    assert not len(other_prompts(mini, rows, list(rows), 32))  # then one half is kept to report on
 
 
 def test_a_short_text_is_searched_on_one_half(mini, alice):
     rows = prompts_of_one_length(mini, alice, 24, 4)
-    found = substitution(mini, rows, **FEW, search_steps=0, head_costs=False, **QUIET)
-    assert (found.dataset.attrs["held_out_prompts"], found.dataset.attrs["search_prompts"]) == (2, 2)
+    found = Substitution(**FEW, search_steps=0, head_costs=False)(mini, rows, **QUIET)
+    assert (found.own.attrs["held_out_prompts"], found.own.attrs["search_prompts"]) == (2, 2)
+    losses = found.own["search_loss"].sel(family="triangle")
+    assert losses.notnull().values.tolist() == [True, True, False, False]
+    uniform, unchanged = (found.own["loss"].sel(condition=one) for one in ("uniform_attention", "unchanged"))
+    share = ((uniform - losses)[:2].mean() / (uniform - unchanged)[:2].mean()).item()
+    assert found.numbers("search_recovered", family="triangle").value == pytest.approx(share)
 
 
 def test_the_free_split_of_a_triangle_is_that_triangles(mini, alice):
@@ -168,12 +164,11 @@ def test_the_free_split_of_a_triangle_is_that_triangles(mini, alice):
 
 
 def test_every_width_is_the_best_on_the_prompts_of_the_search(result, mini, alice):
-    others = prompts_of_one_length(mini, alice, 24, 6)[2:]
+    others = prompts_of_one_length(mini, alice, 24, 8)[4:]
     for family, by in BY_WIDTH.items():
         losses = [float(token_losses(mini, others, substitute(mini, by(width))).mean()) for width in WIDTHS]
-        suffix = "" if family == "triangle" else f"_{family}"
-        assert result.summary[f"search_width{suffix}"] == WIDTHS[int(np.argmin(losses))]
-        assert float(result.dataset.search_loss_chosen_on.sel(family=family)) == pytest.approx(min(losses), rel=1e-6)
+        assert float(result.own["search_width"].sel(family=family)) == WIDTHS[int(np.argmin(losses))]
+        assert float(result.own.chosen_on_loss.sel(family=family)) == pytest.approx(min(losses), rel=1e-6)
 
 
 def test_the_fit_by_attention_is_left_out_of_long_prompts():
@@ -183,22 +178,16 @@ def test_the_fit_by_attention_is_left_out_of_long_prompts():
 
 
 def test_what_was_searched_is_a_distribution_per_head(result):
-    np.testing.assert_allclose(result.dataset.distribution.sum("distance"), 1)
+    np.testing.assert_allclose(result.own.distribution.sum("distance"), 1)
 
 
 def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice):
-    dose, loss = result.dataset.dose_loss.sel(stand_in="triangle_4"), result.dataset.loss_mean
-    assert float(dose.sel(residual_share=0)) == float(loss.sel(condition="triangle_4"))
-    assert float(dose.sel(residual_share=1)) == float(loss.sel(condition="unchanged"))
+    dose, loss = result.own["dose_loss"].sel(stand_in="triangle_4"), result.own["loss"]
+    np.testing.assert_array_equal(dose.sel(residual_share=0), loss.sel(condition="triangle_4"))
+    np.testing.assert_array_equal(dose.sel(residual_share=1), loss.sel(condition="unchanged"))
     half = substitute(mini, by_split(triangle(4)), residual=0.5)
-    tokens = prompts_of_one_length(mini, alice, 24, 2)
-    assert float(dose.sel(residual_share=0.5)) == pytest.approx(float(token_losses(mini, tokens, half).mean()))
-
-
-def test_the_interval_holds_the_share(result):
-    data = result.dataset
-    assert (data.recovered_low <= data.recovered).all()
-    assert (data.recovered <= data.recovered_high).all()
+    tokens = prompts_of_one_length(mini, alice, 24, 4)
+    np.testing.assert_allclose(dose.sel(residual_share=0.5), token_losses(mini, tokens, half).mean(1))
 
 
 def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp_path):
@@ -209,59 +198,63 @@ def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp
     mini.tokenizer.save_pretrained(tmp_path)
     deep = tl_posgen.load_model(tmp_path)
     tokens = torch.arange(24).view(2, 12) + 1
-    options = {"widths": (4,), "dummy_distances": (1000,), "search": False, "progress": False}
-    options |= {"gamma": 0.97, "from_layer": 4}
-    found = substitution(deep, tokens, **options)
-    r = found.dataset.r.sel(condition="mean_key_1000")
+    options = {"widths": (4,), "dummy_distances": (1000,), "search": False, "from_layer": 4}
+    found = Substitution(**options, gamma=0.97)(deep, tokens, progress=False)
+    r = found.own.r.sel(condition="mean_key_1000")
     assert r.isel(layer=slice(4)).isnull().all()
     assert r.isel(layer=slice(4, None)).notnull().all()
-    everything = substitution(deep, tokens, **(options | {"gamma": 1.0}), null_seeds=())
-    kl = [float(x.dataset.attention_kl.sel(condition="mean_key_1000").mean()) for x in (found, everything)]
+    everything = Substitution(**options)(deep, tokens, **QUIET)
+    kl = [float(x.own.attention_kl.sel(condition="mean_key_1000").mean()) for x in (found, everything)]
     assert 0 < kl[0] < kl[1]
     assert found.null is not None
 
 
 def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
     chosen = [(1, 0), (1, 3), (2, 2)]
-    options = {"length": 16, "n_prompts": 2, **FEW, "search_prompts": 2, "search_steps": 1, "head_costs": True}
-    data = substitution(mini, alice, heads=chosen, from_layer=1, **options, **QUIET).dataset
-    for values in (data.r.sel(condition="triangle_4"), data.uniform_cost, data.turn.isel(free_family=0, plane=0)):
+    options, cut = {**FEW, "search_prompts": 2, "search_steps": 1, "head_costs": True}, {"length": 16, "n_prompts": 2}
+    data = Substitution(**options, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
+    for values in (data.r.sel(condition="triangle_4"), data.cost[1], data.turn.isel(free_family=0, plane=0)):
         assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
     d_head = mini.cfg.d_head
     numbers = dict(zip(FAMILIES, (1, 1, 1, 24, 2 * d_head, 2 * d_head, d_head, d_head), strict=True))
     expected = [n if family in BY_WIDTH else len(chosen) * n for family, n in numbers.items()]
-    assert data.search_parameters.values.tolist() == expected
+    assert data.n_parameters.values.tolist() == expected
     hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
     hooks += substitute(mini, by_split(triangle(4)), layers=[2], heads=[2])
     losses = token_losses(mini, prompts_of_one_length(mini, alice, 16, 2), hooks).mean(1)
     np.testing.assert_allclose(data.loss.sel(condition="triangle_4"), losses, rtol=1e-6)
     with pytest.raises(InputError, match="from_layer 3 leaves no layer"):
-        substitution(mini, alice, heads=chosen, from_layer=3, **options, **QUIET)
+        Substitution(**options, from_layer=3)(mini, alice, heads=chosen, **cut, **QUIET)
 
 
 def test_the_null_is_the_random_init_of_the_same_seed(unsearched, mini, alice):
-    tokens = prompts_of_one_length(mini, alice, 16, 2)
+    tokens = prompts_of_one_length(mini, alice, 16, 4)
     for seed, null in enumerate(unsearched.nulls):
         expected = token_losses(random_like(mini, seed), tokens).mean(1)
         np.testing.assert_allclose(null.loss.sel(condition="unchanged"), expected)
         assert null.attrs["model"] == f"random init (seed {seed})"
 
 
-def test_every_head_has_its_costs(result, mini):
-    assert result.dataset.residual_cost.shape == (mini.cfg.n_layers, mini.cfg.n_heads)
-    assert result.dataset.uniform_cost.notnull().all()
+def test_every_head_has_its_costs(result, mini, alice):
+    cost = result.own["cost"]
+    assert cost.shape == (2, mini.cfg.n_layers, mini.cfg.n_heads)
+    tokens = prompts_of_one_length(mini, alice, 24, 4)
+    split = by_split(triangle(result.own.attrs["cost_width"]))
+    for by, scores in (("split", split), ("uniform attention", by_constant)):
+        changed = token_losses(mini, tokens, substitute(mini, scores, layers=[1], heads=[2]))
+        expected = float(changed.mean() - token_losses(mini, tokens).mean())
+        assert float(cost.sel(replaced_by=by, layer=1, head=2)) == pytest.approx(expected, abs=1e-7)
 
 
 def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(unsearched):
-    assert "residual_cost" not in unsearched.dataset
+    assert "cost" not in unsearched.own
     asked = [Substitution(search=search).costs_heads for search in (True, False)]
     assert asked == [True, False]
     assert not Substitution(head_costs=False).costs_heads
 
 
 def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice):
-    data = unsearched.dataset
-    lines = unsearched.measure.tokens.labels(data)
+    data, lines = unsearched.own, unsearched.token_labels()
     assert [line.split(":")[0] for line in lines[1:]] == [
         "position",
         "content",
@@ -275,60 +268,60 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice
     assert f"{shown[5]:.4f}".rstrip("0") in unsearched.show(4).local_src
 
 
-def test_every_variable_is_declared(result, unsearched):
-    assert_declared(result)
-    assert_declared(unsearched)
-
-
-def test_every_figure_is_drawn_again_from_the_file(result, unsearched, tmp_path):
+def test_a_search_and_costs_have_figures_of_their_own(result, unsearched):
     assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
     assert unsearched.kinds == ["loss", "dose", "correlation"]
-    loaded = tl_posgen.load(result.save(tmp_path / "r.nc"))["substitution"]
-    assert loaded.dataset.identical(result.dataset)
-    assert loaded.summary == pytest.approx(result.summary, nan_ok=True)
-    for kind in result.kinds:
-        assert loaded.plot(kind).to_json() == result.plot(kind).to_json()
-    with pytest.raises(InputError, match="kind='search'"):
-        unsearched.plot("search")
 
 
 def test_figures_draw_the_data(result):
-    data = result.dataset
+    data, loss = result.own, result.own["loss"].mean("prompt")
     own, null = result.plot("loss").data
-    assert own.y.tolist() == data.loss_mean.values.tolist()
-    assert list(own.text) == [f"{share:.0%}" for share in data.recovered.values]
-    assert null.y.tolist() == result.null.loss_mean.values.tolist()
+    assert own.y.tolist() == loss.values.tolist()
+    assert list(own.text) == [f"{share:.0%}" for share in data["recovered"].sel(end="value").values]
+    assert null.y.tolist() == result.null["loss"].mean("prompt").values.tolist()
     dose = {trace.name: trace for trace in result.plot("dose").data}
-    np.testing.assert_array_equal(dose["triangle of width 4<br>mini"].y, data.dose_loss.sel(stand_in="triangle_4"))
-    points = {trace.name: trace for trace in result.plot("correlation").data}
-    assert points["triangle of width 4"].x[0] == pytest.approx(result.summary["r_triangle_4"])
-    assert points["triangle of width 4"].y[0] == result.summary["loss_triangle_4"] - result.summary["loss_unchanged"]
+    expected = data["dose_loss"].sel(stand_in="triangle_4").mean("prompt")
+    np.testing.assert_array_equal(dose["triangle of width 4<br>mini"].y, expected)
+    point = {trace.name: trace for trace in result.plot("correlation").data}["triangle of width 4"]
+    assert point.x[0] == pytest.approx(float(data["r"].sel(condition="triangle_4").mean()))
+    assert point.y[0] == pytest.approx(float(loss.sel(condition="triangle_4") - loss.sel(condition="unchanged")))
     (bars,) = result.plot("search").data
-    np.testing.assert_array_equal(bars.y, data.search_recovered)
+    value, low, _ = data["search_recovered"].transpose("end", "family").values
+    np.testing.assert_array_equal(bars.y, value)
+    np.testing.assert_array_equal(bars.error_y.arrayminus, value - low)
     splits = result.plot("splits").data
-    np.testing.assert_allclose(splits[0].y, data.distribution.sel(layer=0).mean("head"))
+    np.testing.assert_allclose(splits[0].y, data["distribution"].sel(layer=0).mean("head"))
     assert sum(bool(trace.showlegend) for trace in splits) == data.sizes["layer"]
+    residual, uniform = (trace.z for trace in result.plot("heads").data)
+    np.testing.assert_array_equal([residual, uniform], data["cost"])
 
 
-def test_sentences_and_titles_say_the_summary(result):
-    json.dumps(jsonable(result.summary), allow_nan=False)
-    own, text = result.summary, " ".join(result.findings())
-    data = result.dataset
-    assert own["r_three_axis"] == pytest.approx(float(data.r.sel(condition="three_axis").mean()))
-    assert own["recovered_three_axis"] == float(data.recovered.sel(condition="three_axis"))
-    assert own["search_recovered_free"] == float(data.search_recovered.sel(family="free")) == own["split_recovered"]
-    assert f"r = {own['r_three_axis']:.3f}; in their place it recovers {own['recovered_three_axis']:.1%}" in text
-    assert own["best"] == "triangle_4"
-    best, free = (
-        "{:.1%} [{:.1%}, {:.1%}]".format(*(own[name.format(end)] for end in ("", "_low", "_high")))
-        for name in ("recovered_best{}", "search_recovered_free{}")
+def test_sentences_and_titles_say_the_numbers(result):
+    data, text, measure = result.own, " ".join(result.findings()), result.measure
+
+    def share(name, **at):
+        value, low, high = data[name].sel(at).values
+        return f"{value:.1%} [{low:.1%}, {high:.1%}]"
+
+    r = float(data["r"].sel(condition="three_axis").mean())
+    assert f"r = {r:.3f}; in their place it recovers {share('recovered', condition='three_axis')}" in text
+    values = (
+        data["recovered"]
+        .sel(end="value")
+        .drop_sel(condition=[one for one in data["condition"].values if one.startswith(("three_", "un", "pos", "con"))])
     )
-    assert f"(triangle of width 4, the best of 6 splits on these prompts) recovers {best} of the" in text
-    assert f"of the {own['worth']:.3f} [{own['worth_low']:.3f}, {own['worth_high']:.3f}] nats between" in text
-    assert f"(random init {result.null_summary['worth']:.4f} nats)" in text
-    assert f"a mean rotation and a reference key per head {free}." in text
-    assert f"their KL from the unchanged model's is {own['search_prediction_kl_triangle']:.3f} nats" in text
-    assert f"share recovered {own['r_rank']:.2f}, of" in result.plot("correlation").layout.title.text
+    assert str(values.idxmax().item()) == measure.best(result.numbers) == "triangle_4"
+    best = share("recovered", condition="triangle_4")
+    assert f"(triangle of width 4, the best of {values.size} splits on these prompts) recovers {best} of the" in text
+    worth = (data["loss"].sel(condition="uniform_attention") - data["loss"].sel(condition="unchanged")).values
+    half = 3.1824 * worth.std(ddof=1) / 2
+    assert f"of the {worth.mean():.3f} [{worth.mean() - half:.3f}, {worth.mean() + half:.3f}] nats between" in text
+    assert f"(random init {measure.worth(result.numbers).inits[0]:.4f} nats)" in text
+    assert f"a mean rotation and a reference key per head {share('search_recovered', family='free')}." in text
+    kl = float(data["prediction_kl"].sel(family="triangle"))
+    assert f"their KL from the unchanged model's is {kl:.3f} nats" in text
+    assert f"share recovered {float(data['rank'][0]):.2f}, of" in result.plot("correlation").layout.title.text
+    assert measure.split_recovered(result.numbers) == result.numbers("search_recovered", family="free")
 
 
 def test_no_sentence_and_no_legend_has_an_internal_name(result):
@@ -346,84 +339,47 @@ def test_no_sentence_and_no_legend_has_an_internal_name(result):
 def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family_model, name, encoding):
     model = family_model(name, "bridge")
     tokens = torch.randint(0, model.cfg.d_vocab, (2, 12), generator=torch.Generator().manual_seed(0))
-    options = {"widths": (4,), "dummy_distances": (2,), "search": False, "null_seeds": (), "progress": False}
-    found = substitution(model, tokens, **options)
+    found = Substitution(widths=(4,), dummy_distances=(2,), search=False)(model, tokens, **QUIET)
     assert found.provenance["encoding"] == encoding
-    loss = found.dataset.loss_mean
+    loss = found.own["loss"].mean("prompt")
     for split in ("mean_key_2", "triangle_4", "own_profile", "query_profile"):
         assert float(loss.sel(condition=split)) == pytest.approx(float(loss.sel(condition="unchanged")), abs=1e-4)
     assert found.findings() == [found.caveat]
     assert "by construction" in found.caveat
-    assert two_axes(variance(model, tokens, null_seeds=(), progress=False), found).verdict == "open"
 
 
-def test_findings_stand_without_a_null_and_with_several(unsearched):
-    measure, own = unsearched.measure, unsearched.summary
-    null = unsearched.null_summary
-    assert f"(random init {null['worth']:.4f} ± {null.spread('worth'):.4f} nats)" in unsearched.findings()[0]
-    assert "(no null measured); position alone" in measure.findings(own, None)[0]
-    assert own["split_recovered"] == own["recovered_query_profile"]
+def test_random_inits_are_a_mean_with_its_spread(unsearched):
+    worth = unsearched.measure.worth(unsearched.numbers).inits
+    assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in unsearched.findings()[0]
+    profile = unsearched.numbers("recovered", condition="query_profile").value
+    assert unsearched.measure.split_recovered(unsearched.numbers).value == profile
     assert len(unsearched.findings()) == 2
 
 
 def test_one_prompt_is_enough_without_a_search(mini):
-    found = substitution(mini, torch.arange(16)[None] + 300, **FEW, search=False, **QUIET)
-    assert found.dataset.recovered_low.isnull().all()
-    assert found.summary["recovered_triangle_4"] == found.dataset.recovered.sel(condition="triangle_4")
+    found = UNSEARCHED(mini, torch.arange(16)[None] + 300, **QUIET)
+    assert found.own["recovered"].sel(end=["low", "high"]).isnull().all()
+    assert found.own["recovered"].sel(end="value").notnull().all()
     assert len(found.findings()) == 2
 
 
 def test_the_table_ends_with_the_searched_splits(result):
     table = result.table()
     assert table["condition"].iloc[-1] == "searched: content"
-    assert table.set_index("condition")["loss"]["unchanged"] == float(
-        result.dataset.loss_mean.sel(condition="unchanged")
-    )
+    unchanged = result.own["loss"].sel(condition="unchanged").mean()
+    assert table.set_index("condition")["loss"]["unchanged"] == pytest.approx(float(unchanged))
+    assert not result.table(null=True)["condition"].str.startswith("searched").any()
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"gamma": 0},
-        {"gamma": 2},
-        {"gamma": float("nan")},
-        {"from_layer": 9},
-        {"from_layer": -1},
-        {"widths": ()},
-        {"widths": (0,)},
-        {"dummy_distances": (-1,)},
-        {"dummy_distances": (float("inf"),)},
-        {"search_prompts": 0},
-        {"search_steps": -1},
-        {"length": 9999},
-        {"heads": [(0, 9)]},
-    ],
+    ("options", "cut"),
+    [({"from_layer": 9}, {}), ({}, {"length": 9999}), ({}, {"heads": [(0, 9)]})],
 )
-def test_bad_input_is_refused(mini, alice, wrong):
+def test_bad_input_is_refused(mini, alice, options, cut):
     with pytest.raises(InputError):
-        substitution(mini, alice, **{"length": 24, "n_prompts": 2, **wrong}, progress=False)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"gamma": "all"},
-        {"gamma": True},
-        {"from_layer": 1.0},
-        {"widths": 8},
-        {"widths": "8"},
-        {"dummy_distances": ("near",)},
-        {"search": "free"},
-        {"search_steps": None},
-        {"head_costs": "all"},
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_types_are_refused_by_name(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        Substitution(**wrong)
+        Substitution(**options)(mini, alice, **{"length": 24, "n_prompts": 2, **cut}, progress=False)
 
 
 def test_a_search_needs_two_prompts(mini):
     with pytest.raises(InputError, match="two"):
-        substitution(mini, torch.arange(24)[None], n_prompts=1, progress=False)
+        Substitution()(mini, torch.arange(24)[None], n_prompts=1, progress=False)

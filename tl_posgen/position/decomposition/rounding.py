@@ -1,13 +1,13 @@
-"""What float32 rounds of scores: no more than that is nothing."""
+"""Rounding of scores in float32: parts of scores that are too small to be told from zero."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_posgen.models.capture import EditedCapture, LayerCapture
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 
-ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is what float32 leaves of zero
+ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
 
 
 def is_rounding(
@@ -16,10 +16,10 @@ def is_rounding(
     pairs: CausalPairs,
     score_squares: Float[Tensor, " head"],
 ) -> Bool[Tensor, " head"]:
-    """Whether sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs, x a part of the scores.
+    """sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs, x a part of the scores.
 
-    A score is a sum that may cancel, so it rounds with the lengths of its query and key. Where these are not known, as
-    hooks edit the scores, with the scores themselves; and with those where they are larger (ALiBi).
+    A score is a sum that may cancel, so its rounding error scales with the lengths of its query and key. It scales with
+    the score itself where hooks edit the scores, or where the score is larger (ALiBi).
 
     Args:
         squares: sum x^2.

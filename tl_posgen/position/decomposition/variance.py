@@ -1,154 +1,49 @@
 """The variance decomposition: how much of each head's scores is query, key, distance, and interaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from torch import Tensor
 
-from tl_posgen.collector import MomentsCollector, Variable
-from tl_posgen.measure import Measure
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.geometry import LayerGeometry
-from tl_posgen.options import Options
-from tl_posgen.position.decomposition.option_checks import MOST_DISTANCES, check_whole
-from tl_posgen.position.decomposition.variance_shares import (
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.options import Within
+from tl_posgen.core.sums import Sums
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.variance_shares import (
     COMPONENTS,
     DistanceWeights,
     TripleMoments,
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import Panels, finish, head_map, head_names, model_label, sides
-from tl_posgen.report.sentences import at_head, beside, extremes, means
-from tl_posgen.summary import Summary
+from tl_posgen.report.figures import Panels, at_labels, finish, head_map, head_names, model_label, sides
 
+DIMS = ("tokens", *HEAD)
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd")}
+SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
+COLOURS |= {"qkd": "#eeb39d"}
+OF_VISIBLE = "as a share of what softmax can see (q left out)"
+OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
+NO_TURN = "nothing rotates, so"
 
 
-@dataclass(frozen=True)
-class Variance(Options):
-    r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
-
-    w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
-    see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
-    it. A head is f(q, d) + g(q, k) exactly where interaction is zero. The first token is left out;
-    `share_*_with_first_token` keep it. Moments add up exactly over any number of prompts; memory does not grow.
-
-    A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
-
-    Args:
-        n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
-        weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
-
-    Raises:
-        InputError: no distance, unknown weights; later, a prompt of a single token.
-
-    Source: functional ANOVA (Hoeffding, Sobol); in closed form for attention scores by us.
-
-    Example:
-        >>> from tl_posgen.position.decomposition import variance
-        >>> shares = variance("mini", "Down, down, down.", null_seeds=()).frame().filter(regex="^share_[qkd]+$")
-        >>> bool((shares.sum(axis=1) - 1).abs().max() < 1e-6)
-        True
-    """
-
-    n_distances: int | None = None
-    weights: DistanceWeights = "uniform"
-
-    def check(self) -> None:
-        check_whole("variance", 1, MOST_DISTANCES, n_distances=1 if self.n_distances is None else self.n_distances)
-
-
-class VarianceCollector(MomentsCollector):
-    """Its moments: by layer, and whether the first token counts."""
-
-    options: Variance
-
-    def update(self, layer: LayerCapture) -> None:
-        rest = layer.once(moments_of)
-        first = TripleMoments.of(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
-        self.take(layer, {(layer.layer, True): first + rest, (layer.layer, False): rest})
-
-    def dataset(self) -> xr.Dataset:
-        n = self.options.n_distances or self.longest
-        dataset = self.over_layers(self._of_layer(layer, n).assign_coords(layer=layer) for layer in sorted(self.layers))
-        return dataset.assign_attrs(n_distances=n, weights=self.options.weights, not_defined=self._why_not_defined())
-
-    def _why_not_defined(self) -> str:
-        if max(map(self._samples, self.layers)) < 2:
-            return "one token besides the first says nothing of what varies; give longer prompts"
-        alone = [str(layer) for layer, (geometry, _) in sorted(self.layers.items()) if geometry.window == 1]
-        return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""
-
-    def _samples(self, layer: int) -> int:
-        """Tokens besides the first ones."""
-        return self.moments[layer, False].q.n
-
-    def _of_layer(self, layer: int, n: int) -> xr.Dataset:
-        rest, everything = (self._shares(layer, first_token, n) for first_token in (False, True))
-        values = {part: rest.within_rows.share(*components) for part, components in PARTS.items()}
-        if self.layers[layer][0].window == 1:
-            values = {part: torch.full_like(value, torch.nan) for part, value in values.items()}
-        values |= {f"share_{name}": rest.share(name) for name in COMPONENTS}
-        values |= {"additive_r": rest.additive_r, "three_axis_share": rest.three_axis_share, "variance": rest.total}
-        moments = self.moments[layer, False]
-        values |= {"mean_energy_q": moments.q.mean_energy, "mean_energy_k": moments.k.mean_energy}
-        values |= {f"share_{name}_with_first_token": everything.share(name) for name in COMPONENTS}
-        if self._samples(layer) < 2:
-            values = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
-        heads = self.layers[layer][1]
-        return xr.Dataset({name: ("head", one.cpu().numpy()) for name, one in values.items()}, {"head": heads})
-
-    def _shares(self, layer: int, first_token: bool, n: int) -> VarianceShares:
-        return shares_of(self.moments[layer, first_token], *self.layers[layer], n, self.options.weights)
-
-
-def moments_of(layer: LayerCapture) -> TripleMoments:
-    """Moments of q and k, the first token left out; ask for them by `layer.once`."""
-    return TripleMoments.of(layer.q, layer.k, layer.geometry.rope, first_token=False)
-
-
-def shares_of(
-    moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
-) -> VarianceShares:
-    """The decomposition of a layer's heads over n distances, as many as its window has at most; ALiBi joins d."""
-    n, bias = min(n, geometry.window or n), None
-    if geometry.alibi_slopes is not None:
-        distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
-        bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
-    return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
-
-
-# What is shown
-
-
-def summarise(data: xr.Dataset) -> Summary:
-    named = (*PARTS, "additive_r", *(f"share_{name}" for name in COMPONENTS))
-    found = means(data, *named) | extremes(data, "position") | extremes(data, "interaction")
-    return found | {"not_defined": data.attrs.get("not_defined", "")}
-
-
-def findings(own: Summary, null: Any) -> list[str]:
-    parts = ", ".join(f"{part} {beside(own, null, part, '.0%')}" for part in PARTS)
-    return [
-        f"Of the score variance that softmax can see: {parts}. "
-        f"Most position: {at_head(own['position_highest_head'], own['position_highest'])}; most interaction: "
-        f"{at_head(own['interaction_highest_head'], own['interaction_highest'])}.",
-        *([f"Not defined: {own['not_defined']}."] if own["not_defined"] else []),
-    ]
-
-
-def atlas(result: Any) -> go.Figure:
-    """Each head in the triangle position, content, interaction."""
+def draw_atlas(result: Any) -> go.Figure:
+    """Draw each head in the triangle position, content, interaction."""
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
     for side, data, colour in reversed(sides(result)):
-        heads = data[list(PARTS)].stack(unit=("layer", "head")).dropna("unit")
+        parts = xr.Dataset({part: at_labels(result, data[part]) for part in PARTS})
+        heads = parts.stack(unit=("layer", "head")).dropna("unit")
         marker = {"color": colour, "size": 8, "symbol": "diamond-open"}
-        if data is result.dataset:
+        if data is result.own:
             bar = {"title": "layer", "thickness": 12, "x": 1.02, "dtick": 1}
             marker = {"color": heads["layer"].values, "size": 10, "colorscale": "Viridis", "colorbar": bar}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
@@ -161,87 +56,153 @@ def atlas(result: Any) -> go.Figure:
     }
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"orientation": "h", "y": -0.08, "x": 0})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
-    return finish(figure, f"Head atlas · {model_label(result.dataset)}", subtitle, height=620)
+    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=620)
 
 
-SHARES = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd": "#9dbde6", "kd": "#d1603d"}
-SHARES |= {"qkd": "#eeb39d"}
-
-
-def stacked_shares(result: Any) -> go.Figure:
-    """All seven shares of every head, stacked."""
+def draw_shares(result: Any) -> go.Figure:
+    """Draw all seven shares of every head, stacked."""
     both = sides(result)
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = data[[f"share_{name}" for name in SHARES]].stack(unit=("layer", "head")).dropna("unit", how="all")
+        heads = at_labels(result, data["share"]).stack(unit=("layer", "head")).dropna("unit", how="all")
         names = [f"L{layer}H{head}" for layer, head in heads["unit"].values]
-        for name, colour in SHARES.items():
-            hover, shares = f"%{{x}}, {' '.join(name)}: %{{y:.3f}}<extra></extra>", heads[f"share_{name}"].values
+        for name, colour in COLOURS.items():
+            hover, shares = f"%{{x}}, {' '.join(name)}: %{{y:.3f}}<extra></extra>", heads.sel(part=name).values
             panels.add(number, go.Bar(x=names, y=shares, name=" ".join(name), marker_color=colour, hovertemplate=hover))
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
     subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
-    return panels.finish(f"Variance shares per head · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Variance shares per head · {model_label(result.own)}", subtitle)
 
 
-WORDS = {"q": "query", "k": "key", "d": "distance"}
-FACTORS = {name: " × ".join(WORDS[one] for one in name) for name in COMPONENTS}
-HEAD, SEEN = ("layer", "head"), "variance that softmax can see"
-OF_VISIBLE = "as a share of what softmax can see (q left out)"
-OF_W = "of Var w over all (query, key, distance), first token left out; the seven sum to 1"
-VARIABLES = {
-    "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", HEAD, "position_share", "pos", True),
-    "content": Variable("content", description=f"k + qk, {OF_VISIBLE}", interval=True),
-    "interaction": Variable("interaction", description=f"kd + qkd, {OF_VISIBLE}", interval=True),
-    **{
-        f"share_{one}": Variable(f"share of {FACTORS[one]}", "", OF_W, HEAD, f"share_{one}", one, True)
-        for one in COMPONENTS
-    },
-    "additive_r": Variable(
-        "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", interval=True
-    ),
-    "three_axis_share": Variable("share of three axes", description="q + k + d: what a(d) + b(q) + c(k) can explain"),
-    **{
-        f"mean_energy_{side}": Variable(
-            f"energy share of the mean {word}", "", f"|E {side}|^2 / E|{side}|^2", interval=True
-        )
-        for side, word in (("q", "query"), ("k", "key"))
-    },
-    "variance": Variable("variance of w", "logits^2", "over all (query, key, distance), first token left out"),
-    **{f"share_{one}_with_first_token": Variable(f"share of {FACTORS[one]}, first token kept") for one in COMPONENTS},
-}
-NO_TURN = "nothing rotates, so"
+@dataclass(frozen=True)
+class Variance(Measure):
+    r"""Var w(q, k, d) = shares of q, k, d, qk, qd, kd, qkd over all triples (query, key, distance) of the corpus.
 
-MEASURE = Measure(
-    name="variance",
-    question="How much is position, how much is content, how much is neither?",
-    explanation=(
-        "Exact variance decomposition over every triple (query, key, distance): each query meets each key at each "
-        "distance, first token left out. Scores split into position f(q, d) + content g(q, k) exactly when the shares "
-        "kd and qkd are zero."
-    ),
-    source="functional ANOVA (Hoeffding 1948, Sobol 1993); closed form for attention scores: ours",
-    options=Variance,
-    collector=VarianceCollector,
-    variables=VARIABLES,
-    summarise=summarise,
-    findings=findings,
-    by_head=frozenset({"shares"}),
-    no_tokens=(
+    Exact variance decomposition over every triple (query, key, distance): each query meets each key at each distance,
+    first token left out. Scores split into position f(q, d) + content g(q, k) exactly when the shares kd and qkd are
+    zero.
+
+    w(q_i, k_j, d) is the score that query i would give key j at distance d. The seven shares sum to 1. Softmax does not
+    see q, so `position` = d + qd, `content` = k + qk and `interaction` = kd + qkd are shares of what is left without
+    it. A head is f(q, d) + g(q, k) exactly where interaction is zero. Numbers are those without the first token, unless
+    tokens="all" is asked for. Moments add up exactly over any number of prompts; memory does not grow.
+
+    A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
+
+    Args:
+        n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
+        weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
+
+    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); closed form for attention scores: ours.
+
+    Example:
+        >>> result = Variance()("mini", "Down, down, down.", null_seeds=())
+        >>> bool((abs(result.own["share"].sum("part") - 1) < 1e-6).all())
+        True
+    """
+
+    n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
+    weights: DistanceWeights = "uniform"
+
+    question = "How much is position, how much is content, how much is neither?"
+    variables = {
+        "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
+        "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, **SHARE),
+        "interaction": Variable("interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, **SHARE),
+        "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), "share", **SHARE),
+        "additive_r": Variable(
+            "additive r", "", "sqrt(1 - kd - qkd): corr of w with the best f(q, d) + g(q, k)", DIMS, **SHARE
+        ),
+        "three_axis_share": Variable("share of three axes", "", "q + k + d: what a(d) + b(q) + c(k) can explain", DIMS),
+        "mean_energy": Variable(
+            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
+        ),
+        "variance": Variable("variance of w", "logits^2", "over all (query, key, distance)", DIMS),
+    }
+    by_head = frozenset({"shares"})
+    no_token_view = (
         "its shares are over all tokens; "
         "measures='split_examples' shows the distance pattern and the content pattern of a head"
-    ),
-    figures={
-        "atlas": atlas,
-        "shares": stacked_shares,
-        "map": head_map(*PARTS, title="Position, content, interaction", subtitle=f"shares of the {SEEN}"),
-    },
-    caveats={
+    )
+    figures = {
+        "atlas": draw_atlas,
+        "shares": draw_shares,
+        "map": head_map(
+            *PARTS, title="Position, content, interaction", subtitle="shares of the variance that softmax can see"
+        ),
+    }
+    caveats = {
         "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the shares "
         "cannot tell it from content. This measure does not carry over; across_prompts does.",
         "alibi": f"{NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the slope "
         "alone, beside what content moves.",
         "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction. This measure does not carry over.",
-    },
-    without_meaning=frozenset({"absolute", "none"}),
-)
+    }
+    without_meaning = frozenset({"absolute", "none"})
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"part": COMPONENTS}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"tokens": "without first"}
+
+    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+        rest = layer.once(moments_of)
+        first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
+        return dict(zip(TOKENS, (first + rest, rest), strict=True))
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        n = self.n_distances or max(sums.lengths.values())
+        found: dict[int, dict[str, Any]] = {}
+        for layer, (geometry, heads) in sums.layers.items():
+            both = [sums.by_layer(tokens)[layer] for tokens in TOKENS]
+            values = [values_of(one, shares_of(one, geometry, heads, n, self.weights), geometry) for one in both]
+            known = 1.0 if both[1].q.n > 1 else torch.nan  # of one token nothing varies
+            found[layer] = {name: (known * x).cpu().numpy() for name, x in by_tokens(*values).items()}
+        data = {name: sums.over_layers(name, {at: of[name] for at, of in found.items()}) for name in self.variables}
+        return xr.Dataset(data, attrs={"n_distances": n, "not_defined": why_not_defined(sums)})
+
+    def findings(self, own: Numbers) -> list[str]:
+        parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
+        found = [
+            f"Of the score variance that softmax can see: {parts}. Most position: {own.extreme('position'):.3f}; most "
+            f"interaction: {own.extreme('interaction'):.3f}."
+        ]
+        return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
+
+
+def moments_of(layer: LayerCapture) -> TripleMoments:
+    """Return the moments of q and k, the first token left out; ask for them by `layer.once`."""
+    return TripleMoments.from_qk(layer.q, layer.k, layer.geometry.rope, first_token=False)
+
+
+def shares_of(
+    moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
+) -> VarianceShares:
+    """Return the decomposition of a layer's heads over n distances, at most those in its window; ALiBi joins d."""
+    n, bias = min(n, geometry.window or n), None
+    if geometry.alibi_slopes is not None:
+        distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
+        bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
+    return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
+
+
+def values_of(moments: TripleMoments, shares: VarianceShares, geometry: LayerGeometry) -> dict[str, Tensor]:
+    """Return the variables [head], or with one axis more, of a layer; no parts where each token sees itself alone."""
+    visible = shares.within_rows
+    seen = torch.nan if geometry.window == 1 else 1.0
+    return {
+        **{part: seen * visible.share(*components) for part, components in PARTS.items()},
+        **{"share": shares.shares, "additive_r": shares.additive_r, "three_axis_share": shares.three_axis_share},
+        "mean_energy": torch.stack([moments.q.mean_energy, moments.k.mean_energy]),
+        "variance": shares.total,
+    }
+
+
+def why_not_defined(sums: Sums) -> str:
+    """Return why parts of the variance are not defined, in all layers or in some; "" where all are."""
+    if max(moments.q.n for moments in sums.by_layer(TOKENS[1]).values()) < 2:
+        return "one token besides the first says nothing of what varies; give longer prompts"
+    alone = [str(layer) for layer, (geometry, _) in sorted(sums.layers.items()) if geometry.window == 1]
+    return f"in layer {', '.join(alone)} a token sees itself alone, so softmax sees nothing vary" if alone else ""

@@ -1,16 +1,16 @@
-"""The mean score by distance with every pair put at it, and that curve beside the one of a three-axis fit."""
+"""The mean score by distance with every pair put at it, and the slopes of curves."""
 
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import complex_planes
 
 
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
-    """Mean over j <= i of scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1: one product of cumulative sums."""
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
     geometry = capture.geometry
     zq, zk = (complex_planes(x.double(), geometry.rope) for x in (capture.q, capture.k))
     n = zq.shape[1]
@@ -22,11 +22,12 @@ def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head dista
     return curve
 
 
-def curve_comparison(one: xr.DataArray, other: xr.DataArray) -> xr.Dataset:
-    """Slopes of two curves, and the correlation of what is left of them without their slopes."""
-    t = one["distance"] - one["distance"].mean()
-    slopes = [(curve * t).mean("distance") / (t * t).mean("distance") for curve in (one, other)]
-    rests = [curve - slope * t for curve, slope in zip((one, other), slopes, strict=True)]
-    return xr.Dataset(
-        {"slope_intervention": slopes[0], "slope_fit": slopes[1], "curve_r": xr.corr(*rests, dim="distance")}
-    )
+def slope_of(curve: xr.DataArray) -> xr.DataArray:
+    """Return the least-squares slope of a curve over distances."""
+    t = curve["distance"] - curve["distance"].mean()
+    return (curve * t).mean("distance") / (t * t).mean("distance")
+
+
+def without_slope(curve: xr.DataArray) -> xr.DataArray:
+    """Return what is left of a curve without its slope."""
+    return curve - slope_of(curve) * (curve["distance"] - curve["distance"].mean())

@@ -1,11 +1,11 @@
-"""Figures of dummy distances: agreement of the key part, fits made again, curves of the intervention, and the loss."""
+"""Figures of dummy distances: agreement of the key part, refits, curves of the intervention, and the loss."""
 
 from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
 
-from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN as OUT
+from tl_posgen.core.result import Result
 from tl_posgen.report.figures import (
     COLOURS,
     DIVERGING,
@@ -18,28 +18,30 @@ from tl_posgen.report.figures import (
     sides,
     thinned,
 )
-from tl_posgen.result import Result
 
-KEPT = {OUT: "first token out", "": "all tokens"}
+OUT = {"tokens": "without first"}
+PARTS = ("distance", "key", "distance × key")
+TITLES = {"without first": "first token out", "all": "all tokens"}
 
 
-def agreement(result: Result) -> go.Figure:
-    """Whether the key part stays: its correlation between every two distances, mean over heads."""
-    shown = [(side, data, out) for side, data, _ in sides(result) for out in KEPT]
-    panels = Panels([f"{side}, {KEPT[out]}" for side, _, out in shown], columns=2, row_height=380)
-    for panel, (_, data, out) in enumerate(shown):
-        matrix = data[f"mean_key_agreement{out}"]
+def draw_agreement(result: Result) -> go.Figure:
+    """Draw the correlation of the key parts of every two distances, mean over heads."""
+    shown = [(side, data, tokens) for side, data, _ in sides(result) for tokens in TITLES]
+    panels = Panels([f"{side}, {TITLES[tokens]}" for side, _, tokens in shown], columns=2, row_height=380)
+    for panel, (_, data, tokens) in enumerate(shown):
+        matrix = data["key_agreement"].sel(tokens=tokens).mean(("layer", "head"))
         panels.add(panel, heat(matrix, texttemplate="%{z:.2f}" if matrix.size <= 144 else None))
     panels.figure.update_yaxes(autorange="reversed", type="category").update_xaxes(type="category")
     panels.figure.update_layout(coloraxis=colour_axis(-1.0, 1.0, DIVERGING))
     subtitle = "correlation over keys of the scores at two distances, mean over queries, heads and prompts"
-    return panels.axes("d0", "d0").finish(f"Does the key part stay? · {model_label(result.dataset)}", subtitle)
+    return panels.axes("d0", "d0").finish(f"Does the key part stay? · {model_label(result.own)}", subtitle)
 
 
-refits = partial(
+draw_refits = partial(
     layer_curves,
-    measure=f"refit_r{OUT}",
+    measure="refit_r",
     along="d0",
+    at=OUT,
     title="The key part, fitted again",
     subtitle="correlation of c at the true distances with c where every pair is at d0; no trend, first token out",
     y_title="correlation",
@@ -48,31 +50,32 @@ refits = partial(
 )
 
 
-def curves(result: Result) -> go.Figure:
-    """The distance curve of the intervention beside the fitted one, a panel a layer and a colour a head."""
-    layers, data = result.dataset["layer"].values, thinned(result.dataset, share=1.0)
+def draw_curves(result: Result) -> go.Figure:
+    """Draw the distance curve of the intervention beside the fitted one, a panel a layer and a colour a head."""
+    layers, data = result.own["layer"].values, thinned(result.own, share=1.0)
     panels = Panels([f"layer {layer}" for layer in layers], row_height=250)
     for panel, layer in enumerate(layers):
         for number, head in enumerate(data["head"].values):
-            for name, dash in (("curve_intervention", "solid"), ("curve_fit", "dot")):
+            for name, dash in (("curve", "solid"), ("a", "dot")):
                 curve, colour = data[name].sel(layer=layer, head=head), COLOURS[number % len(COLOURS)]
-                level = float(result.dataset[name].sel(layer=layer, head=head).mean())
+                level = float(result.own[name].sel(layer=layer, head=head).mean())
                 x, y = curve["distance"].values + 1, curve.values - level
                 panels.add(panel, line(x, y, f"head {head}", colour, dash=dash, width=1.5))
     panels.axes("distance + 1", "score less its mean", log_x=True)
     subtitle = "solid: every pair put at d, which fixes the slope; dotted: a of the fit, its slope a convention"
-    return panels.finish(f"Score by distance · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Score by distance · {model_label(result.own)}", subtitle)
 
 
-def loss(result: Result) -> go.Figure:
-    """The model's loss with every pair at one distance, and with distances frozen beyond a limit."""
+def draw_losses(result: Result) -> go.Figure:
+    """Draw the model's loss with every pair at one distance, and with distances frozen beyond a limit."""
     panels = Panels(["every pair at d0", "distances frozen beyond the limit"], columns=2, row_height=280)
     for side, data, colour in sides(result):
         for panel, (name, along) in enumerate((("loss_at", "d0"), ("loss_beyond", "limit"))):
-            panels.add(panel, line(data[along].values + 1, data[name].values, side, colour, mode="lines+markers"))
+            y = data[name].mean("prompt").values
+            panels.add(panel, line(data[along].values + 1, y, side, colour, mode="lines+markers"))
             untouched: Any = {"row": 1, "col": panel + 1, "line_dash": "dot", "line_color": colour}
-            panels.figure.add_hline(y=float(data["loss"]), **untouched)
+            panels.figure.add_hline(y=float(data["loss"].mean()), **untouched)
     panels.axes(y="loss, nats per token", log_x=True)
     panels.figure.update_xaxes(title_text="d0 + 1", col=1).update_xaxes(title_text="limit + 1", col=2)
-    subtitle = f"{result.summary['heads']} edited; dotted: the untouched model"
-    return panels.finish(f"Loss at dummy distances · {model_label(result.dataset)}", subtitle)
+    subtitle = f"{result.own.attrs['heads']} edited; dotted: the untouched model"
+    return panels.finish(f"Loss at dummy distances · {model_label(result.own)}", subtitle)

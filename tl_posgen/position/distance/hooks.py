@@ -1,4 +1,4 @@
-"""Dummy distance: chosen heads see pairs at another distance than theirs."""
+"""Dummy distance: hooks that let chosen heads score pairs at another distance than their own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import encoding_of
 from tl_posgen.models.wrapped import wrap
-from tl_posgen.position.decomposition.option_checks import is_number, is_real_tensor
+from tl_posgen.position.decomposition.numbers.option_checks import is_number, is_real_tensor
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 
 Distance = int | float | Real[Tensor, "query key"] | Callable[[Int[Tensor, "query key"]], Real[Tensor, "query key"]]
@@ -27,25 +27,25 @@ def at_dummy_distance(
     layers: Sequence[int] | None = None,
     heads: Any = None,
 ) -> HookList:
-    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads sees d, not i - j.
+    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads at distance d, not i - j.
 
     Args:
         distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j. All but the
-            matrix work with a KV cache too, where the function is given the rows of the last queries.
-        beyond: change only pairs further apart than this. With `distance` left out they then see this very distance:
-            "frozen beyond", the rule of LM-Infinite.
-        layers, heads: which; all if left out. Heads as in `replace_scores`.
+            matrix also work with a KV cache; the function then gets the rows of the last queries.
+        beyond: change only pairs further apart than this. Without `distance` they are scored at distance `beyond`
+            ("frozen beyond", the rule of LM-Infinite).
+        layers, heads: chosen layers and heads; all if left out. Heads as in `replace_scores`.
 
     Returns:
         Hooks, see `replace_scores`. At the true distances (`distance=lambda d: d`) they change nothing.
 
     Raises:
-        InputError: a negative or infinite distance, one for which the model has no fixed frequencies (dynamic NTK,
-            longrope), or neither distance nor beyond.
-        UnsupportedModelError: scores that cannot be edited, or that know no distance (learned absolute positions).
+        InputError: a negative or infinite distance, a distance for which the model has no fixed frequencies (dynamic
+            NTK, longrope), or neither distance nor beyond.
+        UnsupportedModelError: scores that cannot be edited, or do not depend on distance (learned absolute positions).
 
-    Source: the controlled-distance experiment of Han & Ji 2025 (arXiv 2503.13305) as we understand it from summaries;
-    LM-Infinite: Han et al. 2023 (arXiv 2308.16137).
+    Source: our reconstruction, from summaries, of the controlled-distance experiment of Han & Ji 2025
+    (arXiv 2503.13305); LM-Infinite: Han et al. 2023 (arXiv 2308.16137).
 
     Example:
         >>> import torch
@@ -62,22 +62,22 @@ def at_dummy_distance(
     if isinstance(distance, Tensor):
         if not is_real_tensor(distance, 2) or not distance.numel():
             raise InputError(f"distance of shape {list(distance.shape)}: give real numbers [query, key]")
-        for end in distance.tril().aminmax():  # above the diagonal no pair is seen
+        for end in distance.tril().aminmax():  # entries above the diagonal are not read
             check_distance(model, "distance", end.item())
     elif distance is not None and not callable(distance):
         check_distance(model, "distance", distance)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return seen_at(capture, distance, beyond)
+        return scores_at_distance(capture, distance, beyond)
 
     by = scores_of if isinstance(distance, Tensor) else RowByRow(scores_of)
     return replace_scores(model, by, layers, heads, needs_positions=True)
 
 
-def seen_at(
+def scores_at_distance(
     capture: LayerCapture, distance: Distance | None, beyond: int | float | None
 ) -> Float[Tensor, "head query key"]:
-    """The layer's scores with pairs (those further apart than `beyond`) at `distance`."""
+    """Return the layer's scores with pairs (those further apart than `beyond`) at `distance`."""
     geometry = capture.geometry
     true = capture.query_positions[:, None] - capture.positions
     if distance is None and beyond is not None:
@@ -103,12 +103,12 @@ def require_distances(measure: str, model: Model) -> None:
 
 
 def training_length(model: Model) -> int:
-    """What the model was trained to, by its config: cfg.n_ctx, or where its frequencies stop being fixed."""
+    """Return the model's training length: cfg.n_ctx, or the length from which its frequencies are not fixed."""
     return min(int(model.cfg.n_ctx), wrap(model).limit.tokens or int(model.cfg.n_ctx))
 
 
 def check_distance(model: Model, name: str, value: Any) -> None:
-    """Refuse what is no distance, and one outside what the model's frequencies are fixed for."""
+    """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
     if not is_number(value):
         raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
     limit, why, _ = wrap(model).limit

@@ -1,14 +1,14 @@
-"""The key part c of a three-axis fit, made again with every pair at one distance: is it the same?"""
+"""Key part c of a three-axis fit, refitted with every pair at one distance, and its correlation with the original."""
 
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.position.decomposition.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
-from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
-from tl_posgen.position.decomposition.three_axis_fit import ThreeAxisFit
-from tl_posgen.position.distance.hooks import seen_at
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
+from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
+from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.agreement import pearson
@@ -17,8 +17,12 @@ from tl_posgen.stats.agreement import pearson
 def refit_r(
     capture: LayerCapture, distances: Real[Tensor, " distance"]
 ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head distance"]]:
-    """corr_j(c, c') of the three-axis fit at the true distances with the one of the same layer's scores when every pair
-    is at d0, for each d0; with the first token, and without. NaN where a fit has as many parameters as pairs."""
+    """corr_j(c, c') of the key parts of two three-axis fits: at the true distances, and with every pair at d0.
+
+    Returns:
+        The correlation for each d0, with the first token and without it. NaN where a fit has as many parameters as
+        pairs.
+    """
     true = capture.once(fit_capture)
     fits = [fits_of(moments_at(capture, float(d0))) for d0 in distances]
     full, without = (
@@ -29,20 +33,20 @@ def refit_r(
 
 
 def moments_at(capture: LayerCapture, distance: float) -> PairMoments:
-    """Pair moments of the layer's scores with every pair at one distance; no matrix where scores are bilinear."""
+    """Return pair moments of the layer's scores with every pair at one distance; bilinear scores need no matrix."""
     geometry = capture.geometry
     if not capture.bilinear:
-        return pair_moments_from_scores(seen_at(capture, distance, None), window=geometry.window)
+        return pair_moments_from_scores(scores_at_distance(capture, distance, None), window=geometry.window)
     every = torch.full_like(capture.positions, distance, dtype=torch.float64)
     turned = rotate(capture.q, every, geometry.rope)
     return pair_moments(turned, unturned(capture.k, geometry.rope), geometry.scale, window=geometry.window)
 
 
 def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
-    """corr over keys of what two fits agree on whatever their gauge: c without its mean and its linear trend.
+    """corr over keys of c without its mean and its linear trend, which does not depend on the gauge of the fits.
 
-    No data can place the trend of c: a_d + t d, b_i - t i, c_j + t j is the same fit for every t. In the gauge
-    "flat_keys" c has neither mean nor trend, each key counting once, so the correlation is that of the rest. Ours.
+    No data determine the trend of c: a_d + t d, b_i - t i, c_j + t j is the same fit for every t. In the gauge
+    "flat_keys" c has neither mean nor trend, so its plain correlation is the one wanted. Ours.
     """
     assert one is not None, "prompts have two tokens at least, so one is left"
     assert other is not None

@@ -1,7 +1,6 @@
-"""Beyond the training length: whether outputs stay in their distribution, and what is done to keep them there."""
+"""Prompts beyond the training length: drift of the outputs, and interventions against it."""
 
 from tl_posgen.position.length.hooks import interpolate_positions, lm_infinite, retrieve_blocks
-from tl_posgen.position.length.length_extrapolation import MEASURE as length_extrapolation
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
 
-__all__ = ["LengthExtrapolation", "interpolate_positions", "length_extrapolation", "lm_infinite", "retrieve_blocks"]
+__all__ = ["LengthExtrapolation", "interpolate_positions", "lm_infinite", "retrieve_blocks"]

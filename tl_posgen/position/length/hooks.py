@@ -1,6 +1,6 @@
-"""Interventions for prompts beyond the training length: distances, windows and blocks kept to what a model has seen.
+"""Hooks for prompts beyond the training length: distances, windows and blocks limited to those of training.
 
-Each query by itself, so that a model can generate under them with a KV cache.
+Each query is edited by itself, so a model can generate under these hooks with a KV cache.
 """
 
 import torch
@@ -9,22 +9,22 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, at_positions, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.position.decomposition.option_checks import check_whole, is_number
-from tl_posgen.position.distance.hooks import check_distance, seen_at
+from tl_posgen.position.decomposition.numbers.option_checks import check_whole, is_number
+from tl_posgen.position.distance.hooks import check_distance, scores_at_distance
 from tl_posgen.rope.scores_at import scores_at
 
 
 def interpolate_positions(model: Model, factor: int | float, *, layers: Layers = None, heads: Heads = None) -> HookList:
-    """score_ij <- the score with token p at position factor * p: factor = training length / length of the prompt.
+    """score_ij <- the score with token p at position factor * p; factor = training length / length of the prompt.
 
     Raises:
         InputError: a factor outside (0, 1].
         UnsupportedModelError: see `replace_scores`; also learned absolute positions.
 
-    Source: Chen et al. 2023 (arXiv 2306.15595), who also fine-tune afterwards; here nothing is trained.
+    Source: Chen et al. 2023 (arXiv 2306.15595), who also fine-tune afterwards; this hook does not.
 
     Example:
         >>> import torch
@@ -53,15 +53,15 @@ def lm_infinite(
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """Query i attends key j iff j < n_global or i - j < n_local, and distances above `limit` see `limit`.
+    """score_ij <- score at distance min(i - j, limit) if j < n_global or i - j < n_local, else -inf.
 
-    Beyond the limit the query is rotated to it and the key not at all. For prompts of up to n_local tokens (and
-    limit >= n_local - 1) nothing changes.
+    Beyond the limit the query is rotated to position `limit` and the key to 0. Prompts of up to n_local tokens (and
+    limit >= n_local - 1) do not change.
 
     Args:
-        n_local: usually the training length.
-        n_global: first tokens that every query sees.
-        limit: n_local if left out.
+        n_local: number of last keys that a query sees, usually the training length.
+        n_global: number of first tokens that every query sees.
+        limit: largest distance; n_local if left out.
 
     Raises:
         InputError: n_local below 1, a negative n_global or limit.
@@ -91,20 +91,21 @@ def retrieve_blocks(
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """`lm_infinite`, and each query also attends the n_blocks hidden blocks of keys that score highest for it.
+    """Return `lm_infinite`'s hooks where each query also attends the n_blocks hidden blocks with its highest scores.
 
     A block is `block` consecutive tokens that lie wholly before the query's local window; its score is
-    max_j scale <R_limit q_i, k_j> over its keys, everything at one fixed distance. Keys of retrieved blocks are seen
-    at that distance too.
+    max_j scale <R_limit q_i, k_j> over its keys, all at one fixed distance. Keys of retrieved blocks are scored at that
+    distance too.
 
     Args:
         n_local, n_global, limit: as in `lm_infinite`.
-        block: tokens per block. n_blocks: how many are retrieved by each query of each head.
+        block: tokens per block.
+        n_blocks: number of blocks that each query of each head retrieves.
 
     Raises:
         InputError: block or n_blocks below 1, and as `lm_infinite`.
 
-    Source: after Xiao et al. 2024, "InfLLM" (arXiv 2402.04617), which keeps a few representative tokens a block and
+    Source: after Xiao et al. 2024, "InfLLM" (arXiv 2402.04617), which keeps a few representative tokens per block and
     retrieves for a chunk of queries at a time; the maximum over all keys, per query, is ours.
     """
     check_whole("retrieve_blocks", 1, block=block, n_blocks=n_blocks)
@@ -122,7 +123,7 @@ def _windowed(
     block: int = 1,
     n_blocks: int = 0,
 ) -> HookList:
-    """The two windows of `lm_infinite`, the shape of a Lambda, and what is retrieved from behind them."""
+    """Return hooks with the two windows of `lm_infinite` and the retrieved blocks behind them."""
     check_whole(name, 1, n_local=n_local)
     check_whole(name, 0, n_global=n_global)
     furthest = n_local if limit is None else limit
@@ -133,7 +134,7 @@ def _windowed(
         attended = (position < n_global) | (capture.query_positions[:, None] - position < n_local)
         if n_blocks:
             attended = attended | _retrieved(capture, n_local, block, n_blocks, furthest)
-        return seen_at(capture, None, furthest).masked_fill(~attended, -torch.inf)
+        return scores_at_distance(capture, None, furthest).masked_fill(~attended, -torch.inf)
 
     return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)
 
@@ -141,7 +142,7 @@ def _windowed(
 def _retrieved(
     capture: LayerCapture, n_local: int, block: int, n_blocks: int, limit: int | float
 ) -> Bool[Tensor, "head query key"]:
-    """Which keys each query gets back."""
+    """Return whether each query retrieves each key."""
     n, geometry = capture.length, capture.geometry
     n_whole = n // block
     scores = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, limit)[..., : n_whole * block]

@@ -8,10 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, line, model_label, sides
-from tl_posgen.report.intervals import error_bars
-from tl_posgen.report.sentences import said
-from tl_posgen.summary import Summary
 
 CONDITIONS = {
     "vanilla": "Untouched",
@@ -28,23 +26,24 @@ DRIFTS = {
 }
 
 
-def loss(result: Any) -> go.Figure:
-    """Loss by position with intervals, a panel a side and a colour a condition."""
+def draw_loss(result: Any) -> go.Figure:
+    """Draw the loss by position with intervals, one panel per model and one colour per condition."""
     both = sides(result)
     panels = Panels([side for side, *_ in both], columns=2, row_height=280)
     for panel, (_, data, _) in enumerate(both):
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
-            one, look = data.sel(condition=condition), {"mode": "lines+markers", "marker": {"size": 4}}
-            curve = line(data["bin"].values, one["loss"].values, condition, COLOURS[number], **look)
-            panels.add(panel, curve.update(error_y=error_bars(one, "loss")))
+            look = {"mode": "lines+markers", "marker": {"size": 4}}
+            y, low, high = (one.values for one in interval_of(data["loss"].sel(condition=condition)))
+            bars = {"array": high - y, "arrayminus": y - low, "thickness": 1, "width": 0}
+            panels.add(panel, line(data["bin"].values, y, condition, COLOURS[number], error_y=bars, **look))
     mark_training_length(panels, result)
     subtitle = "bars: 95 % intervals over prompts; the axes differ"
-    title = f"Loss beyond the training length · {model_label(result.dataset)}"
+    title = f"Loss beyond the training length · {model_label(result.own)}"
     return panels.axes("position", "loss, nats per token").finish(title, subtitle)
 
 
-def drift(result: Any) -> go.Figure:
-    """Outputs against their distribution inside the training length, by segment: median over heads."""
+def draw_drift(result: Any) -> go.Figure:
+    """Draw the drift of outputs from their distribution inside the training length by segment, median over heads."""
 
     def median(data: xr.Dataset, name: str) -> xr.DataArray:
         values = data[name] / data["noise_level"] if name == "frechet" else data[name]
@@ -60,32 +59,27 @@ def drift(result: Any) -> go.Figure:
         "outputs o of each head against those of the untouched model inside the training length; median over heads; "
         "random init in grey"
     )
-    return panels.finish(f"Drift of the outputs · {model_label(result.dataset)}", subtitle)
+    return panels.finish(f"Drift of the outputs · {model_label(result.own)}", subtitle)
 
 
-def attention(result: Any) -> go.Figure:
-    """Entropy and normaliser by position, mean over heads."""
+def draw_attention(result: Any) -> go.Figure:
+    """Draw entropy and normaliser by position, mean over heads."""
     panels = Panels(["entropy, nats", "normaliser, ln sum exp"], columns=2, row_height=280)
     for panel, name in enumerate(ATTENTION):
         panels.add(panel, *curves(result, "bin", lambda data, name=name: data[name].mean(("layer", "head"))))
     mark_training_length(panels, result)
-    title = f"Attention beyond the training length · {model_label(result.dataset)}"
+    title = f"Attention beyond the training length · {model_label(result.own)}"
     return panels.axes("position").finish(title, "mean over heads; random init in grey")
 
 
-def outputs(result: Any) -> go.Figure:
-    """Outputs on the first two principal components of the untouched ones inside, coloured by position."""
-    both, inside = sides(result), int(result.dataset.attrs["inside"])
-    conditions = [str(condition) for condition in result.dataset["condition"].values]
-    summaries = [result.summary, *([result.null_summary.seeds[0]] if result.null_summary else [])]
-    rows = [
-        (data.sel(shown_layer=layer), partial(plane_title, side, layer, summary))
-        for (side, data, _), summary in zip(both, summaries, strict=True)
-        for layer in summary["shown_layers"]
-    ]
-    titles = [title(condition) for _, title in rows for condition in conditions]
+def draw_outputs(result: Any) -> go.Figure:
+    """Draw outputs on the first two principal components of the untouched ones inside, coloured by position."""
+    both, inside = sides(result), result.measure.inside
+    conditions = [str(condition) for condition in result.own["condition"].values]
+    rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
+    titles = [plane_title(side, data, condition) for side, data in rows for condition in conditions]
     panels = Panels(titles, columns=len(conditions), row_height=260)
-    for row, (data, _) in enumerate(rows):
+    for row, (_, data) in enumerate(rows):
         points = data["plane_coordinates"].isel(position=slice(None, None, 2)).stack(point=("prompt", "position"))
         lengths = (points["position"].values + 1) / inside
         for column, condition in enumerate(conditions):
@@ -96,7 +90,7 @@ def outputs(result: Any) -> go.Figure:
             panels.add(row * len(conditions) + column, go.Scatter(x=x, y=y, **look), circle(2))
         reach = max(2.2, 1.1 * float(abs(points).quantile(0.999)))
         panels.figure.update_xaxes(range=[-reach, reach], row=row + 1).update_yaxes(range=[-reach, reach], row=row + 1)
-    times = result.dataset.sizes["segment"]
+    times = result.own.sizes["segment"]
     bar = {"title": "position, in<br>training lengths", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
     colours = {"colorscale": scale(times), "cmin": 0, "cmax": times, "colorbar": bar | {"yanchor": "top"}}
     panels.figure.update_layout(coloraxis=colours).update_annotations(font_size=11)
@@ -105,16 +99,16 @@ def outputs(result: Any) -> go.Figure:
         "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
         "Share: of the variance inside, in this plane. Off: how far the centroid beyond is"
     )
-    title = f"Outputs inside and beyond the training length · {model_label(result.dataset)}"
+    title = f"Outputs inside and beyond the training length · {model_label(result.own)}"
     return panels.axes("component 1", "component 2").finish(title, subtitle).update_layout(margin_t=125)
 
 
-def plane_title(side: str, layer: int, summary: Summary, condition: str) -> str:
-    """Of one panel: condition and layer, and the numbers that go with them."""
-    place, offsets = summary["shown_layers"].index(layer), summary[f"plane_offsets_{condition}"]
-    off = said(offsets and offsets[place], ".2f")
-    share = said(summary["plane_shares"][place], ".0%")
-    return f"{CONDITIONS[condition]}, layer {layer}<br>{side}: share {share}, off {off}"
+def plane_title(side: str, data: xr.Dataset, condition: str) -> str:
+    """Return the title of one panel: condition, layer, share of the variance, and distance of the centroid."""
+    offsets = data["plane_offset"].sel(condition=condition).isel(segment=slice(1, None))
+    off = format_number(float(offsets.mean()) if offsets.size else None, ".2f")
+    share = format_number(float(data["plane_share"]), ".0%")
+    return f"{CONDITIONS[condition]}, layer {int(data['shown_layer'])}<br>{side}: share {share}, off {off}"
 
 
 def circle(radius: int | float) -> go.Scatter:
@@ -124,18 +118,18 @@ def circle(radius: int | float) -> go.Scatter:
 
 
 def scale(times: int) -> list[tuple[float, str]]:
-    """Blues up to the training length, and reds from there on."""
+    """Return a colour scale: blue up to the training length, red beyond."""
     blues = [(0.0, "#c6dbef"), (1 / times, "#08519c")]
     return blues + ([(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else [])
 
 
-def curves(result: Any, along: str, of: Callable[[xr.Dataset], xr.DataArray], **look: Any) -> list[go.Scatter]:
-    """A line a condition; the null's in grey behind them, told apart by their dashes."""
+def curves(result: Any, along: str, reduce: Callable[[xr.Dataset], xr.DataArray], **look: Any) -> list[go.Scatter]:
+    """Return one line per condition; the random init's are grey, with a dash style per condition."""
     traces = []
     for side, data, _ in reversed(sides(result)):
         is_null = data is result.null
         for number, condition in enumerate(str(condition) for condition in data["condition"].values):
-            values = of(data.sel(condition=condition))
+            values = reduce(data.sel(condition=condition))
             name = f"{side}, {condition}" if is_null else condition
             style: dict[str, Any] = {"dash": DASHES[number % len(DASHES)], "opacity": 0.7} if is_null else {}
             x = values[along].values + (1 if along == "segment" else 0)
@@ -145,7 +139,7 @@ def curves(result: Any, along: str, of: Callable[[xr.Dataset], xr.DataArray], **
 
 def mark_training_length(panels: Panels, result: Any) -> None:
     note: Any = {"annotation_text": "training length", "annotation_font_size": 10}
-    panels.figure.add_vline(x=result.summary["inside"], line_dash="dash", line_color=NULL_COLOUR, **note)
+    panels.figure.add_vline(x=result.measure.inside, line_dash="dash", line_color=NULL_COLOUR, **note)
 
 
-FIGURES = {"loss": loss, "drift": drift, "outputs": outputs, "attention": attention}
+FIGURES = {"loss": draw_loss, "drift": draw_drift, "outputs": draw_outputs, "attention": draw_attention}

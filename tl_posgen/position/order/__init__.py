@@ -1,9 +1,8 @@
-"""Tokens, positions and features out of order."""
+"""Disturbed order of tokens, of positions and of features."""
 
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions, rotate_keys
-from tl_posgen.position.order.perturbation import MEASURE as perturbation
+from tl_posgen.position.order.numbers.swaps import jittered_distances, swap_tokens, swap_words
 from tl_posgen.position.order.perturbation import Perturbation
-from tl_posgen.position.order.swaps import jittered_distances, swap_tokens, swap_words
 
 __all__ = [
     "Perturbation",
@@ -11,7 +10,6 @@ __all__ = [
     "jittered_distances",
     "permute_position_part",
     "permute_positions",
-    "perturbation",
     "rotate_keys",
     "swap_tokens",
     "swap_words",

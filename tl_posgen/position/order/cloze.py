@@ -1,4 +1,4 @@
-"""A cloze made from a text: passages to be finished with their own last word, each choice scored by its probability."""
+"""Cloze from a text: passages to be continued by their own last word, each choice scored by its probability."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,16 +15,15 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.disturbance import disturb, draw
-from tl_posgen.report.intervals import mean_and_ends
 
 N_CHOICES = 4
 LEAST_LETTERS = 4
-TRIED = 4  # times as many passages as are asked for, where some are too long for the model
+TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
 @dataclass(frozen=True)
 class ClozeItem:
-    """A context and its possible continuations; `gold` is the right one."""
+    """Context and its possible continuations; `gold` is the index of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -34,7 +32,7 @@ class ClozeItem:
 
 @dataclass(frozen=True)
 class EncodedItem:
-    """Token ids of the context, BOS included where the model has one, and of every choice."""
+    """Token ids of the context, with BOS if the model has one, and of every choice."""
 
     context: Int[Tensor, " pos"]
     choices: tuple[Int[Tensor, " _"], ...]
@@ -46,13 +44,14 @@ class EncodedItem:
 
 
 def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeItem]:
-    """Passages of `words` words, each to be finished with its own last word among three others, in a seeded order.
+    """Yield passages of `words` words, each with its own last word and three others as choices, in a seeded order.
 
-    A passage ends before a word of four letters at least that occurs earlier in it, so that it can be found by
-    reading; the wrong words also occur in the passage.
+    The last word has at least four letters and occurs earlier in the passage, so that it can be found by reading; the
+    wrong words also occur in the passage.
 
     Args:
-        text: any text that the model was not trained on; `bundled_text()` is held out for the bundled model.
+        text: a text that the model was not trained on; `bundled_text()` is held out for the bundled model.
+        words: length of a passage.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
@@ -74,7 +73,7 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
 
 
 def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[EncodedItem]:
-    """The first n items of the prompts' text that the model's context holds; fewer where the text has fewer."""
+    """Return the first n items of the prompts' text that fit the model's context; fewer if the text has fewer."""
     items: list[EncodedItem] = []
     text = text_of(model, prompts) if n else ""
     for item in islice(cloze_items(text, seed=seed), TRIED * n):
@@ -87,7 +86,7 @@ def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[Enc
 
 
 def text_of(model: Model, prompts: Any) -> str:
-    """The text of texts, or of token ids; empty for ids of a model without a tokenizer."""
+    """Return the text of texts or of token ids; empty for ids of a model without a tokenizer."""
     if isinstance(prompts, str):
         return prompts
     if isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts):
@@ -98,7 +97,7 @@ def text_of(model: Model, prompts: Any) -> str:
 
 
 def encode(model: Model, item: ClozeItem) -> EncodedItem:
-    """Context and choices are tokenised apart, with a space between them."""
+    """Tokenise context and choices separately, with a space between them."""
 
     def ids(text: str) -> list[int]:
         return model.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
@@ -107,31 +106,29 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
     return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
 
 
-def measure_cloze(
+def score_item(
     model: Model,
-    items: Sequence[EncodedItem],
-    axes: Mapping[str, Sequence[Any]],
+    item: EncodedItem,
+    condition: str,
+    ratio: int | float,
     *,
     reach: str,
     window: int,
     seed: int,
     where: Mapping[str, Any],
-) -> xr.Dataset:
-    """Accuracy, the right choice being the likeliest, and its log-likelihood in nats per token, context disturbed.
+) -> dict[str, float]:
+    """Return whether the right choice is the likeliest (1 or 0), and its log-likelihood in nats per token, context
+    disturbed.
 
-    The draw is the same for all choices of an item; choices are never disturbed.
+    All choices of an item have the same draw; choices are never disturbed.
     """
-    conditions, ratios = axes["condition"], axes["ratio"]
-    values = np.full((len(items), len(conditions), len(ratios), 2), np.nan)
-    for at, a, r in np.ndindex(values.shape[:3]):
-        own: dict[str, Any] = {"seed": seed * len(items) + at, "window": window, "reach": reach, "where": where}
-        log_p = score_choices(model, items[at].context, items[at].choices, conditions[a], ratios[r], **own)
-        likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
-        values[at, a, r] = likeliest == items[at].gold, float(log_p[items[at].gold].mean())
-    data: dict[str, Any] = {"cloze_chance": 1 / N_CHOICES}
-    for number, name in enumerate(("cloze_accuracy", "cloze_log_likelihood")):
-        data |= mean_and_ends(name, values[..., number], ("condition", "ratio"))
-    return xr.Dataset(data, {"condition": list(conditions), "ratio": list(ratios)})
+    how: dict[str, Any] = {"reach": reach, "window": window, "seed": seed, "where": where}
+    log_p = score_choices(model, item.context, item.choices, condition, ratio, **how)
+    likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
+    return {
+        "cloze_accuracy": float(likeliest == item.gold),
+        "cloze_log_likelihood": float(log_p[item.gold].mean()),
+    }
 
 
 def score_choices(
@@ -149,7 +146,7 @@ def score_choices(
     """ln p of every token of each choice after the disturbed context; choices of one length share a forward pass."""
     longest = torch.cat([context, max(choices, key=len)])
     n, total = len(context), len(longest)
-    if condition != "jitter":  # a jitter moves a share of the pairs, swaps a share of all tokens
+    if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
         ratio = ratio * n / total
     protected = [0, *range(n, total)]
     disturbance = draw(model, longest, condition, reach, ratio, seed=seed, window=window, protected=protected)

@@ -1,4 +1,4 @@
-"""Order disturbed under a condition: in the text, in the position index, or in the features."""
+"""Disturbed order under a condition: in the text, in the position index, or in the features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +14,24 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order.hooks import jitter_distances, permute_position_part, permute_positions
-from tl_posgen.position.order.swaps import Reach, jittered_distances, swap_tokens, swap_words
+from tl_posgen.position.order.numbers.swaps import Reach, jittered_distances, swap_tokens, swap_words
 
 Condition = Literal["tokens", "words", "positions", "key_positions", "jitter", "position_part"]
 
 CONDITIONS: tuple[str, ...] = get_args(Condition)
 OF_TEXT = ("tokens", "words")
-REACHES: tuple[str, ...] = get_args(Reach)
+REACHES: tuple[Reach, ...] = get_args(Reach)
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What is out of order in a prompt; see `disturb` for where: in its text, its index or its features.
+    """Disturbed order of a prompt; `disturb` applies it to the text, the position index or the features.
 
     Attributes:
-        permutation: new order of the places. distances: what each pair sees, for a jitter; else None.
-        moved: places whose token, or whose position, is swapped (none for a jitter, which moves pairs).
-        ratio: share of tokens (of pairs, for a jitter) that is really moved.
+        permutation: new order of the places.
+        distances: the distance of each pair under a jitter; else None.
+        moved: places whose token or position is swapped (none for a jitter, which moves pairs).
+        ratio: share of tokens (of pairs, for a jitter) that is actually moved.
     """
 
     permutation: Int[Tensor, " pos"]
@@ -42,10 +43,11 @@ class Disturbance:
 def conditions_for(
     model: Model, conditions: Sequence[str] | None, layers: Layers = None, heads: Heads = None
 ) -> list[str]:
-    """The conditions asked for, or all that the model can have; what it cannot have is refused before work.
+    """Return the given conditions, or all that the model allows; refuse the others before work starts.
 
     Args:
-        layers, heads: which are disturbed; swapped text reaches all of them, so it is left out, or refused, for some.
+        layers, heads: those that are disturbed. Swapped text disturbs all of them, so for some it is left out, or
+            refused if it was asked for.
     """
 
     def require_distances() -> None:
@@ -85,7 +87,7 @@ def draw(
     window: int,
     protected: Sequence[int],
 ) -> Disturbance:
-    """What one seed puts out of order; protected places are in order among themselves, always."""
+    """Return the disturbance of one seed; protected places always keep their order among themselves."""
     n = len(tokens)
     if condition == "jitter":
         width = {"adjacent": 1, "window": window, "uniform": n}[reach]
@@ -112,9 +114,9 @@ def disturb(
     layers: Layers = None,
     heads: Heads = None,
 ) -> tuple[Int[Tensor, "*row pos"], HookList]:
-    """What the model reads, and what is done to its attention meanwhile.
+    """Return the tokens that the model reads, and the hooks that disturb its attention.
 
-    The disturbance may be of a longer prompt, if what is cut off was in order.
+    The disturbance may be that of a longer prompt whose further tokens are in order.
     """
     n = tokens.shape[-1]
     permutation = disturbance.permutation[:n]
@@ -135,8 +137,10 @@ def require_tokenizer(model: Model) -> None:
 
 
 def words_of(model: Model, tokens: Int[Tensor, " pos"]) -> list[tuple[int, int]]:
-    """Token ranges of the words: a word begins at a token that begins with white space; tokens without a letter or
-    digit belong to none, and end one."""
+    """Return the token ranges of words.
+
+    A word begins at a token with leading white space; a token without a letter or digit ends it and belongs to no word.
+    """
     require_tokenizer(model)
     words: list[tuple[int, int]] = []
     after_word = False

@@ -1,4 +1,4 @@
-"""Perturbed positions: of queries and keys, of keys alone, of single pairs, and of the position part alone."""
+"""Hooks that perturb positions: of queries and keys, of keys alone, of single pairs, and of the position part alone."""
 
 import torch
 from jaxtyping import Float, Int, Real
@@ -6,10 +6,10 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, ScoresOf, at_positions, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture, scores_from
+from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.position.decomposition.option_checks import is_real_tensor
+from tl_posgen.position.decomposition.numbers.option_checks import is_real_tensor
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at, scores_at_positions
 
@@ -22,13 +22,13 @@ def permute_positions(
     layers: Layers = None,
     heads: Heads = None,
 ) -> HookList:
-    """P: score_ij <- scale <R_{p_i} q_i, R_{p_j} k_j>, the tokens, the causal mask and the targets as they were.
+    """P: score_ij <- scale <R_{p_i} q_i, R_{p_j} k_j>; tokens, causal mask and targets are unchanged.
 
     Args:
-        positions: p, one a token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
+        positions: p, one per token: usually a permutation of 0 .. n - 1, see `swap_tokens`.
         keys_only: queries keep their own positions.
 
-    Only prompts of exactly as many tokens can be run. Ours: the paper's definition of the perturbation is not known.
+    Only prompts of exactly this length can be run. Ours: the paper's definition of the perturbation is not known.
 
     Raises:
         InputError: in the forward pass, for prompts of another length.
@@ -55,17 +55,17 @@ def permute_positions(
 def rotate_keys(
     model: Model, positions: Real[Tensor, " pos"], *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
-    """F: the rotated key of token j is turned on by R_{p_j - j}, as if its feature came from position p_j.
+    """F: R_j k_j <- R_{p_j - j} R_j k_j, the rotated key of token j as if its feature came from position p_j.
 
-    On rotary models this is `permute_positions(..., keys_only=True)` reached from the other side. ALiBi, which is no
-    feature of a key, stays with the true distances.
+    On rotary models this equals `permute_positions(..., keys_only=True)`. ALiBi, which is not a feature of a key, keeps
+    the true distances.
     """
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope = capture.geometry.rope
         turned = rotate(capture.rotated_k, positions.to(capture.k.device) - capture.positions, rope)
         if rope.rotary_dim and rope.scaling != 1:
-            # YaRN's factor on rotated keys was in there already
+            # the rotated keys already have YaRN's factor
             turned = torch.cat([turned[..., : rope.rotary_dim] / rope.scaling, turned[..., rope.rotary_dim :]], -1)
         return scores_from(capture.rotated_q, turned, capture.geometry, capture.heads)
 
@@ -89,7 +89,7 @@ def permute_position_part(
 ) -> HookList:
     """F': W_ij <- W_ij + f(q_i, i - p_j) - f(q_i, i - j), with f(q_i, d) = scale <R_d q_i, R_0 kbar>.
 
-    The position part alone sees key j at p_j; the content part and the residual are untouched. kbar is the mean key of
+    Only the position part has key j at p_j; the content part and the residual are unchanged. kbar is the mean key of
     the prompt, so no distance distribution enters. Soft caps and ALiBi are applied afterwards, at the true distances.
     """
 
@@ -107,7 +107,7 @@ def permute_position_part(
 def _of_one_length(
     model: Model, given: Tensor, scores_of: ScoresOf, layers: Layers, heads: Heads, n_axes: int = 1
 ) -> HookList:
-    """`replace_scores` for prompts of the length that the positions or distances were made for."""
+    """Return `replace_scores` for prompts of the length of the given positions or distances."""
     if not is_real_tensor(given, n_axes):
         what = (
             "positions: give a tensor of real numbers, one a token" if n_axes == 1 else "distances: give [query, key]"

@@ -1,14 +1,15 @@
-"""How the loss rises as order is lost, in the text, in the index and in the features; and what it costs a cloze."""
+"""Figures of disturbed order: rise of the loss by text, index and features, and accuracy of the cloze."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.numbers import interval_of
+from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
-from tl_posgen.report.intervals import error_bars
 
 TARGET = "unmoved"
 NAMES = {
@@ -21,42 +22,38 @@ NAMES = {
 }
 
 
-def drawn(data: xr.Dataset) -> list[str]:
-    """Nothing can be matched where positions were not moved."""
-    return ["curves", "matched"] if "gap" in data and data.sizes["condition"] > 1 else ["curves"]
-
-
-def curves(result: Any) -> go.Figure:
-    """Change of the loss against the ratio, a panel a reach; the accuracy of the cloze beside it."""
-    data, summary = result.dataset, result.summary
+def draw_curves(result: Any) -> go.Figure:
+    """Draw the change of the loss against the ratio, one panel per reach, and the accuracy of the cloze."""
+    data = result.own
     reaches, conditions = ([str(one) for one in data[dim].values] for dim in ("reach", "condition"))
-    cloze = [f"cloze accuracy, {summary['reach']}"] if summary["cloze_items"] else []
-    panels = Panels(reaches + cloze, shared_yaxes=True)
+    items = data.sizes.get("item", 0)
+    panels = Panels(reaches + [f"cloze accuracy, {result.measure.widest}"] * bool(items), shared_yaxes=True)
     for panel, reach in enumerate(reaches):
-        panels.add(panel, *by_ratio(result, "change", conditions, reach=reach, target=TARGET))
+        panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
     panels.axes("% of tokens moved", "rise of the loss, nats")
-    if cloze:
-        chance = [summary["cloze_chance"]] * 2
-        x = [100 * summary["ratio_least"], 100 * summary["ratio_most"]]
-        panels.add(len(reaches), *by_ratio(result, "cloze_accuracy", conditions))
-        panels.add(len(reaches), line(x, chance, "chance of the cloze", "black", dash="dot", width=1.2))
+    if items:
+        x = [100 * float(end) for end in (min(result.measure.ratios), max(result.measure.ratios))]
+        panels.add(len(reaches), *by_ratio(result, lambda data: data["cloze_accuracy"], conditions, (0, 1)))
+        chance = line(x, [1 / N_CHOICES] * 2, "chance of the cloze", "black", dash="dot", width=1.2)
+        panels.add(len(reaches), chance)
         panels.figure.update_yaxes(matches=None, showticklabels=True, range=[0, 1], col=panels.n_columns)
     subtitle = f"{TARGET} targets; 95 % intervals over prompts"
-    subtitle += f", of the cloze over {summary['cloze_items']} items" if cloze else ""
+    subtitle += f", of the cloze over {items} items" if items else ""
     subtitle += "; random init in grey" if result.nulls else ""
     return panels.finish(f"Loss as order is lost · {model_label(data)}", subtitle)
 
 
-def matched(result: Any) -> go.Figure:
-    """P and F side by side, and what sets them apart."""
-    data = result.dataset
+def draw_matched(result: Any) -> go.Figure:
+    """Draw conditions P and F in the same panels, and their differences from P below."""
+    data = result.own
     reaches = [str(reach) for reach in data["reach"].values]
     conditions = [str(one) for one in data["condition"].values if one not in OF_TEXT]
+    others = [condition for condition in conditions if condition != "positions"]
     panels = Panels(reaches + [""] * len(reaches), columns=len(reaches), shared_yaxes=True, shared_xaxes=True)
     for panel, reach in enumerate(reaches):
-        panels.add(panel, *by_ratio(result, "change", conditions, reach=reach, target=TARGET))
-        others = [condition for condition in conditions if condition != "positions"]
-        panels.add(panel + len(reaches), *by_ratio(result, "gap", others, reach=reach, target=TARGET))
+        panels.add(panel, *by_ratio(result, lambda data, at=reach: change_of(data, at), conditions))
+        gaps = by_ratio(result, lambda data, at=reach: gap_of(change_of(data, at)), others)
+        panels.add(panel + len(reaches), *gaps)
     panels.axes("% of tokens (jitter: of pairs) moved", "rise of the loss, nats")
     panels.figure.update_yaxes(title_text="the same less P's", row=2, col=1)
     subtitle = (
@@ -66,12 +63,30 @@ def matched(result: Any) -> go.Figure:
     return panels.finish(f"Index (P) against features (F) · {model_label(data)}", subtitle)
 
 
-def by_ratio(result: Any, name: str, conditions: Sequence[str], **where: str) -> Iterator[go.Scatter]:
-    """A variable against the ratio with its interval, a curve a condition, the null's behind."""
+def change_of(data: xr.Dataset, reach: str) -> xr.DataArray:
+    """Return the change of the loss at one reach, mean over draws."""
+    return data["change"].sel(reach=reach, target=TARGET, drop=True).mean("draw")
+
+
+def gap_of(change: xr.DataArray) -> xr.DataArray:
+    """Return changes less that of swapped positions."""
+    return change - change.sel(condition="positions", drop=True)
+
+
+def by_ratio(
+    result: Any,
+    of_side: Callable[[xr.Dataset], xr.DataArray],
+    conditions: Sequence[str],
+    bounds: tuple[int, int] | None = None,
+) -> Iterator[go.Scatter]:
+    """Yield curves of an array [condition, ratio, and prompt or item] against the ratio with intervals, one per
+    condition, the random init's first."""
     for side, data, colour in reversed(sides(result)):
+        value, low, high = interval_of(of_side(data), bounds)
         for condition in conditions:
-            curve, own = data.sel({"condition": condition, **where}), data is result.dataset
+            own = data is result.own
+            y, bottom, top = (one.sel(condition=condition).values for one in (value, low, high))
             shade = COLOURS[CONDITIONS.index(condition) % len(COLOURS)] if own else colour
-            look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": error_bars(curve, name)}
-            label = NAMES[condition] if own else side
-            yield line(100 * curve["ratio"].values, curve[name].values, label, shade, **look)
+            bars = {"array": top - y, "arrayminus": y - bottom, "thickness": 1, "width": 0}
+            look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": bars}
+            yield line(100 * data["ratio"].values, y, NAMES[condition] if own else side, shade, **look)

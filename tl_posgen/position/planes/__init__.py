@@ -1,15 +1,10 @@
-"""Magnitude and phase of queries and keys in RoPE's planes: what each carries, costs, and what the planes could do."""
+"""RoPE's planes: magnitude and phase of queries and keys, what planes carry and cost, and what they could express."""
 
-from tl_posgen.position.planes.any_distance import MEASURE as any_distance
 from tl_posgen.position.planes.any_distance import AnyDistance
 from tl_posgen.position.planes.hooks import perturb_planes
-from tl_posgen.position.planes.plane_interaction import MEASURE as plane_interaction
 from tl_posgen.position.planes.plane_interaction import PlaneInteraction
-from tl_posgen.position.planes.plane_perturbation import MEASURE as plane_perturbation
 from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
-from tl_posgen.position.planes.plane_sufficiency import MEASURE as plane_sufficiency
 from tl_posgen.position.planes.plane_sufficiency import PlaneSufficiency
-from tl_posgen.position.planes.planes import MEASURE as planes
 from tl_posgen.position.planes.planes import Planes
 
 __all__ = [
@@ -18,10 +13,5 @@ __all__ = [
     "PlanePerturbation",
     "PlaneSufficiency",
     "Planes",
-    "any_distance",
     "perturb_planes",
-    "plane_interaction",
-    "plane_perturbation",
-    "plane_sufficiency",
-    "planes",
 ]

@@ -1,4 +1,4 @@
-"""Queries and keys perturbed in chosen RoPE planes of a running model: magnitudes, phases, or positions alone."""
+"""Hooks that perturb queries and keys in chosen RoPE planes: magnitudes, phases, or positions alone."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.null import check_seed
-from tl_posgen.position.decomposition.option_checks import check_choice, check_share, is_number
-from tl_posgen.position.planes.plane_edits import EDITS, Draw, Edit, edit_planes
+from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, is_number
+from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
 from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
 
 SIDES = ("q", "k")
-PROMPTS, LAYERS = 2**20, 2**10  # more than are ever run, so that every draw has a seed of its own
+PROMPTS, LAYERS = 2**20, 2**10  # more than are ever run, so that every draw has a different seed
 
 
 def perturb_planes(
@@ -38,29 +38,29 @@ def perturb_planes(
     """score_ij <- scale <R_i q'_i, R_j k'_j> with q' and k' edited in some planes BEFORE RoPE.
 
     With z = |z| e^{i arg z} a plane of a query or key: "shuffle_magnitudes" gives token t the |z| of another token,
-    "shuffle_phases" the arg z; "shuffle_positions" turns it to where the other stood, and leaves both; "mean_magnitude"
-    and "mean_phase" put the root mean square and the phase of the mean vector in their place; "phase_noise" turns each
-    by a random angle. After RoPE magnitudes are the same and phases are arg z + theta t, so there a shuffle of phases
-    would also move positions: here these are two edits. Means and shuffles are over the whole prompt, later tokens
-    too; prompts and padding never mix. See `tl_posgen.position.planes.plane_edits`.
+    "shuffle_phases" the arg z of another token; "shuffle_positions" keeps both and rotates z to the position of another
+    token; "mean_magnitude" replaces |z| by its root mean square, "mean_phase" arg z by the phase of the mean vector;
+    "phase_noise" rotates each z by a random angle. After RoPE phases are arg z + theta t, so a shuffle of phases there
+    would also move positions: before RoPE these are two separate edits. Means and shuffles are over the whole prompt,
+    later tokens included; prompts and padding never mix. See `tl_posgen.position.planes.numbers.plane_edits`.
 
     Args:
-        band: which planes: a list of plane numbers, a boolean per plane
+        band: planes to edit: a list of plane numbers, a boolean per plane
             (`tl_posgen.rope.frequency_bands.bands_by_thirds`), or a function from a layer's `Rope` to one of these; all
-            if left out. Layers without RoPE stay as they are.
+            if left out. Layers without RoPE are not changed.
         of: ("q", "k"), or one of them.
-        strength: in [0, 1]: the share of tokens shuffled, or how far to the mean; of "phase_noise" the standard
+        strength: in [0, 1]: the share of tokens shuffled, or of the way to the mean; for "phase_noise" the standard
             deviation in radians. 0 changes nothing.
-        first_token: whether the first token is edited as well, and counts in the means.
-        control: a random rotation in its place, which turns every rotary vector in a direction of its own, over all
-            planes, and changes as much energy as the edit would, in every head.
-        layers, heads: which; all if left out. Query heads that share a key see it edited alike.
-        seed: of the draws. Edits, strengths and bands of one seed share them; prompts, layers, q and k do not.
-            torch's own random state is not touched.
+        first_token: whether the first token is edited too, and counts in the means.
+        control: instead of the edit, a random rotation of every rotary vector over all planes that changes as much
+            energy as the edit would, in every head.
+        layers, heads: chosen layers and heads; all if left out. Query heads that share a key get the same edited key.
+        seed: of the random draws. Edits, strengths and bands with one seed have the same draws; prompts, layers, q and
+            k have different ones. torch's global random state is not changed.
 
     Raises:
         InputError: an unknown edit or side, a strength outside its range, a band that a chosen layer does not have.
-        UnsupportedModelError: see `replace_scores`; also where no chosen layer has RoPE.
+        UnsupportedModelError: see `replace_scores`; also if no chosen layer has RoPE.
 
     Source: ours.
 
@@ -110,18 +110,18 @@ def perturb_planes(
 
 
 def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
-    """The draw for the tokens from `first` on, which depends on nothing but seed, prompt, layer and side."""
+    """Return the draw for the tokens from `first` on, which depends only on seed, prompt, layer and side."""
     geometry, of_keys = capture.geometry, side == "k"
     place = (capture.prompt * LAYERS + capture.layer) * len(SIDES) + of_keys
     generator = torch.Generator().manual_seed((seed * PROMPTS * LAYERS * len(SIDES) + place) % 2**63)
     n_rows = geometry.n_key_value_heads if of_keys else geometry.n_heads
     rows = [geometry.key_head(head) for head in capture.heads] if of_keys else capture.heads
-    every = Draw.of(n_rows, capture.length - first, len(geometry.rope.inv_freq), generator)
+    every = Draw.from_generator(n_rows, capture.length - first, len(geometry.rope.inv_freq), generator)
     return every.of_heads(rows, capture.device)
 
 
 def chosen_planes(band: Band | None, rope: Rope) -> Tensor:
-    """The planes of one layer that are edited; InputError for a band of another length."""
+    """Return the planes of one layer that are edited; InputError for a band of another length."""
     planes = band_of(band, rope)
     if planes is None:
         return torch.ones(len(rope.inv_freq), dtype=torch.bool)
@@ -131,7 +131,7 @@ def chosen_planes(band: Band | None, rope: Rope) -> Tensor:
 
 
 def checked_sides(of: Sequence[str]) -> list[str]:
-    """q, k or both; InputError for anything else."""
+    """Return the sides, q, k or both; InputError for anything else."""
     sides = list(of) if isinstance(of, tuple | list) else []
     if not sides or not all(isinstance(side, str) and side in SIDES for side in sides):
         raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
@@ -139,7 +139,7 @@ def checked_sides(of: Sequence[str]) -> list[str]:
 
 
 def check_strength(edit: str, strength: int | float) -> None:
-    """Refuse a strength that an edit does not have."""
+    """Refuse a strength outside the range of an edit."""
     if edit != "phase_noise":
         check_share(f"strength of {edit}", strength)
     elif not is_number(strength):

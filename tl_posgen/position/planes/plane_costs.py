@@ -1,94 +1,82 @@
-"""Which planes of which layers are perturbed, and what each costs in loss, beside a control of the same energy."""
+"""Cells of a map of perturbed planes, and the loss of every prompt under a perturbation."""
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.run import Run
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
-from tl_posgen.models.probe import geometry_of
 from tl_posgen.position.planes.hooks import perturb_planes
-from tl_posgen.report.intervals import mean_and_ends
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
 
-if TYPE_CHECKING:
-    from tl_posgen.position.planes.plane_perturbation import PlanePerturbation
-
 OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
-COSTS = ("edit", "control", "less_control")
-MOST_CELLS = 96  # layers x planes that are mapped one by one; larger models by frequency band
+MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
 BATCH = 8  # prompts per forward pass
 
-Planned = Mapping[str, tuple[tuple[str, ...], list[dict[str, Any] | None]]]
+MapBy = Literal["auto", "planes", "bands"]
 
 
-def plan(
-    model: Model, options: "PlanePerturbation", selected: Mapping[int, Sequence[int]]
-) -> tuple[Planned, dict[str, list[Any]]]:
-    """variable -> its dimensions, and for every place along them what to perturb, or None where there is no plane.
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a map, one for each plane, or third of the planes, of each layer with RoPE.
 
-    Args:
-        selected: the heads of each layer that are perturbed.
+    Attributes:
+        heads: the heads of each layer that are perturbed.
+        n_planes: of each layer.
+        planes: numbers of planes, or names of bands.
     """
-    ropes = {one.layer: one.rope for one in geometry_of(model, list(selected)) if one.rope.rotary_dim}
-    everywhere = [(layer, head) for layer in ropes for head in selected[layer]]
-    one_by_one = sum(len(rope.inv_freq) for rope in ropes.values()) <= MOST_CELLS
-    by_planes = options.map_by == "planes" or (options.map_by == "auto" and one_by_one)
-    most = max(len(rope.inv_freq) for rope in ropes.values())
-    coords: dict[str, list[Any]] = {
-        "edit": list(options.edits),
-        "of": list(OF),
-        "strength": [float(strength) for strength in options.strengths],
-        "band": list(BANDS),
-        "map_edit": list(options.map_edits),
-        "layer": list(ropes),
-        "planes": list(range(most)) if by_planes else list(BANDS),
-    }
 
-    def one_cell(edit: str, layer: int, planes: Any) -> dict[str, Any] | None:
-        if by_planes and planes >= len(ropes[layer].inv_freq):
+    heads: Mapping[int, Sequence[int]]
+    n_planes: Mapping[int, int]
+    planes: Sequence[int] | Sequence[str]
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers with RoPE."""
+        return list(self.n_planes)
+
+    @property
+    def by_planes(self) -> bool:
+        """Whether a cell is a single plane."""
+        return self.planes != BANDS
+
+    @property
+    def all_heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of all that is perturbed."""
+        return [(layer, head) for layer in self.layers for head in self.heads[layer]]
+
+    def perturbed(self, layer: int, planes: Any) -> dict[str, Any] | None:
+        """Return which heads and planes a cell perturbs, as `perturb_planes` takes them; None for no such plane."""
+        if self.by_planes and planes >= self.n_planes[layer]:
             return None
-        heads = [(layer, head) for head in selected[layer]]
-        return {"edit": edit, "strength": full(edit), "heads": heads, "band": [planes] if by_planes else third(planes)}
-
-    def all_planes(edit: str, of: str, strength: float) -> dict[str, Any]:
-        return {"edit": edit, "strength": strength * full(edit), "of": OF[of], "heads": everywhere}
-
-    def one_band(edit: str, band: str) -> dict[str, Any]:
-        return {"edit": edit, "strength": full(edit), "band": third(band), "heads": everywhere}
-
-    makers = {
-        ("rise", ("edit", "of", "strength")): all_planes,
-        ("band_rise", ("edit", "band")): one_band,
-        ("map_rise", ("map_edit", "layer", "planes")): one_cell,
-    }
-    return {
-        name: (dims, [make(*place) for place in product(*(coords[dim] for dim in dims))])
-        for (name, dims), make in makers.items()
-        if all(coords[dim] for dim in dims)
-    }, coords
+        heads = [(layer, head) for head in self.heads[layer]]
+        return {"heads": heads, "band": [planes] if self.by_planes else third(planes)}
 
 
-def runs_of(planned: Planned) -> int:
-    """How often `measured` runs every prompt: unchanged, and with every edit and its control."""
-    return 1 + 2 * sum(how is not None for _, places in planned.values() for how in places)
+def cells_of(model: Model, selected: Mapping[int, Sequence[int]], map_by: MapBy) -> Cells:
+    """Return the cells of a map over the selected heads of each layer."""
+    ropes = {one.layer: one.rope for one in geometry_of(model, list(selected)) if one.rope.rotary_dim}
+    n_planes = {layer: len(rope.inv_freq) for layer, rope in ropes.items()}
+    by_planes = map_by == "planes" or (map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
+    return Cells(selected, n_planes, range(max(n_planes.values())) if by_planes else BANDS)
 
 
 def full(edit: str) -> float:
-    """The strength that 1 stands for: phases noisy by pi radians are as good as random."""
+    """Return the strength in its unit: 1 stands for phase noise of pi radians, which is nearly uniform."""
     return math.pi if edit == "phase_noise" else 1.0
 
 
 def third(band: str) -> Any:
-    """The planes of a band, in any layer."""
+    """Return a function from a layer's Rope to the planes of a band by thirds."""
 
     def planes(rope: Rope) -> Tensor:
         return bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
@@ -96,38 +84,11 @@ def third(band: str) -> Any:
     return planes
 
 
-def measured(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    planned: Planned,
-    coords: Mapping[str, Sequence[Any]],
-    *,
-    seed: int,
-) -> xr.Dataset:
-    """The rise of the loss at every place that is planned, of its control, and the difference; means and intervals."""
-    batches = tokens.split(BATCH)
-
-    def losses(**how: Any) -> Float[np.ndarray, " prompt"]:
-        rows = []
-        for number, batch in enumerate(batches):
-            own = (seed * len(batches) + number) % 2**63  # every prompt has draws of its own
-            hooks = perturb_planes(model, seed=own, **how) if how else []
-            rows.append(token_losses(model, batch, hooks, batch=BATCH).mean(-1))
-        return torch.cat(rows).numpy()
-
-    unchanged = losses()
-    data: dict[str, Any] = {"loss": float(unchanged.mean())}
-    for variable, (dims, places) in planned.items():
-        rises = np.full((len(unchanged), len(places), len(COSTS)), np.nan)
-        for place, how in enumerate(places):
-            if how is None:
-                continue
-            for cost, control in enumerate((False, True)):
-                rises[:, place, cost] = losses(**how, control=control) - unchanged
-        rises[..., -1] = rises[..., 0] - rises[..., 1]
-        rises = rises.reshape(-1, *(len(coords[dim]) for dim in dims), len(COSTS))
-        data |= mean_and_ends(variable, rises, (*dims, "cost"))
-        data[f"{variable}_each"] = (("prompt", *dims, "cost"), rises)
-    used = {dim for dims, _ in planned.values() for dim in dims}
-    found = {dim: values for dim, values in coords.items() if dim in used}
-    return xr.Dataset(data, {**found, "cost": list(COSTS), "prompt": list(range(len(unchanged)))})
+def perturbed_losses(run: Run, **how: Any) -> Float[np.ndarray, " prompt"]:
+    """Return the mean loss of every prompt under `perturb_planes`; every prompt has different draws."""
+    batches = run.tokens.split(BATCH)
+    rows = []
+    for number, batch in enumerate(batches):
+        hooks = perturb_planes(run.model, seed=(run.seed * len(batches) + number) % 2**63, **how)
+        rows.append(token_losses(run.model, batch, hooks, batch=BATCH).mean(-1))
+    return torch.cat(rows).numpy()

@@ -1,4 +1,4 @@
-"""Loss against strength, by frequency band, and plane by plane beside what each plane carries."""
+"""Figures of perturbed planes: loss against strength, by frequency band, and by plane against the plane's shares."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, heat, line, model_label, sides
-from tl_posgen.report.intervals import error_bars
-from tl_posgen.report.sentences import said
 
 TITLES = {
     "shuffle_magnitudes": "magnitudes shuffled",
@@ -24,14 +23,9 @@ SHARES = {"position": "share in position", "content": "share in content", "energ
 RISE = "rise of the loss, nats"
 
 
-def drawn(data: xr.Dataset) -> list[str]:
-    """No map without edits that were mapped."""
-    return ["curves", "bands", "map", "scatter"] if "map_rise" in data else ["curves", "bands"]
-
-
 def curves(result: Any) -> go.Figure:
-    """Rise of the loss against strength, a panel an edit: q, k, both, the control of both, and random init."""
-    data = result.dataset
+    """Draw the rise of the loss against strength, one panel per edit: q, k, both, the control, and random init."""
+    data = result.own
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
         of_edit = data.sel(edit=edit)
@@ -48,43 +42,50 @@ def curves(result: Any) -> go.Figure:
 
 
 def against_strength(data: xr.Dataset, name: str, colour: str, dash: str = "solid") -> go.Scatter:
-    """One curve from strength 0, where nothing changes, with its interval."""
-    bars = {end: np.insert(values, 0, 0.0) for end, values in error_bars(data, "rise").items() if end[:5] == "array"}
-    x, y = (np.insert(values, 0, 0.0) for values in (data["strength"].values, data["rise"].values))
-    look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": {"thickness": 1, "width": 0, **bars}}
+    """Return one curve with its interval from strength 0, where nothing changes."""
+    rise, bars = with_error_bars(data["rise"])
+    bars |= {end: np.insert(bars[end], 0, 0.0) for end in ("array", "arrayminus")}
+    x, y = (np.insert(values, 0, 0.0) for values in (data["strength"].values, rise))
+    look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": bars}
     return line(x, y, name, colour, dash=dash, **look)
 
 
+def with_error_bars(array: xr.DataArray) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return means over prompts, and what reaches from them to the ends of their intervals, as plotly takes it."""
+    value, low, high = (one.values for one in interval_of(array))
+    return value, {"array": high - value, "arrayminus": value - low, "thickness": 1, "width": 0}
+
+
 def bands(result: Any) -> go.Figure:
-    """Rise of the loss with a third of the planes of all layers perturbed: a panel an edit."""
-    data = result.dataset
+    """Draw the rise of the loss with a third of the planes of all layers perturbed, one panel per edit."""
+    data = result.own
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
     for panel, edit in enumerate(data["edit"].values):
         rows = [("edit", data, COLOURS[0]), ("control", data, COLOURS[1])]
         names = {"edit": "q and k", "control": "random rotation of equal energy"}
-        bars = [(names[cost], one.sel(edit=edit, cost=cost), colour) for cost, one, colour in rows]
+        shown = [(names[cost], one.sel(edit=edit, cost=cost), colour) for cost, one, colour in rows]
         if result.null is not None:
-            bars.append((model_label(result.null), result.null.sel(edit=edit, cost="edit"), NULL_COLOUR))
-        for name, one, colour in bars:
-            ends = error_bars(one, "band_rise")
-            panels.add(panel, go.Bar(x=one["band"].values, y=one["band_rise"].values, name=name, marker_color=colour))
-            panels.figure.data[-1].update(error_y=ends)
+            shown.append((model_label(result.null), result.null.sel(edit=edit, cost="edit"), NULL_COLOUR))
+        for name, one, colour in shown:
+            rise, bars = with_error_bars(one["band_rise"])
+            panels.add(panel, go.Bar(x=one["band"].values, y=rise, name=name, marker_color=colour))
+            panels.figure.data[-1].update(error_y=bars)
     panels.axes("third of the planes, by frequency", RISE)
     subtitle = "full strength, all layers, first token as it is; 95 % intervals over prompts"
     return panels.finish(f"Which frequencies does it cost? · {model_label(data)}", subtitle)
 
 
 def cost_map(result: Any) -> go.Figure:
-    """Layer x plane: what each edit costs there, what its control costs, and what the plane carries.
+    """Draw maps of layer x plane: the cost of each edit, the cost of its control, and the shares of the plane.
 
-    A colour scale an edit, from minus to plus its largest cost, which its title says; one a share.
+    Each edit has one colour scale from minus to plus its largest cost, given in the title; each share has its own.
     """
-    data, edits = result.dataset, [str(edit) for edit in result.dataset["map_edit"].values]
+    data, edits = result.own, [str(edit) for edit in result.own["map_edit"].values]
     sides = [("", data, "edit"), ("equal-energy rotation: ", data, "control")]
     sides += [] if result.null is None else [(f"{model_label(result.null)}: ", result.null, "edit")]
     n_columns = max(len(edits), len(SHARES))
-    most = {edit: float(abs(data["map_rise"].sel(map_edit=edit, cost=["edit", "control"])).max()) for edit in edits}
-    top = {share: float(data[share].max()) for share in SHARES}
+    most = {edit: float(abs(data["map_rise"].sel(map_edit=edit).mean("prompt")).max()) for edit in edits}
+    top = {share: float(data["share"].sel(part=share).max()) for share in SHARES}
     rows = [[f"{words}{TITLES[edit]}, ±{most[edit]:.3f}" for edit in edits] for words, *_ in sides]
     rows.append([f"{words}, up to {top[share]:.2f}" for share, words in SHARES.items()])
     titles = [title for row in rows for title in (*row, *[""] * (n_columns - len(row)))]
@@ -92,12 +93,12 @@ def cost_map(result: Any) -> go.Figure:
     panels = Panels(titles, columns=n_columns, row_height=height, horizontal_spacing=0.05)
     for row, (_, one, cost) in enumerate(sides):
         for column, edit in enumerate(edits):
-            shown = heat(labelled(one["map_rise"].sel(map_edit=edit, cost=cost), data))
+            shown = heat(labelled(one["map_rise"].sel(map_edit=edit, cost=cost).mean("prompt"), data))
             scale: dict[str, Any] = {"colorscale": "RdBu_r", "zmin": -most[edit], "zmax": most[edit]}
             panels.add(row * n_columns + column, shown.update(coloraxis=None, showscale=False, **scale))
     for column, share in enumerate(SHARES):
         scale = {"colorscale": SCALE, "zmin": 0.0, "zmax": top[share]}
-        shown = heat(labelled(data[share], data)).update(coloraxis=None, showscale=False, **scale)
+        shown = heat(labelled(data["share"].sel(part=share), data)).update(coloraxis=None, showscale=False, **scale)
         panels.add(len(sides) * n_columns + column, shown)
     panels.figure.update_xaxes(type="category", tickfont_size=9).update_yaxes(type="category")
     panels.figure.update_yaxes(title_text="layer", col=1)
@@ -107,7 +108,7 @@ def cost_map(result: Any) -> go.Figure:
 
 
 def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
-    """[layer, planes], planes called by their wavelengths, see `plane_labels`; bands by their names."""
+    """Return [layer, planes] with planes named by their wavelengths (`plane_labels`), or bands by their names."""
     array = array.transpose("layer", "planes")
     if data["planes"].dtype.kind == "U":
         return array
@@ -115,15 +116,18 @@ def labelled(array: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
 
 
 def scatter(result: Any) -> go.Figure:
-    """Cost against share: a point a plane of a layer, a row an edit; the control's cost open, random init grey."""
-    data, summary = result.dataset, result.summary
+    """Draw cost against share, one point per plane of a layer and one row per edit.
+
+    The control's costs are open circles, the random init is grey.
+    """
+    data = result.own
     edits = [str(edit) for edit in data["map_edit"].values]
 
-    def rho(edit: str, share: str, cost: str = "") -> str:
-        return said(summary[f"rho_{edit}_{share}{cost}"], ".2f")
+    def rho(edit: str, share: str, cost: str = "edit") -> str:
+        return format_number(float(data["rho"].sel(map_edit=edit, part=share, cost=cost, end="value")), ".2f")
 
     titles = [
-        f"{TITLES[edit]}: rho {rho(edit, share)}, control {rho(edit, share, '_control')}"
+        f"{TITLES[edit]}: rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
         for edit in edits
         for share in SHARES
     ]
@@ -144,10 +148,18 @@ def scatter(result: Any) -> go.Figure:
 
 
 def points(data: xr.Dataset, edit: str, share: str, cost: str, name: str, colour: str) -> go.Scatter:
-    """One cost of every plane of every layer against its share."""
-    cells = data.sel(map_edit=edit, cost=cost)[["map_rise", share]].stack(cell=("layer", "planes")).dropna("cell")
+    """Return one cost of every plane of every layer against its share."""
+    costs, shares = data["map_rise"].sel(map_edit=edit, cost=cost).mean("prompt"), data["share"].sel(part=share)
+    cells = xr.Dataset({"x": shares, "y": costs}).stack(cell=("layer", "planes")).dropna("cell")
     marker = {"color": colour, "size": 6, "symbol": "circle-open" if cost == "control" else "circle"}
     text = [f"layer {layer}, planes {planes}" for layer, planes in cells["cell"].values]
     hover = "%{text}<br>share %{x:.4f}: %{y:+.4f} nats<extra></extra>"
-    x, y = cells[share].values, cells["map_rise"].values
-    return go.Scatter(x=x, y=y, mode="markers", marker=marker, name=name, text=text, hovertemplate=hover)
+    return go.Scatter(
+        x=cells["x"].values,
+        y=cells["y"].values,
+        mode="markers",
+        marker=marker,
+        name=name,
+        text=text,
+        hovertemplate=hover,
+    )

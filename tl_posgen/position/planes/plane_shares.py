@@ -1,44 +1,39 @@
-"""What each plane of each layer carries, and whether what it costs to perturb it goes with that."""
+"""Shares of each plane of each layer in position, content and energy, and their correlation with the plane's cost."""
 
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float
 
-from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
-from tl_posgen.report.intervals import ENDS
+from tl_posgen.core.measure import ENDS
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.stats.agreement import spearman
 from tl_posgen.stats.intervals import resampled_interval
 
-PARTS = ("position", "content", "energy")
-COST_OF_POSITION = "cost_of_position"
+CARRIED = ("position", "content", "energy")
 
 
 def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset:
-    """What the planes of the map carry, from the measure "planes", first token left out; bands are sums of planes.
+    """Return the shares of the planes of the map, from `Planes`, first token left out; bands sum planes.
 
-    position_lm = mean over heads of the covariance of plane m's position part with the whole's (`plane_parts`),
-    logits^2, over its sum on the map; content_lm likewise; energy_lm the share of E|z|^2 of its layer, mean over heads,
-    queries and keys. The unrotated rest of partial rotary heads is not in the map.
+    position_lm is the mean over heads of the covariance of plane m's position part with the whole position part
+    (`plane_parts`), divided by its sum over the map; content_lm likewise; energy_lm is the share of E|z|^2 in its
+    layer, mean over heads, queries and keys. The unrotated rest of partial rotary heads is not in the map.
 
     Returns:
-        [layer, planes], planes the numbers of planes or the names of bands; NaN where a layer has fewer planes. Beside
-        the shares the wavelength, of a band the mean.
+        share [part, layer, planes], with planes by number or bands by name, NaN where a layer has fewer planes; and
+        wavelength [layer, planes], of a band the mean wavelength.
     """
-    known = planes.sel(layer=layers)
+    known = planes.sel(layer=layers, tokens="without first", drop=True)
     known = known.isel(plane=np.isfinite(known["wavelength"]).any("layer").values)
-
-    def without(name: str) -> xr.DataArray:
-        return known[f"{name}{WITHOUT_FIRST_TOKEN}"]
-
-    variance = without("std") ** 2
-    found: Any = {part: (without(f"{part}_by_plane") * without(part) * variance).mean("head") for part in PARTS[:2]}
-    found["energy"] = (without("energy_q") + without("energy_k")).mean("head") / 2
-    found["wavelength"] = known["wavelength"]
+    found: Any = {
+        part: (known["share_by_plane"] * known["share"]).sel(part=part, drop=True) * known["std"] ** 2
+        for part in CARRIED[:2]
+    }
+    found = {part: one.mean("head") for part, one in found.items()} | {"wavelength": known["wavelength"]}
+    found["energy"] = known["energy"].sum("side").mean("head") / 2
     found = xr.Dataset(found).where(np.isfinite(known["wavelength"])).rename(plane="planes")
     if not by_planes:
         thirds = [bands_by_thirds(int(n)).numpy() for n in found["wavelength"].notnull().sum("planes")]
@@ -46,14 +41,17 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
         for layer, mask in enumerate(thirds):
             masks[:, layer, : mask.shape[1]] = mask
         bands = [found.where(xr.DataArray(mask, dims=("layer", "planes"))) for mask in masks]
-        summed = [one[list(PARTS)].sum("planes").assign(wavelength=one["wavelength"].mean("planes")) for one in bands]
-        found = xr.concat(summed, pd.Index(list(BANDS), name="planes"))
-    whole = found[list(PARTS[:2])].sum(("layer", "planes"))
-    return found.assign({name: found[name] / whole[name] for name in PARTS[:2]}).transpose("layer", "planes")
+        summed = [one[list(CARRIED)].sum("planes").assign(wavelength=one["wavelength"].mean("planes")) for one in bands]
+        found = xr.concat(summed, "planes").assign_coords(planes=list(BANDS))
+    whole = found[list(CARRIED[:2])].sum(("layer", "planes"))
+    shares = [found[part] / whole.get(part, 1) for part in CARRIED]
+    share = xr.concat(shares, "part").assign_coords(part=list(CARRIED))
+    data = xr.Dataset({"share": share, "wavelength": found["wavelength"]})
+    return data.transpose("part", "layer", "planes")
 
 
 def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
-    """How few cells of the map carry half of a share, and what part of the summed cost is theirs; NaN of no cost.
+    """Return the least number of cells with half of a share, and their part of the summed cost; NaN without cost.
 
     Example:
         >>> cost, share = (xr.DataArray([[0.25, 0.75], [0.0, 0.0]]), xr.DataArray([[0.2, 0.6], [0.1, 0.1]]))
@@ -67,34 +65,38 @@ def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:
     return n, float(costs[order[:n]].sum() / costs.sum()) if costs.sum() > 0 else float("nan")
 
 
-def correlations(data: xr.Dataset) -> xr.Dataset:
-    """Spearman's rho over the map of each cost with each share, and with what shuffled positions cost there.
+def cost_share_correlations(data: xr.Dataset) -> xr.Dataset:
+    """Return Spearman's rho over the map of each cost with each share, and with the cost of shuffled positions.
 
-    Intervals: costs of resampled prompts; the shares stay. `rho_gap`: rho with position less rho with content.
+    `rho_gap` is rho with position less rho with content. `rho_positions` is there where shuffled positions were mapped.
+    Intervals resample the prompts of the costs; shares are fixed.
 
     Args:
-        data: map_rise_each [prompt, map_edit, layer, planes, cost] and the shares [layer, planes].
+        data: map_rise [map_edit, layer, planes, cost, prompt] and share [part, layer, planes].
     """
-    cells = data[["map_rise_each", *PARTS]].stack(cell=("layer", "planes"))
-    cells = cells.isel(cell=cells[PARTS[0]].notnull().values)
-    each = cells["map_rise_each"].transpose("prompt", "map_edit", "cost", "cell").values
+    cells = data[["map_rise", "share"]].stack(cell=("layer", "planes"))
+    cells = cells.isel(cell=cells["share"].sel(part=CARRIED[0]).notnull().values)
+    each = cells["map_rise"].transpose("prompt", "map_edit", "cost", "cell").values
+    shares = torch.tensor(cells["share"].sel(part=list(CARRIED)).transpose("part", "cell").values)
     edits = [str(edit) for edit in data["map_edit"].values]
-    shares = torch.tensor(np.stack([cells[part].values for part in PARTS]))
     at = edits.index("shuffle_positions") if "shuffle_positions" in edits else None
 
-    def rho_and_gap(
+    def rho_gap_and_positions(
         means: Float[np.ndarray, "some map_edit cost cell"],
-    ) -> Float[np.ndarray, "some map_edit cost share_and_gap"]:
+    ) -> Float[np.ndarray, "some map_edit cost found"]:
         costs = torch.tensor(means)
         found = [spearman(costs, share.expand_as(costs)) for share in shares]
+        found.append(found[0] - found[1])
         if at is not None:
             found.append(spearman(costs, costs[:, at, 0][:, None, None].expand_as(costs)))
-            found[-1][:, at, 0] = torch.nan  # with itself
-        return torch.stack([*found, found[0] - found[1]], -1).numpy()
+            found[-1][:, at, 0] = torch.nan  # the correlation of positions' cost with itself
+        return torch.stack(found, -1).numpy()
 
-    dims, names = ("map_edit", "cost", "share"), [*PARTS, *([] if at is None else [COST_OF_POSITION])]
-    found: dict[str, Any] = {"n_cells": each.shape[-1]}
-    for end, column in zip(ENDS, resampled_interval(each, rho_and_gap), strict=True):
-        rho, gap = column[..., :-1].clip(-1, 1), column[..., -1].clip(-2, 2)
-        found |= {f"rho{end}": (dims, rho), f"rho_gap{end}": (dims[:2], gap)}
-    return xr.Dataset(found, {**{dim: data[dim] for dim in dims[:2]}, "share": names})
+    every = np.stack(resampled_interval(each, rho_gap_and_positions, (-2.0, 2.0)), -1)  # [map_edit, cost, found, end]
+    n, dims = len(CARRIED), ("map_edit", "cost")
+    found: dict[str, Any] = {"rho": ((*dims, "part", "end"), every[:, :, :n].clip(-1, 1))}
+    found["rho_gap"] = ((*dims, "end"), every[:, :, n])
+    if at is not None:
+        found["rho_positions"] = ((*dims, "end"), every[:, :, n + 1].clip(-1, 1))
+    coords = {"map_edit": edits, "cost": data["cost"].values, "part": list(CARRIED), "end": list(ENDS)}
+    return xr.Dataset(found, coords)

@@ -1,4 +1,4 @@
-"""Figures of RoPE's planes: phases of queries and keys, magnitude by wavelength, and what each plane carries."""
+"""Figures of RoPE's planes: phases of queries and keys, magnitude by wavelength, and shares of each plane."""
 
 from typing import Any
 
@@ -7,20 +7,19 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
-from tl_posgen.position.first_token import WITHOUT_FIRST_TOKEN
-from tl_posgen.position.planes.plane_patterns import PARTS
+from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.report.figures import SCALE, Panels, colour_axis, curve, head_rows, heat, model_label, sides
 
 OUT = "first token left out"
 MARKERS = {"q": ("queries", "circle"), "k": ("keys", "diamond-open")}
-NEVER = 10  # a plane that never turns is drawn this many times beyond the longest wavelength
+NEVER = 10  # a plane that does not rotate is drawn at this multiple of the longest wavelength
 
 
 def phases(result: Any) -> go.Figure:
-    """The heads with the largest share of each part, one marker a plane: its angle the mean phase."""
-    highest = {part: result.summary[f"{part}_highest_head"] for part in PARTS}
-    chosen = {part: [int(one) for one in head.split(".")] for part, head in highest.items() if head}
-    both = sides(result)
+    """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
+    highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
+    chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
+    both = sides_without_first(result)
     titles = [f"most {part}: L{layer} H{head} · {both[0][0]}" for part, (layer, head) in chosen.items()]
     titles += [f"L{layer} H{head} · {side}" for side, *_ in both[1:] for layer, head in chosen.values()]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
@@ -28,27 +27,27 @@ def phases(result: Any) -> go.Figure:
     for row, (_, data, _) in enumerate(both):
         for column, (layer, head) in enumerate(chosen.values()):
             one = data.sel(layer=layer, head=head)
-            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the rest has no phase of its own
+            one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
             for side in MARKERS:
                 panels.add(row * len(chosen) + column, phase_markers(one, side))
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
     panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
-    panels.figure.update_layout(coloraxis=wavelength_colours(result.dataset), showlegend=False)
+    panels.figure.update_layout(coloraxis=wavelength_colours(result.own), showlegend=False)
     panels.figure.update_annotations(font_size=11, yshift=16)
     subtitle = (
         "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
         f"{OUT}"
     )
-    title = f"Phases of queries and keys · {model_label(result.dataset)}"
+    title = f"Phases of queries and keys · {model_label(result.own)}"
     return panels.finish(title, subtitle).update_layout(margin={"t": 120})
 
 
 def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
-    """The planes of one head's queries or keys, coloured by wavelength."""
+    """Return markers of the planes of one head's queries or keys, coloured by wavelength."""
     (name, symbol), wavelengths = MARKERS[side], one["wavelength"].values
     return go.Scatterpolar(
-        r=one[f"concentration_{side}{WITHOUT_FIRST_TOKEN}"].values,
-        theta=np.degrees(one[f"phase_{side}{WITHOUT_FIRST_TOKEN}"].values),
+        r=one["concentration"].sel(side=side).values,
+        theta=np.degrees(one["phase"].sel(side=side).values),
         mode="markers",
         marker={"color": np.log10(wavelengths), "symbol": symbol, "coloraxis": "coloraxis"}
         | {"size": 9, "line": {"width": 0 if side == "q" else 2}},
@@ -59,15 +58,15 @@ def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
 
 
 def magnitude(result: Any) -> go.Figure:
-    """Mean length of queries and of keys in each plane by its wavelength: a line a layer, mean over heads."""
-    dataset = result.dataset
-    both, layers = sides(result), dataset["layer"].values
+    """Draw the mean length of queries and of keys in each plane by wavelength, one line per layer, mean over heads."""
+    dataset = result.own
+    both, layers = sides_without_first(result), dataset["layer"].values
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
     panels = Panels(titles, columns=2, row_height=250, shared_yaxes="columns")
     colours = sample_colorscale(SCALE, [0.9 * number / max(1, len(layers) - 1) for number in range(len(layers))])
     for row, (_, data, _) in enumerate(both):
         for column, (side, (name, _)) in enumerate(MARKERS.items()):
-            values = data[f"magnitude_{side}{WITHOUT_FIRST_TOKEN}"].mean("head")
+            values = data["magnitude"].sel(side=side).mean("head")
             for layer, colour in zip(layers, colours, strict=True):
                 x, y = drawable(data["wavelength"].sel(layer=layer)), values.sel(layer=layer).values
                 order = np.argsort(x)
@@ -83,9 +82,9 @@ def magnitude(result: Any) -> go.Figure:
 
 
 def shares(result: Any) -> go.Figure:
-    """Share of each plane in the variance of the head's position part and content part: a row a head."""
-    dataset = result.dataset
-    both, names = sides(result), ("position", "content")
+    """Draw the share of each plane in the variance of the position part and of the content part, one row per head."""
+    dataset = result.own
+    both, names = sides_without_first(result), ("position", "content")
     titles = [f"{name} · {side}" for side, *_ in both for name in names]
     row_height = max(220, min(11 * dataset.sizes["layer"] * dataset.sizes["head"], 900))
     panels = Panels(titles, columns=2, row_height=row_height, horizontal_spacing=0.09)
@@ -93,9 +92,8 @@ def shares(result: Any) -> go.Figure:
         ordered = data.isel(plane=np.argsort(data["wavelength"].min("layer").values))
         labels = plane_labels(ordered["wavelength"])
         for column, name in enumerate(names):
-            named = (
-                ordered[f"{name}_by_plane{WITHOUT_FIRST_TOKEN}"].assign_coords(plane=labels).rename(plane="wavelength")
-            )
+            shown = ordered["share_by_plane"].sel(part=name, drop=True)
+            named = shown.assign_coords(plane=labels).rename(plane="wavelength")
             panels.add(2 * row + column, heat(head_rows(named, "wavelength")))
     panels.axes("wavelength of the plane, tokens").figure.update_xaxes(type="category")
     panels.figure.update_yaxes(type="category", autorange="reversed").update_layout(coloraxis=colour_axis(0.0, 1.0))
@@ -103,13 +101,22 @@ def shares(result: Any) -> go.Figure:
     return panels.finish(f"What each plane carries · {model_label(dataset)}", subtitle)
 
 
+def sides_without_first(result: Any) -> list[tuple[str, xr.Dataset, str]]:
+    """Return the model and its first random init, the first token left out."""
+    return [(side, data.sel(tokens="without first", drop=True), colour) for side, data, colour in sides(result)]
+
+
 def drawable(wavelength: xr.DataArray) -> np.ndarray:
+    """Return wavelengths as they are drawn: finite."""
     finite = wavelength.where(np.isfinite(wavelength))
     return wavelength.where(~np.isinf(wavelength), NEVER * float(finite.max())).values
 
 
 def plane_labels(wavelength: xr.DataArray) -> list[str]:
-    """The wavelengths, numbered where planes share one (inf: what never turns); only numbers where layers differ."""
+    """Return the wavelengths as labels; plane numbers where layers differ.
+
+    Planes with the same wavelength (inf: not rotated) are numbered.
+    """
     if bool((wavelength.max("layer") != wavelength.min("layer")).any()):
         return [f"plane {plane}" for plane in wavelength["plane"].values]
     values = wavelength.min("layer").values
@@ -118,6 +125,7 @@ def plane_labels(wavelength: xr.DataArray) -> list[str]:
 
 
 def wavelength_colours(dataset: xr.Dataset) -> dict[str, Any]:
+    """Return plotly's colour axis for wavelengths."""
     values = dataset["wavelength"].values
     finite = np.log10(values[np.isfinite(values)])
     ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)

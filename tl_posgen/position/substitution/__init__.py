@@ -1,4 +1,4 @@
-"""A model's scores replaced by position + content."""
+"""Scores of a model replaced by position + content."""
 
 from tl_posgen.position.substitution.hooks import (
     FreeSplit,
@@ -12,16 +12,14 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.split_examples import MEASURE as split_examples
-from tl_posgen.position.substitution.split_examples import SplitExamples
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     attention_profile,
     point_mass,
     triangle,
     uniform,
 )
-from tl_posgen.position.substitution.substitution import MEASURE as substitution
+from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.substitution import Substitution
 
 __all__ = [
@@ -39,9 +37,7 @@ __all__ = [
     "own_profile",
     "point_mass",
     "query_profile",
-    "split_examples",
     "substitute",
-    "substitution",
     "triangle",
     "uniform",
 ]

@@ -1,4 +1,4 @@
-"""Scores replaced by position + content, or by less: what the model still does then says what it runs on."""
+"""Hooks that replace scores by position + content, or by less, to find the parts of attention that a model uses."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
-from tl_posgen.models.capture import LayerCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
-from tl_posgen.position.decomposition.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.option_checks import check_choice, check_share, check_whole
-from tl_posgen.position.decomposition.pair_moments import pair_moments_from_scores
-from tl_posgen.position.decomposition.pair_weights_fit import fit_pair_weights
-from tl_posgen.position.decomposition.three_axis import Weights
-from tl_posgen.position.decomposition.three_axis_fit import fit_three_axis
-from tl_posgen.position.substitution.splits import (
+from tl_posgen.position.decomposition.layer_fits import Weights
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.substitution.numbers.splits import (
     DistanceDistribution,
     Split,
     Threshold,
@@ -53,21 +53,21 @@ def substitute(
     """W_ij <- S_ij + residual (W_ij - S_ij) where W_ij lies at or below the gamma quantile; S = by(capture).
 
     Args:
-        by: what stands in: `by_split`, `by_three_axis`, `by_constant`, or any function of a `LayerCapture`.
+        by: the stand-in: `by_split(...)`, `by_three_axis`, `by_constant`, or any function of a `LayerCapture`.
         gamma: a quantile of one prompt's visible scores; 1 replaces all of them.
-        threshold: of which scores: each "head" its own, or one threshold a "layer", from the last row of head 0.
-        residual: share of what `by` leaves out that is added back; 0 drops it, 1 changes nothing.
+        threshold: a quantile of each "head", or one per "layer", of the last row of head 0.
+        residual: share of the residual W - S that is added back; 0 drops it, 1 changes nothing.
         from_layer: the first layer to change, of those chosen.
-        layers, heads: which, as in `replace_scores`; all if left out.
+        layers, heads: as in `replace_scores`; all if left out.
 
     Raises:
-        InputError: gamma or residual outside [0, 1], a layer or head that does not exist; one threshold a layer
-            without head 0.
+        InputError: gamma or residual outside [0, 1], a layer or head that does not exist; threshold "layer" without
+            head 0.
         UnsupportedModelError: see `replace_scores`.
 
-    Source: the mean-key split at d0 = 1000 for scores below the gamma = .97 quantile, one threshold a layer, in layers
-    >= 4, is in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, and all
-    else here, is ours.
+    Source: the public code of the first author of Han & Ji 2025 (arXiv 2503.13305) for the mean-key split at d0 = 1000
+    of scores below the gamma = .97 quantile, one threshold per layer, in layers >= 4; a quantile per head, and
+    everything else here, is ours.
 
     Example:
         >>> import torch
@@ -97,7 +97,7 @@ def substitute(
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
-    """(layer, head) of the chosen heads, from this layer on."""
+    """Return (layer, head) of the chosen heads, from this layer on."""
     check_whole("scores replaced", 0, from_layer=from_layer)
     selected = select_heads(model, layers, heads)
     pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]
@@ -116,7 +116,7 @@ def stand_in(
     residual: int | float = 0.0,
     threshold: Threshold | str = "head",
 ) -> Float[Tensor, "head query key"]:
-    """What `substitute` puts in the place of a layer's scores."""
+    """Return the scores that `substitute` puts in the place of a layer's scores."""
     if gamma == 1 and residual == 0:
         return by(capture)
     exact = capture.scores()
@@ -138,20 +138,20 @@ def by_split(
     A soft cap is applied to the sum; an ALiBi bias counts as position.
 
     Args:
-        distances: p(d) of the content part, for all layers (weights for all heads together, or a row per head of the
-            model), by layer, or made from a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy
-            distance d0.
+        distances: p(d) of the content part: one for all layers (weights for all heads together, or a row per head), one
+            by layer, or a function of a layer's capture. `point_mass(d0)` is the mean-key estimator at dummy distance
+            d0.
         part: "both", or one alone.
-        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query. The latter works with a KV
-            cache too, with a given distribution and each query its own.
-        query: "own", or "mean": every query is the prompt's mean query, and what is left is a(i - j) + c(j).
+        mean_key: kbar over the keys of the "prompt", or over those "seen" by each query. With "seen", a given
+            distribution and query="own" it works with a KV cache too.
+        query: "own", or "mean": every query is the prompt's mean query, so that S is a(i - j) + c(j).
 
     Raises:
         InputError: an unknown part, mean_key or query; in the forward pass, a distribution with rows for another number
             of heads, or none for a layer.
 
-    Source: the mean query and key with p uniform over all positions (`all_positions`) are what `k_q_simplify` of the
-    first author's public code puts in the place of the scores; any other p is ours.
+    Source: `k_q_simplify` in the public code of the first author of Han & Ji 2025 for mean query and key with p uniform
+    over all positions (`all_positions`); any other p is ours.
     """
     check_choice("part", part, get_args(Part))
     check_choice("mean_key", mean_key, get_args(MeanKey))
@@ -174,7 +174,7 @@ def by_split(
 
 
 def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tensor, "head query key"]:
-    """Both parts or one, finished with what the layer adds to its products."""
+    """Return one part or both, with the layer's ALiBi and soft cap."""
     if part == "content":
         return finished(split.content, capture, 0)  # every pair at distance 0: no ALiBi
     return finished(split.scores if part == "both" else split.position, capture)
@@ -182,11 +182,11 @@ def part_of(split: Split, part: Part | str, capture: LayerCapture) -> Float[Tens
 
 @dataclass(frozen=True)
 class FreeSplit:
-    """The two things a split of one layer is made of, free of any distribution and any average.
+    """Rotation and reference key of a split of one layer, free of any distribution and any average.
 
     Attributes:
-        turn: Rbar, real and imaginary part of one factor per plane.
-        shift: added to the mean key of the prompt; their sum is the reference key kbar.
+        turn: Rbar, as real and imaginary part of one factor per plane.
+        shift: kbar less the mean key of the prompt.
     """
 
     turn: Float[Tensor, "head plane_and_rest 2"]
@@ -196,7 +196,7 @@ class FreeSplit:
 def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") -> ScoresOf:
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
 
-    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers a head.
+    The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers per head.
 
     Raises:
         InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
@@ -218,7 +218,7 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
 
 
 def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:
-    """p(d) of this layer, with rows for the captured heads where it has a row per head."""
+    """Return p(d) of this layer; of a distribution with a row per head, the rows of the captured heads."""
     if callable(distances):
         found = distances(capture)
         if not isinstance(found, DistanceDistribution):
@@ -238,22 +238,22 @@ def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDist
 
 
 def own_profile(capture: LayerCapture) -> DistanceDistribution:
-    """p_h(d) = the share of head h's attention, on this very prompt, that falls d tokens back: for `by_split`."""
+    """p_h(d) = share of head h's attention on the same prompt that goes d tokens back: for `by_split`."""
     return attention_profile(capture.scores().softmax(-1))
 
 
 def query_profile(capture: LayerCapture) -> DistanceDistribution:
-    """p(d | q_i) = softmax_d f(q_i, d), each query by its own position part, unfitted: for `by_split`."""
+    """p(d | q_i) = softmax_d f(q_i, d), from each query's own position part: for `by_split`."""
     return positional_profile(capture.q, capture.k, capture.geometry.rope, capture.geometry.scale)
 
 
 def all_positions(capture: LayerCapture) -> DistanceDistribution:
-    """p(d) uniform over as many distances as the prompt has tokens: for `by_split`."""
+    """p(d) = 1 / n on the n distances of a prompt of n tokens: for `by_split`."""
     return uniform(capture.length)
 
 
 def near(width: int | float, floor: float = 0.05) -> tuple[float, ...]:
-    """w_d = max(width - d, floor): weights by distance for `by_three_axis`, a triangle with a floor.
+    """w_d = max(width - d, floor): a triangle with a floor, as weights by distance for `by_three_axis`.
 
     Example:
         >>> near(3)
@@ -263,10 +263,10 @@ def near(width: int | float, floor: float = 0.05) -> tuple[float, ...]:
 
 
 def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Float[Tensor, "head query key"]:
-    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores: position and words, no pairs.
+    """S_ij = a_{i-j} + b_i + c_j, the least-squares fit to this prompt's scores, without interaction of query and key.
 
     Args:
-        weights: how much pairs count in the fit, as in `ThreeAxis`: by distance, such as `near(8)`, or "attention".
+        weights: weights of the pairs in the fit, as in `ThreeAxis`: by distance, such as `near(8)`, or "attention".
     """
     exact, window = capture.scores(), capture.geometry.window
     if isinstance(weights, str):
@@ -280,9 +280,10 @@ def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Floa
 def by_constant(
     capture: LayerCapture, gamma: int | float = 1.0, threshold: Threshold | str = "head"
 ) -> Float[Tensor, "head query key"]:
-    """S_ij = the mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours.
+    """S_ij = mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours.
 
-    With one threshold a "layer" it is the mean of head 0's last row, as in the first author's public code.
+    With threshold "layer" it is the mean of head 0's last row, as in the public code of the first author of Han & Ji
+    2025.
     """
     exact = capture.scores()
     visible = capture.geometry.visible(exact.shape[1], exact.device)

@@ -1,10 +1,11 @@
-"""Which split carries the model best? Chosen by loss on some prompts, reported on others, beside controls."""
+"""Search of splits with the least loss: chosen on some prompts, reported on others, with controls."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
@@ -16,7 +17,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
-from tl_posgen.position.substitution.splits import DistanceDistribution, triangle, uniform
+from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, triangle, uniform
 
 FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")
@@ -26,9 +27,72 @@ BY_WIDTH: dict[str, Callable[[float], ScoresOf]] = {
     "three_axis": lambda width: partial(by_three_axis, weights=near(width)),
     "mean_query": lambda width: by_split(uniform(int(width)), query="mean"),
 }
-N_DISTANCES = 24
-RATE = 0.04
+N_DISTANCES = 24  # of a searched p(d)
+RATE = 0.04  # of Adam
 AT_ONCE = 4  # prompts per step
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search of splits of one model: the prompts, the place of the replacement, and the options of the descent.
+
+    Attributes:
+        chosen_on, reported_on: token ids of the prompts to search on and to report on.
+        where: gamma, threshold, and heads as (layer, head) pairs, as `substitute` takes them.
+        steps, seed: of the descent.
+    """
+
+    model: Model
+    chosen_on: Int[Tensor, "prompt pos"]
+    reported_on: Int[Tensor, "prompt_left_out pos"]
+    where: Mapping[str, Any]
+    steps: int
+    seed: int
+
+    def report(self, family: str, n_parameters: int, by: ScoresOf) -> xr.Dataset:
+        """Return the losses of one split on the two sets of prompts, and the KL of its predictions."""
+        hooks = substitute(self.model, by, **self.where)
+        numbers = {
+            "search_loss": ("prompt", token_losses(self.model, self.reported_on, hooks).mean(1).numpy()),
+            "chosen_on_loss": float(token_losses(self.model, self.chosen_on, hooks).mean()),
+            "prediction_kl": prediction_kl(self.model, self.reported_on, hooks),
+            "n_parameters": n_parameters,
+        }
+        return xr.Dataset(numbers, {"family": family})
+
+    def optimise(self, family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
+        """Optimise `parameters` in place, of which by() makes the scores."""
+
+        def hooks() -> HookList:
+            return substitute(self.model, by(), **self.where)
+
+        target = log_predictions if family == "imitating" else None
+        descend(self.model, self.chosen_on, parameters, hooks, target, steps=self.steps, seed=self.seed)
+
+    def distribution(self, width: float) -> tuple[xr.Dataset, Float[Tensor, "layer head distance"]]:
+        """Return the report of a searched p(d) per head, and p(d); the descent starts from a triangle."""
+        config = self.model.cfg
+        logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
+        logits = logits.repeat(config.n_layers, config.n_heads, 1).requires_grad_(True)
+        self.optimise("distribution", [logits], lambda: by_split(distributions(logits)))
+        n_parameters = len(self.where["heads"]) * N_DISTANCES
+        report = self.report("distribution", n_parameters, by_split(distributions(logits.detach())))
+        return report, logits.detach().softmax(-1)
+
+    def free_family(
+        self, family: str, width: float, layers: Sequence[int]
+    ) -> tuple[xr.Dataset, Float[Tensor, "layer head plane"] | None]:
+        """Return the report of a family of free splits, and |Rbar| by plane if it has a content part."""
+        part = family if family in CONTROLS else "both"
+        splits = free_splits(self.model, width, layers)
+        turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
+        parameters = (turns if part != "position" else []) + (shifts if part != "content" else [])
+        parameters = [parameter.requires_grad_(True) for parameter in parameters]
+        self.optimise(family, parameters, lambda: by_free_split(splits, part))
+        per_head = sum(x[0].numel() for x in parameters) // len(splits)
+        report = self.report(family, len(self.where["heads"]) * per_head, by_free_split(splits, part))
+        lengths = torch.stack([turn.detach().norm(dim=-1).cpu() for turn in turns]) if part != "position" else None
+        return report, lengths
 
 
 def optimise_split(
@@ -39,80 +103,54 @@ def optimise_split(
     *,
     steps: int,
     seed: int,
-) -> tuple[xr.Dataset, dict[str, float]]:
-    """The best split of every family, and the best width of those that have one.
-
-    The dataset has a row a family: losses of the prompts that were not searched on ("search_losses"), mean loss of
-    those that were, the KL of the predictions, how many numbers were chosen; and what p(d) and |Rbar| were found.
+) -> xr.Dataset:
+    """Return the best split of every family.
 
     - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
-    - three_axis: a(i-j) + b(i) + c(j) fitted with weights max(width - d, .05), likewise.
-    - mean_query: a(i-j) + c(j) of the mean query and the mean key, p uniform on so many distances, likewise.
-    - distribution: a p(d) on 0 .. 23 per head, by gradient descent from that triangle.
-    - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from that triangle.
-    - imitating: as free, chosen by KL of the predictions from the unchanged model's instead of by loss.
-    - position, content: the controls. As free, with the other part missing: what so many numbers do by themselves.
+    - three_axis: a(i-j) + b(i) + c(j) fitted with weights max(width - d, .05), the best of WIDTHS.
+    - mean_query: a(i-j) + c(j) of the mean query and the mean key, p uniform on `width` distances, the best of WIDTHS.
+    - distribution: a p(d) on 0 .. 23 per head, by gradient descent from the best triangle.
+    - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from the best triangle.
+    - imitating: as free, chosen by the KL of the predictions from the unchanged model's instead of by loss.
+    - position, content: the controls. As free, without the other part: the effect of as many parameters alone.
 
     Args:
-        where: gamma, threshold, and heads as (layer, head) pairs, as `substitute` takes them.
-        steps, seed: of the descent.
+        model, chosen_on, reported_on, where, steps, seed: see `Search`.
+
+    Returns:
+        A dataset with a row per family: losses on the prompts that were not searched on ("search_loss"), mean loss on
+        those that were, the KL of the predictions, the number of parameters, the best width of each family that has
+        one, and the searched p(d) and |Rbar|.
     """
     device = next(model.parameters()).device
-    chosen_on, reported_on = chosen_on.to(device), reported_on.to(device)
-
-    def report(family: str, n_parameters: int, by: ScoresOf) -> None:
-        hooks = substitute(model, by, **where)
-        numbers = {
-            "search_losses": ("prompt", token_losses(model, reported_on, hooks).mean(1).numpy()),
-            "search_loss_chosen_on": float(token_losses(model, chosen_on, hooks).mean()),
-            "search_prediction_kl": prediction_kl(model, reported_on, hooks),
-            "search_parameters": n_parameters,
-        }
-        rows.append(xr.Dataset(numbers, {"family": family}))
-
-    def optimise(family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
-        def hooks() -> HookList:
-            return substitute(model, by(), **where)
-
-        target = log_predictions if family == "imitating" else None
-        descend(model, chosen_on, parameters, hooks, target, steps=steps, seed=seed)
-
-    rows: list[xr.Dataset] = []
-    n_heads, layers = len(where["heads"]), sorted({layer for layer, _ in where["heads"]})
-    widths = {family: best_width(model, chosen_on, family, where) for family in BY_WIDTH}
-    for family, width in widths.items():
-        report(family, 1, BY_WIDTH[family](width))
-    width = widths["triangle"]
-    logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
-    logits = logits.repeat(model.cfg.n_layers, model.cfg.n_heads, 1).requires_grad_(True)
-    optimise("distribution", [logits], lambda: by_split(distributions(logits)))
-    report("distribution", n_heads * N_DISTANCES, by_split(distributions(logits.detach())))
-    sizes = {}
+    search = Search(model, chosen_on.to(device), reported_on.to(device), where, steps, seed)
+    layers = sorted({layer for layer, _ in where["heads"]})
+    widths = {family: best_width(model, search.chosen_on, family, where) for family in BY_WIDTH}
+    rows = [search.report(family, 1, BY_WIDTH[family](width)) for family, width in widths.items()]
+    row, weights = search.distribution(widths["triangle"])
+    rows.append(row)
+    lengths: dict[str, Tensor] = {}
     for family in FAMILIES[4:]:
-        part = family if family in CONTROLS else "both"
-        splits = free_splits(model, width, layers)
-        turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
-        parameters = (turns if part != "position" else []) + (shifts if part != "content" else [])
-        parameters = [parameter.requires_grad_(True) for parameter in parameters]
-        optimise(family, parameters, lambda s=splits, p=part: by_free_split(s, p))
-        each = sum(x[0].numel() for x in parameters) // len(splits)
-        if part != "position":
-            sizes[family] = torch.stack([turn.detach().norm(dim=-1).cpu() for turn in turns]).numpy()
-        report(family, n_heads * each, by_free_split(splits, part))
-    turn = xr.DataArray(
-        np.stack(list(sizes.values())),
-        {"free_family": list(sizes), "layer": layers},
-        ("free_family", "layer", "head", "plane"),
+        row, length = search.free_family(family, widths["triangle"], layers)
+        rows.append(row)
+        if length is not None:
+            lengths[family] = length
+    dims = ("free_family", "layer", "head", "plane")
+    turn = xr.DataArray(torch.stack([*lengths.values()]).numpy(), {"free_family": [*lengths], "layer": layers}, dims)
+    families = xr.concat(rows, "family").assign(
+        search_width=("family", [widths.get(family, math.nan) for family in FAMILIES]),
+        distribution=xr.DataArray(weights.cpu().numpy(), dims=("layer", "head", "distance")),
+        turn=turn.reindex(layer=range(model.cfg.n_layers)),
     )
-    weights = xr.DataArray(logits.detach().softmax(-1).cpu().numpy(), dims=("layer", "head", "distance"))
-    families = xr.concat(rows, "family")
-    families = families.assign(distribution=weights, turn=turn.reindex(layer=range(model.cfg.n_layers)))
-    return families, widths
+    return families
 
 
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
-    """How many passes of one prompt `optimise_split` makes: every width, every family reported, every step of the
-    descents, with the unchanged model's predictions in that of "imitating"."""
+    """Return the number of passes of one prompt by `optimise_split`.
+
+    They are those of every width, of every reported family, and of every step of the descents; "imitating" also needs
+    the unchanged model's predictions.
+    """
     searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
     reported = len(FAMILIES) * (n_chosen_on + 3 * n_reported_on)
     descents = len(FAMILIES) - len(BY_WIDTH) + 1
@@ -120,7 +158,7 @@ def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
 
 
 def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], family: str, where: Mapping[str, Any]) -> float:
-    """The width of this family with the least loss."""
+    """Return the width of this family with the least loss."""
     losses = {}
     for width in WIDTHS:
         hooks = substitute(model, BY_WIDTH[family](width), **where)
@@ -134,7 +172,7 @@ def distributions(logits: Float[Tensor, "layer head distance"]) -> dict[int, Dis
 
 
 def free_splits(model: Model, width: float, layers: Layers = None) -> dict[int, FreeSplit]:
-    """Where descent starts: the Rbar of a triangle, and the mean key as it is."""
+    """Return the start of the descent: the Rbar of a triangle, and the prompt's mean key."""
     splits = {}
     for geometry in wrap(model).geometry(layers):
         turn = torch.view_as_real(triangle(width).mean_turn(geometry.rope, geometry.d_head)).float()
@@ -153,8 +191,10 @@ def descend(
     steps: int,
     seed: int,
 ) -> None:
-    """Adam with a cosine schedule on `parameters`, in place, a few prompts at a time: on the loss, or on the KL from
-    the predictions that `target` gives."""
+    """Minimise the loss over `parameters` in place, by Adam with a cosine schedule, a few prompts per step.
+
+    With `target` it minimises the KL from the predictions that `target` returns.
+    """
     optimiser = torch.optim.Adam(parameters, lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
@@ -164,7 +204,7 @@ def descend(
         with torch.enable_grad(), model.hooks(fwd_hooks=hooks()):
             logits = logits_of(model, some)
             loss = losses_of(logits, some).mean() if wanted is None else divergence(wanted, logits).mean()
-        # only the split learns: gradients are taken for it alone, the model's weights collect none
+        # gradients of the split alone: the model's weights collect none
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient  # None for a layer that is not replaced

@@ -1,4 +1,4 @@
-"""What is left of the loss with scores replaced: the share recovered, by condition, by searched split, head by head."""
+"""Loss with replaced scores: the share recovered by condition and by searched split, and the cost of each head."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.collector import HeadRows
-from tl_posgen.errors import InputError
-from tl_posgen.hooks.replace_scores import HookList, ScoresOf
-from tl_posgen.models.capture import LayerCapture
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.loss import token_losses
-from tl_posgen.models.model import Model
-from tl_posgen.position.decomposition.pair_weights_fit import LONGEST
-from tl_posgen.position.substitution.changed_tokens import changes
+from tl_posgen.core.measure import ENDS, HEAD
+from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
+from tl_posgen.core.run import Run
+from tl_posgen.hooks.replace_scores import ScoresOf
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.tokens import token_strings
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     by_constant,
@@ -30,25 +29,25 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
+from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.position.substitution.optimise_split import CONTROLS
-from tl_posgen.position.substitution.splits import attention_kl, point_mass, triangle, uniform
-from tl_posgen.report.intervals import ENDS
+from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
-from tl_posgen.stats.intervals import statistic_interval
 
-SHARES = (0.25, 0.5, 0.75)  # of the residual; 0 and 1 are the condition itself and the unchanged model
+SHARES = (0.25, 0.5, 0.75)  # shares of the residual between the condition itself (0) and the unchanged model (1)
 NO_STAND_IN = ("unchanged", "uniform_attention")
 WORTHLESS = 0.01  # nats: where attention is worth less, shares of it are noise
+REPLACED_BY = ("split", "uniform attention")
+PREDICTORS = ("r", "attention_kl")
+Conditions = Mapping[str, ScoresOf | None]
 
 
 def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
-    """What stands in for the scores of prompts of `length` tokens, by name; None for the unchanged model.
+    """Return the stand-ins for the scores of prompts of `length` tokens, by name; None for the unchanged model.
 
     Args:
         options: a `Substitution`.
     """
-    if not len(options.widths):
-        raise InputError("widths: give at least one triangle width")
     splits = {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in options.dummy_distances}
     splits |= {f"triangle_{width:g}": by_split(triangle(width)) for width in options.widths}
     constant = partial(by_constant, gamma=options.gamma, threshold=options.threshold)
@@ -63,121 +62,95 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
     return {"unchanged": None, "uniform_attention": constant, **fits, **splits}
 
 
-def runs_of(conditions: Mapping[str, ScoresOf | None]) -> int:
-    """How often `measure` runs every prompt: every condition, two by dose, and captured."""
-    return len(conditions) + 2 * len(SHARES) + 1
-
-
-def measure(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    conditions: Mapping[str, ScoresOf | None],
-    where: Mapping[str, Any],
-    label: str,
-) -> xr.Dataset:
-    """Loss of every condition and dose, and how far its scores are from the model's, head by head."""
+def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
+    """Return the loss of every condition and dose by prompt, and the change of each token of the first prompt."""
+    unchanged: list[Float[Tensor, " target"]] = []
 
     def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[Tensor, "prompt target"]:
-        hooks: HookList = [] if by is None else substitute(model, by, residual=residual, **where)
-        return token_losses(model, tokens, hooks)
+        return run.losses_under([] if by is None else substitute(run.model, by, residual=residual, **where))
 
-    found = {name: losses(by) for name, by in conditions.items()}
-    data = xr.Dataset(
-        {"loss": (("condition", "prompt"), np.stack([one.mean(1).numpy() for one in found.values()]))},
-        {"condition": list(conditions), "prompt": range(len(tokens))},
-        {"rows": "condition", "model": label},
-    )
-    data["loss_mean"] = data["loss"].mean("prompt")
+    def cell(condition: str) -> Mapping[str, Any]:
+        found = losses(conditions[condition])
+        unchanged.append(found[0])  # that of the first condition stands first
+        return {"loss": found.mean(1).numpy(), "token_change": (found[0] - unchanged[0])[:CROP].float().numpy()}
+
+    def dose(stand_in: str, residual_share: float) -> Mapping[str, Any]:
+        return {"dose_loss": losses(conditions[stand_in], residual_share).mean(1).numpy()}
+
+    data = run.grid(cell, condition=list(conditions)).assign_coords(prompt=range(len(run.rows)))
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]
-    some = [[float(losses(conditions[name], share).mean()) for share in SHARES] for name in dosed]
-    none, everything = (data["loss_mean"].sel(condition=names).values for names in (dosed, ["unchanged"] * 2))
-    data["dose_loss"] = xr.DataArray(
-        np.column_stack([none, some, everything]), {"stand_in": dosed, "residual_share": [0.0, *SHARES, 1.0]}
-    )
-    data = data.assign(shares_of(data["loss"].values, data, ("condition",), "recovered"))
-    data = data.assign(changes(model, tokens[0], {name: one[0] for name, one in found.items()}))
-    return with_ranks(data.merge(score_errors(model, tokens, conditions, where)))
-
-
-def shares_of(losses: Float[np.ndarray, "row prompt"], data: xr.Dataset, dims: tuple[str], name: str) -> dict[str, Any]:
-    """`recovered` of each row, as variables `<name>`, `<name>_low`, `<name>_high`."""
-    columns = recovered(losses, *(data["loss"].sel(condition=one).values for one in NO_STAND_IN))
-    return {f"{name}{end}": (dims, column) for end, column in zip(ENDS, columns, strict=True)}
+    some = run.grid(dose, stand_in=dosed, residual_share=SHARES)["dose_loss"].assign_coords(prompt=data["prompt"])
+    none = data["loss"].sel(condition=dosed).rename(condition="stand_in").expand_dims(residual_share=[0.0])
+    everything = data["loss"].sel(condition="unchanged", drop=True).expand_dims(stand_in=dosed, residual_share=[1.0])
+    doses = xr.concat([none, some, everything], "residual_share").transpose("stand_in", "residual_share", "prompt")
+    texts = np.array(token_strings(run.model, run.rows[0][1 : CROP + 1]), dtype=object)
+    return data.assign(dose_loss=doses, token_text=("shown_target", texts))
 
 
 def recovered(
-    losses: Float[np.ndarray, "row prompt"],
-    unchanged: Float[np.ndarray, " prompt"],
-    uniform: Float[np.ndarray, " prompt"],
-) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """(U - L) / (U - B) of the means, B unchanged, and its 95 % interval over prompts; NaN where U - B is less than
-    WORTHLESS, and no ends where it is without one of the prompts."""
-    if uniform.mean() - unchanged.mean() < WORTHLESS:
-        nothing = np.full(len(losses), np.nan)
-        return nothing, nothing, nothing
+    losses: Float[xr.DataArray, "..."], unchanged: Float[xr.DataArray, "..."], uniform: Float[xr.DataArray, "..."]
+) -> xr.DataArray:
+    """(U - L) / (U - B) of mean losses, U of uniform attention, L of each row and B unchanged, all [..., prompt].
 
-    def of_means(means: Float[np.ndarray, "some loss"]) -> Float[np.ndarray, "some row"]:
-        rows, b, u = np.split(means, [-2, -1], axis=1)
-        return (u - rows) / np.where(u - b < WORTHLESS, np.nan, u - b)
-
-    return statistic_interval(np.stack([*losses, unchanged, uniform], 1), of_means)
+    Returns:
+        The share and its 95 % interval over prompts, along `end`. NaN if U - B is below WORTHLESS; the interval is NaN
+        if it is so without one of the prompts.
+    """
+    over = leave_one_out if losses.sizes["prompt"] >= FEWEST else partial(xr.DataArray.mean, dim="prompt")
+    rows, own, none = (over(one) for one in (losses, unchanged, uniform))
+    worth = none - own
+    parts = interval_of((none - rows) / worth.where(worth >= WORTHLESS), (-np.inf, 1))
+    return xr.concat(parts, "end", coords="minimal").assign_coords(end=list(ENDS)).transpose(..., "end")
 
 
-def with_ranks(data: xr.Dataset) -> xr.Dataset:
-    """Spearman over stand-ins: does the better correlation, or the smaller attention KL, recover more?"""
+def shares_of(losses: xr.DataArray, loss: xr.DataArray) -> xr.DataArray:
+    """Return `recovered` of each row, from the losses by condition of the same prompts."""
+    return recovered(losses, *(loss.sel(condition=one, drop=True) for one in NO_STAND_IN))
+
+
+def ranks(data: xr.Dataset) -> xr.DataArray:
+    """Return Spearman's rho over stand-ins of the share recovered with r, and with attention KL."""
     stand_ins = data.drop_sel(condition=list(NO_STAND_IN))
-    r, kl = (stand_ins[name].mean(("layer", "head")) for name in ("r", "attention_kl"))
+    share = stand_ins["recovered"].sel(end="value")
 
-    def rank(values: xr.DataArray) -> float:
-        both = xr.Dataset({"x": values, "y": stand_ins["recovered"]}).dropna("condition")
-        return float(spearman(*(torch.from_numpy(both[name].values) for name in ("x", "y"))))
+    def rank(name: str) -> float:
+        both = xr.Dataset({"x": stand_ins[name].mean(HEAD), "y": share}).dropna("condition")
+        return float(spearman(*(torch.from_numpy(both[one].values) for one in ("x", "y"))))
 
-    return data.assign(r_rank=rank(r), kl_rank=rank(kl))
+    return xr.DataArray([rank(name) for name in PREDICTORS], {"predictor": list(PREDICTORS)})
 
 
-def score_errors(
-    model: Model, tokens: Int[Tensor, "prompt pos"], conditions: Mapping[str, ScoresOf | None], where: Mapping[str, Any]
-) -> xr.Dataset:
-    """Attention KL and Pearson's r between the stand-in and the model's scores, on the unchanged q and k.
+def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
+    """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and k.
 
     r is over visible scores; NaN where one of the two is constant.
     """
-    rows = HeadRows()
+    sums, rule = run.sums(), {name: value for name, value in where.items() if name != "heads"}
 
-    def compare(capture: LayerCapture, prompt: int) -> None:
-        capture.prompt = prompt
+    def compare(number: int, capture: LayerCapture) -> None:
+        capture.prompt = number
         exact = capture.scores()
         visible = capture.geometry.visible(exact.shape[1], exact.device)
-        rule = {name: value for name, value in where.items() if name != "heads"}
         every = [exact if by is None else stand_in(capture, by, **rule) for by in conditions.values()]
         kl = [attention_kl(exact, scores, visible).mean(1) for scores in every]
         r = [pearson(exact[:, visible], scores[:, visible]) for scores in every]
-        rows.add(capture, attention_kl=torch.stack(kl, 1), r=torch.stack(r, 1))
+        sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
 
-    for number, prompt in enumerate(tokens):
-        run_capture(model, prompt[None], partial(compare, prompt=number), heads=where["heads"])
-    means = {name: rows.array(name, "condition").mean("prompt", skipna=False) for name in rows.names}
-    coords = {"layer": range(model.cfg.n_layers), "head": range(model.cfg.n_heads)}
-    data = xr.Dataset(means).assign_coords(condition=list(conditions)).reindex(coords)
-    return data.transpose("condition", "layer", "head")
-
-
-def search_dataset(found: xr.Dataset, held_out: xr.Dataset, replaced: xr.DataArray) -> xr.Dataset:
-    """What `optimise_split` found, with the shares recovered on the prompts that were not searched on."""
-    losses = found["search_losses"]
-    shares = shares_of(losses.transpose("family", "prompt").values, held_out, ("family",), "search_recovered")
-    data = found.drop_vars("search_losses").assign(shares | {"search_loss": losses.mean("prompt")})
-    return data.assign(distribution=found["distribution"].where(replaced), turn=found["turn"].where(replaced))
+    run.plan(len(run.rows))
+    for number, prompt in enumerate(run.rows):
+        run_capture(run.model, prompt[None], partial(compare, number), heads=where["heads"])
+    coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
+    return sums.means().assign_coords(condition=list(conditions)).reindex(coords)
 
 
-def costs(model: Model, tokens: Int[Tensor, "prompt pos"], width: float, replaced: xr.DataArray) -> xr.Dataset:
-    """How much the loss rises when one head alone loses its residual, or all its attention."""
-    unchanged = float(token_losses(model, tokens).mean())
-    places = np.argwhere(replaced.values).tolist()
-    names = {"residual_cost": by_split(triangle(width)), "uniform_cost": by_constant}
-    values = {name: np.full(replaced.shape, np.nan) for name in names}
-    for layer, head in places:
-        for name, by in names.items():
-            hooks = substitute(model, by, layers=[layer], heads=[head])
-            values[name][layer, head] = float(token_losses(model, tokens, hooks).mean()) - unchanged
-    return xr.Dataset({name: (("layer", "head"), x) for name, x in values.items()})
+def costs(run: Run, n_prompts: int, width: float, replaced: xr.DataArray) -> xr.DataArray:
+    """Return the rise of the loss when one head alone loses its residual, or all its attention."""
+    tokens, places = run.tokens[:n_prompts], np.argwhere(replaced.values).tolist()
+    run.plan(0, once=len(tokens) * (1 + 2 * len(places)))
+    unchanged = float(run.losses(tokens).mean())
+    values = np.full((len(REPLACED_BY), *replaced.shape), np.nan)
+    for number, by in enumerate((by_split(triangle(width)), by_constant)):
+        for layer, head in places:
+            hooks = substitute(run.model, by, layers=[layer], heads=[head])
+            values[number, layer, head] = float(run.losses(tokens, hooks).mean()) - unchanged
+    return xr.DataArray(values, {"replaced_by": list(REPLACED_BY), **replaced.coords}, ("replaced_by", *HEAD))

@@ -1,9 +1,8 @@
 """Does the model run on position + content? Scores replaced by a split, and the loss that is left."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -11,40 +10,48 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.collector import Variable
+from tl_posgen.core import options
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Whole, Within
+from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
-from tl_posgen.measure import Measure, Request
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
-from tl_posgen.options import Options
-from tl_posgen.position.decomposition.option_checks import check_share, check_whole
-from tl_posgen.position.substitution import changed_tokens
+from tl_posgen.position.substitution.changed_tokens import TOKEN_VIEW
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
-from tl_posgen.position.substitution.optimise_split import CONTROLS, FAMILIES, optimise_split, passes_of
-from tl_posgen.position.substitution.splits import Threshold
+from tl_posgen.position.substitution.numbers.splits import Threshold
+from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
 from tl_posgen.position.substitution.substituted_loss import (
     NO_STAND_IN,
+    PREDICTORS,
+    REPLACED_BY,
     WORTHLESS,
     conditions_of,
     costs,
-    measure,
-    runs_of,
-    search_dataset,
+    losses_of_conditions,
+    ranks,
+    score_errors,
+    shares_of,
 )
-from tl_posgen.position.substitution.substitution_figures import FIGURES, drawn, in_words
-from tl_posgen.procedure import Job
-from tl_posgen.report.intervals import ENDS, mean_and_ends, with_ends
-from tl_posgen.report.sentences import null_of, said, with_interval
-from tl_posgen.result import Result
-from tl_posgen.summary import NullSummary, Summary
+from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED, in_words
 
 COST_PROMPTS = 4
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
+BY_HEAD, FAMILY, TOKEN = ("condition", *HEAD), ("family",), ("condition", "shown_target")
+SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
+PREDICTION_KL = "KL(unchanged || substituted) of the next token, not searched on"
+COST = "rise of the loss, this head alone replaced: by the split of the width `cost_width`, or uniform"
+EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
+Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
 
 
 @dataclass(frozen=True)
-class Substitution(Options):
+class Substitution(Measure):
     r"""recovered = (L_uniform - L) / (L_uniform - L_unchanged): the loss L with all scores replaced, by condition.
+
+    All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way from
+    uniform attention (0) to the unchanged model (1). A high correlation alone would not tell.
 
     NaN where attention is worth less than .01 nats, as at random init: a share of nothing is noise.
 
@@ -62,282 +69,227 @@ class Substitution(Options):
         mean_query_distances: how many distances the split of the mean query averages over.
         gamma, threshold, from_layer: replace only scores below this quantile of their "head", or of head 0's last row
             for the whole "layer", from this layer on; see `substitute`.
-        search: look for the best split on other prompts of the text, and report it on these; see `optimise_split`.
+        search: look for the best split on other prompts of the text, and report it on these; see `optimise_split`. Of
+            the model alone, not of random inits.
         search_prompts: how many others, where the text has that many; half of a short text is kept to report on.
         search_steps: of gradient descent.
         head_costs: also replace each head alone, by the best triangle found, or the first width; None: as `search`.
 
     Raises:
-        InputError: a share outside [0, 1], no width or one that is not above 0, a negative distance, layer or number of
-            steps; later, unusable prompts, a layer that does not exist, a search with fewer than two prompts.
+        InputError: unusable prompts, a layer that does not exist, a search with fewer than two prompts.
 
     Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
     are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other
     conditions, the share recovered, the residual's dose and the searches are ours.
 
     Example:
-        >>> import tl_posgen
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> from tl_posgen.position.substitution import substitution
         >>> cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
-        >>> found = substitution("mini", bundled_text(), search=False, **cut)
-        >>> recovered = found.dataset["recovered"]
-        >>> float(recovered.sel(condition="unchanged")), float(recovered.sel(condition="uniform_attention"))
-        (1.0, 0.0)
+        >>> own = Substitution(search=False)("mini", bundled_text(), **cut).numbers
+        >>> [own("recovered", condition=one).value for one in ("unchanged", "uniform_attention")]
+        [1.0, 0.0]
     """
 
-    dummy_distances: Sequence[int | float] = (0, 64, 1000)
-    widths: Sequence[int | float] = (8, 256)
-    near_widths: Sequence[int | float] = (8,)
-    mean_query_distances: Sequence[int] = (8,)
-    gamma: int | float = 1.0
+    dummy_distances: Sequence[NonNegative] = (0, 64, 1000)
+    widths: Annotated[Sequence[Positive], Each()] = (8, 256)
+    near_widths: Sequence[Near] = (8,)
+    mean_query_distances: Sequence[Count] = (8,)
+    gamma: options.Threshold = 1.0
     threshold: Threshold = "head"
-    from_layer: int = 0
+    from_layer: Whole = 0
     search: bool = True
-    search_prompts: int = 64
-    search_steps: int = 60
+    search_prompts: Count = 64
+    search_steps: Whole = 60
     head_costs: bool | None = None
 
-    def check(self) -> None:
-        check_share("gamma", self.gamma)
-        if self.gamma == 0:
-            raise InputError("gamma 0 replaces no score, so nothing would be measured; give a share above 0, up to 1")
-        check_whole("substitution", 0, from_layer=self.from_layer, search_steps=self.search_steps)
-        check_whole("substitution", 1, search_prompts=self.search_prompts)
-        if infinite := [x for x in (*self.dummy_distances, *self.widths, *self.near_widths) if not math.isfinite(x)]:
-            raise InputError(f"dummy_distances and widths: {infinite[0]} is no distance; give finite numbers")
-        if narrow := [width for width in self.near_widths if width < 1]:
-            raise InputError(f"near_widths: {narrow[0]} leaves no near distance; give numbers of tokens, 1 or more")
-        conditions_of(self, 1)
-
-    @property
-    def costs_heads(self) -> bool:
-        return self.search if self.head_costs is None else self.head_costs
-
-
-def run(model: Model, prompts: Any, request: Request, job: Job) -> Result:
-    options = request.options
-    assert isinstance(options, Substitution)
-    heads = heads_from(model, options.from_layer, job.layers, job.heads)
-    where: dict[str, Any] = {"gamma": options.gamma, "threshold": options.threshold, "heads": heads}
-    substitute(model, by_constant, **where)  # what cannot be replaced is refused before work
-    n_others = options.search_prompts if options.search else 0
-    tokens, others = two_sets(model, prompts, job.length, job.n_prompts, n_others)
-    half = len(tokens) // 2  # only a search looks at others
-    held_out, others = (tokens, others) if others is not None else (tokens[:half], tokens[half:])
-    conditions = conditions_of(options, tokens.shape[1])
-    alone = passes_of(len(others), len(held_out), options.search_steps) if options.search else 0
-    some = tokens[:COST_PROMPTS] if options.costs_heads else tokens[:0]
-    job.plan(len(tokens) * runs_of(conditions), once=alone + len(some) * (1 + 2 * len(heads)))
-
-    def of_model(one: Model, label: str, after: Mapping[str, Any]) -> xr.Dataset:
-        data = measure(one, tokens, conditions, where, label)
-        data.attrs |= {"gamma": options.gamma, "from_layer": options.from_layer}
-        if one is not model:
-            return data
-        replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(options.widths[0])
-        if options.search:
-            found, widths = optimise_split(one, others, held_out, where, steps=options.search_steps, seed=job.seed)
-            width = widths["triangle"]
-            data = data.merge(search_dataset(found, data.isel(prompt=slice(len(held_out))), replaced))
-            data.attrs |= {"search_prompts": len(others), "held_out_prompts": len(held_out), "search_width": width}
-            data.attrs |= {f"search_width_{family}": widths[family] for family in ("three_axis", "mean_query")}
-        if options.costs_heads:
-            data = data.merge(costs(one, some, width, replaced))
-            data.attrs["cost_width"] = width
-        return data
-
-    return job.result(request, model, list(tokens), of_model)
-
-
-def two_sets(
-    model: Model, prompts: Any, length: int | None, n_prompts: int | None, n_others: int
-) -> tuple[Int[Tensor, "prompt pos"], Int[Tensor, "other pos"] | None]:
-    """The prompts to report on, and further ones to search on: None where there are none, so that half must do."""
-    if not n_others:
-        return prompts_of_one_length(model, prompts, length, n_prompts), None
-    rows = prompts_of_one_length(model, prompts, length, None)
-    n = len(rows) if n_prompts is None else n_prompts
-    if len(rows) < n:
-        prompts_of_one_length(model, prompts, length, n_prompts)  # refuses, with what is there and what is missing
-    if len(rows) < 2:
-        raise InputError("search: some prompts are searched on and others reported on, so give two at least")
-    return rows[:n], rows[n : n + n_others] if len(rows) > n + n // 2 else None
-
-
-# What is shown
-
-
-def summarise(data: xr.Dataset) -> Summary:
-    conditions = [str(name) for name in data["condition"].values]
-
-    def by_condition(values: xr.DataArray) -> dict[str, float]:
-        return dict(zip(conditions, values.values.tolist(), strict=True))
-
-    loss, ends = by_condition(data["loss_mean"]), {end: by_condition(data[f"recovered{end}"]) for end in ENDS}
-    share = ends[""]
-    r, kl = (by_condition(data[name].mean(("layer", "head"))) for name in ("r", "attention_kl"))
-    splits = [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
-    fits = [name for name in conditions if name.startswith("three_axis_")] or ["three_axis"]
-    best, best_fit = (max(names, key=lambda name: np.nan_to_num(share[name], nan=-np.inf)) for names in (splits, fits))
-    worth, searched = worth_of(data), search_summary(data)
-    fitted = searched["search_recovered_free"]
-    named = {"loss": loss, "r": r, "attention_kl": kl}
-    return {
-        **worth,
-        "nothing_to_recover": worth["worth"] < WORTHLESS,
-        "best": best,
-        "n_splits": len(splits),
-        "best_weighted_fit": best_fit,
-        "r_best": r[best],
-        "split_recovered": share["query_profile"] if fitted is None else fitted,
-        "n_stand_ins": len(conditions) - len(NO_STAND_IN),
-        "r_rank": float(data["r_rank"]),
-        "kl_rank": float(data["kl_rank"]),
-        "cost_width": data.attrs.get("cost_width"),
-        **{f"{number}_{name}": value for number, values in named.items() for name, value in values.items()},
-        **{f"recovered_{name}{end}": value for end, values in ends.items() for name, value in values.items()},
-        **{f"recovered_best{end}": values[best] for end, values in ends.items()},
-        **{f"recovered_best_weighted_fit{end}": values[best_fit] for end, values in ends.items()},
-        **searched,
+    question = "Does the model run on position + content?"
+    one_length = True
+    matrices = 26
+    rows = ("condition",)
+    variables = {
+        "loss": Variable("loss", "nats", "per token, every score replaced", ("condition", "prompt"), "loss"),
+        "recovered": Variable("share recovered", "", SHARE, ("condition", "end"), "recovered", bounds=(-np.inf, 1)),
+        "attention_kl": Variable(
+            "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD
+        ),
+        "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
+        "rank": Variable("rank correlation with the share recovered", "", "Spearman over stand-ins", ("predictor",)),
+        "dose_loss": Variable(
+            *("loss by dose", "nats", "a share of what the stand-in leaves out added back"),
+            ("stand_in", "residual_share", "prompt"),
+        ),
+        "search_loss": Variable("loss, searched", "nats", "on prompts that were not searched on", ("family", "prompt")),
+        "search_recovered": Variable(
+            "share recovered, searched", "", "on prompts not searched on", ("family", "end"), bounds=(-np.inf, 1)
+        ),
+        "search_width": Variable("width, searched", "tokens", "of families that have one", FAMILY),
+        "chosen_on_loss": Variable("loss, searched on", "nats", "on the prompts of the search", FAMILY),
+        "prediction_kl": Variable("KL of the predictions", "nats", PREDICTION_KL, FAMILY),
+        "n_parameters": Variable("numbers searched", "", "how many were chosen", FAMILY),
+        "distribution": Variable("p(d), searched", "", "of the family `distribution`", (*HEAD, "distance")),
+        "turn": Variable(
+            "length of the mean rotation, searched", "", "by plane, fast to slow", ("free_family", *HEAD, "plane")
+        ),
+        "cost": Variable("rise of the loss", "nats", COST, ("replaced_by", *HEAD)),
+        "token_change": Variable("change of the loss", "nats", "first prompt, stand-in minus unchanged", TOKEN),
+        "token_text": Variable("token", "", "first prompt", ("shown_target",)),
     }
-
-
-def worth_of(data: xr.Dataset) -> dict[str, float]:
-    """The loss that uniform attention costs, and its interval."""
-    unchanged, uniform = (data["loss"].sel(condition=one).values for one in NO_STAND_IN)
-    found = mean_and_ends("worth", uniform - unchanged, ())
-    return {name: float(value) for name, (_, value) in found.items()}
-
-
-def search_summary(data: xr.Dataset) -> dict[str, Any]:
-    """What the searches found; None everywhere where nothing was searched."""
-    widths = ("search_width", "search_width_three_axis", "search_width_mean_query")
-    settings = {name: data.attrs.get(name) for name in ("search_prompts", "held_out_prompts", *widths)}
-    names = [("search_recovered", end) for end in ENDS] + [("search_prediction_kl", "")]
-    return settings | {
-        f"{name}_{family}{end}": float(data[f"{name}{end}"].sel(family=family)) if name in data else None
-        for name, end in names
-        for family in FAMILIES
-    }
-
-
-def findings(own: Summary, null: NullSummary | None) -> list[str]:
-    worth = f"{with_interval(own, 'worth')} nats"
-    if own["nothing_to_recover"]:
-        return [
-            f"Against uniform attention the model's own is worth {worth} ({null_of(null, 'worth', '.4f', ' nats')}): "
-            "there is nothing to recover."
-        ]
-    best = in_words(own["best"])
-    return [
-        f"Position + content ({best}, the best of {own['n_splits']} splits on these prompts) recovers "
-        f"{percent(own, 'recovered_best')} of the {worth} between the unchanged model and uniform attention "
-        f"({null_of(null, 'worth', '.4f', ' nats')}); position alone {percent(own, 'recovered_position')}, content "
-        f"alone {percent(own, 'recovered_content')}.",
-        f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
-        f"{said(own['r_three_axis'], '.3f')}; in their place it recovers {percent(own, 'recovered_three_axis')} of the "
-        f"loss with all pairs weighted alike, {percent(own, 'recovered_best_weighted_fit')} with other weights "
-        f"({in_words(own['best_weighted_fit'])}, the best of them). The best split is at r = "
-        f"{said(own['r_best'], '.3f')}. Over {own['n_stand_ins']} stand-ins the rank correlation of r with the share "
-        f"recovered is {said(own['r_rank'], '.2f')}; that of the attention KL is {said(own['kl_rank'], '.2f')}.",
-        *search_findings(own),
-    ]
-
-
-def percent(own: Summary, key: str) -> str:
-    return with_interval(own, key, ".1%")
-
-
-def search_findings(own: Summary) -> list[str]:
-    if own["search_width"] is None:
-        return []
-
-    def found(family: str) -> str:
-        return percent(own, f"search_recovered_{family}")
-
-    kl = {name: said(own[f"search_prediction_kl_{name}"], ".3f") for name in ("triangle", "free", "imitating")}
-    return [
-        f"Chosen on {own['search_prompts']} prompts, reported on {own['held_out_prompts']} others: one triangle for "
-        f"the model (width {own['search_width']:g}) recovers {found('triangle')}, a three-axis fit weighted to near "
-        f"pairs (width {own['search_width_three_axis']:g}) {found('three_axis')}, the mean query and key (first "
-        f"{own['search_width_mean_query']:g} distances) {found('mean_query')}, a distribution of distances per head "
-        f"{found('distribution')}, a mean rotation and a reference key per head {found('free')}. "
-        f"With the same freedom position alone recovers {found('position')}, content alone {found('content')}.",
-        f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']} nats "
-        f"for the triangle and {kl['free']} for the split chosen by loss; chosen by that KL instead it is "
-        f"{kl['imitating']}, and {found('imitating')} of the loss is recovered.",
-    ]
-
-
-def table(data: xr.Dataset) -> pd.DataFrame:
-    """One row a condition, and below them the searched splits, held out."""
-    columns = {"loss": "loss_mean", "recovered": "recovered", "low": "recovered_low", "high": "recovered_high"}
-    frame = pd.DataFrame({"condition": data["condition"].values})
-    frame = frame.assign(**{column: data[name].values for column, name in columns.items()})
-    for column, name in (("r", "r"), ("attention KL", "attention_kl")):
-        frame[column] = data[name].mean(("layer", "head")).values
-    if "search_loss" not in data:
-        return frame
-    of_search = {column: data[f"search_{name.removesuffix('_mean')}"].values for column, name in columns.items()}
-    rows = {"condition": [f"searched: {name}" for name in data["family"].values], **of_search}
-    return pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
-
-
-BY_CONDITION, BY_HEAD, FAMILY = ("condition",), ("condition", "layer", "head"), ("family",)
-DOSE = ("stand_in", "residual_share")
-SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
-PREDICTION_KL = "KL(unchanged || substituted) of the next token, not searched on"
-VARIABLES = {
-    "loss": Variable("loss", "nats", "per token, every score replaced", dims=("condition", "prompt")),
-    "loss_mean": Variable("loss", "nats", "mean over prompts", dims=BY_CONDITION),
-    **with_ends("recovered", "share recovered", "", SHARE, BY_CONDITION),
-    "attention_kl": Variable("attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD),
-    "r": Variable("r of stand-in and scores", "", "Pearson over visible scores, unchanged q and k", BY_HEAD),
-    "r_rank": Variable("rank correlation of r and share", "", "Spearman over stand-ins, r a mean over heads", ()),
-    "kl_rank": Variable("rank correlation of attention KL and share", "", "Spearman over stand-ins", ()),
-    "dose_loss": Variable("loss by dose", "nats", "a share of what the stand-in leaves out added back", DOSE),
-    "search_loss": Variable("loss, searched", "nats", "on prompts that were not searched on", FAMILY),
-    "search_loss_chosen_on": Variable("loss, searched on", "nats", "on the prompts of the search", FAMILY),
-    "search_prediction_kl": Variable("KL of the predictions", "nats", PREDICTION_KL, FAMILY),
-    "search_parameters": Variable("numbers searched", "", "how many were chosen", FAMILY),
-    **with_ends("search_recovered", "share recovered, searched", "", "on prompts not searched on", FAMILY),
-    "distribution": Variable("p(d), searched", "", "of the family `distribution`", ("layer", "head", "distance")),
-    "turn": Variable(
-        "length of the mean rotation, searched", "", "by plane, fast to slow", ("free_family", "layer", "head", "plane")
-    ),
-    "residual_cost": Variable("residual dropped", "nats", "rise of the loss, this head alone split at `cost_width`"),
-    "uniform_cost": Variable("uniform attention", "nats", "rise of the loss, this head alone uniform"),
-    **changed_tokens.VARIABLES,
-}
-EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
-
-MEASURE = Measure(
-    name="substitution",
-    question="Does the model run on position + content?",
-    explanation=(
-        "All attention scores are replaced in the running model, and the loss is measured. Recovered: share of the way "
-        "from uniform attention (0) to the unchanged model (1). A high correlation alone would not tell."
-    ),
-    source="gamma by layer, d0 = 1000, from_layer: public code of the first author of Han & Ji 2025; all else: ours",
-    options=Substitution,
-    procedure=run,
-    matrices=26,
-    variables=VARIABLES,
-    summarise=summarise,
-    findings=findings,
-    figures=FIGURES,
-    drawn=drawn,
-    table=table,
-    tokens=changed_tokens.TOKENS,
-    legend=(
+    token_view = TOKEN_VIEW
+    legend = (
         "condition: what stands for the scores; recovered: share of the loss between uniform attention and unchanged, "
         "low and high the ends of its 95% interval over prompts; r: correlation with the scores."
-    ),
-    caveats={
+    )
+    caveats = {
         "absolute": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
         "alibi": f"{EXACT}. Position alone is the slope, and content alone the scores without it.",
         "none": f"{EXACT}, position alone is uniform attention, and content alone recovers everything too.",
-    },
-    without_meaning=frozenset({"absolute", "alibi", "none"}),
-)
+    }
+    without_meaning = frozenset({"absolute", "alibi", "none"})
+    figures = FIGURES
+
+    @property
+    def costs_heads(self) -> bool:
+        """Whether each head is also replaced alone."""
+        return self.search if self.head_costs is None else self.head_costs
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"replaced_by": REPLACED_BY, "predictor": PREDICTORS}
+
+    # Its computation
+
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+        rows = super().prompt_tokens(model, prompts, length, n_prompts)
+        if self.search and len(rows) < 2 and not len(other_prompts(model, prompts, rows, 1)):
+            raise InputError("search: some prompts are searched on and others reported on, so give two at least")
+        return rows
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        heads = heads_from(run.model, self.from_layer, run.where["layers"], run.where["heads"])
+        where: dict[str, Any] = {"gamma": self.gamma, "threshold": self.threshold, "heads": heads}
+        substitute(run.model, by_constant, **where)  # what cannot be replaced is refused before work
+        conditions = conditions_of(self, run.tokens.shape[1])
+        data = losses_of_conditions(run, conditions, where).merge(score_errors(run, conditions, where))
+        data["recovered"] = shares_of(data["loss"], data["loss"])
+        data["rank"] = ranks(data)
+        if run.init is not None:
+            return data
+        replaced, width = data["attention_kl"].isel(condition=0, drop=True).notnull(), float(self.widths[0])
+        found: dict[str, Any] = {}
+        if self.search:
+            searched = self.searched(run, data["loss"], where, replaced)
+            found |= searched.attrs
+            data, width = data.merge(searched, join="outer"), float(searched["search_width"].sel(family="triangle"))
+        if self.costs_heads:
+            data = data.assign(cost=costs(run, COST_PROMPTS, width, replaced))
+            found |= {"cost_width": width}
+        return data.assign_attrs(found)
+
+    def searched(self, run: Run, loss: xr.DataArray, where: Mapping[str, Any], replaced: xr.DataArray) -> xr.Dataset:
+        """Return the result of `optimise_split`, with the shares recovered on prompts that were not searched on."""
+        tokens, others = run.tokens, other_prompts(run.model, run.prompts, run.rows, self.search_prompts)
+        n = len(tokens) if len(others) else len(tokens) // 2
+        others = others if len(others) else tokens[n:]
+        run.plan(0, once=passes_of(len(others), n, self.search_steps))
+        found = optimise_split(run.model, others, tokens[:n], where, steps=self.search_steps, seed=run.seed)
+        found = found.assign_coords(prompt=range(n))
+        return found.assign(
+            search_recovered=shares_of(found["search_loss"], loss.isel(prompt=slice(n))),
+            distribution=found["distribution"].where(replaced),
+            turn=found["turn"].where(replaced),
+        ).assign_attrs(search_prompts=len(others), held_out_prompts=n)
+
+    # Its words
+
+    def best(self, own: Numbers, weighted_fits: bool = False) -> str:
+        """Return the split that recovers most of the model; or the three-axis fit, of those with weights."""
+        names = [str(name) for name in own.data["condition"].values]
+        fits = [name for name in names if name.startswith("three_axis_")] or ["three_axis"]
+        chosen = fits if weighted_fits else splits_of(names)
+        shares = own.data["recovered"].sel(condition=chosen, end="value").fillna(-np.inf)
+        return chosen[int(shares.values.argmax())]
+
+    def worth(self, own: Numbers) -> Number:
+        """Return the loss that uniform attention costs."""
+        unchanged, uniform = (own.array("loss", condition=one) for one in NO_STAND_IN)
+        return own.number(uniform - unchanged)
+
+    def split_recovered(self, own: Numbers) -> Number:
+        """Return the share recovered by a split that is not chosen on these prompts: the searched free split, or the
+        profile of each query."""
+        if "search_recovered" in own:
+            return own("search_recovered", family="free")
+        return own("recovered", condition="query_profile")
+
+    def findings(self, own: Numbers) -> list[str]:
+        worth = self.worth(own)
+        null = f"{worth.null:.4f}{' nats' if worth.inits else ''}"
+        if worth.value < WORTHLESS:
+            return [
+                f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats ({null}): there is "
+                "nothing to recover."
+            ]
+        best, fit, names = self.best(own), self.best(own, weighted_fits=True), own.data["condition"].values.tolist()
+        share = {one: own("recovered", condition=one).with_interval for one in names}
+        r, kl = (own("rank", predictor=one).plain for one in PREDICTORS)
+        return [
+            f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
+            f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
+            f"attention ({null}); position alone {share['position']:.1%}, content alone {share['content']:.1%}.",
+            f"What the correlation alone would have made one believe: a(i-j) + b(i) + c(j) is close to the scores, r = "
+            f"{own('r', condition='three_axis').plain:.3f}; in their place it recovers {share['three_axis']:.1%} of "
+            f"the loss with all pairs weighted alike, {share[fit]:.1%} with other weights ({in_words(fit)}, the best "
+            f"of them). The best split is at r = {own('r', condition=best).plain:.3f}. Over "
+            f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
+            f"that of the attention KL is {kl:.2f}.",
+            *(search_findings(own) if "search_loss" in own else []),
+        ]
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a condition, and below them the searched splits, held out."""
+        found = []
+        for one in own.data["condition"].values.tolist():
+            share = own("recovered", condition=one)
+            row = {"condition": one, "loss": own("loss", condition=one).value, "recovered": share.value}
+            row |= {"low": share.low, "high": share.high, "r": own("r", condition=one).value}
+            found.append(row | {"attention KL": own("attention_kl", condition=one).value})
+        for one in own.data["family"].values.tolist() if "search_loss" in own and not own.is_null else ():
+            share, loss = own("search_recovered", family=one), own("search_loss", family=one).value
+            row = {"condition": f"searched: {one}", "loss": loss, "recovered": share.value}
+            found.append(row | {"low": share.low, "high": share.high})
+        return pd.DataFrame(found)
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return ["loss", "dose", "correlation", *(kind for kind, name in NEEDED.items() if name in data)]
+
+
+def splits_of(conditions: Sequence[str]) -> list[str]:
+    """Return the conditions that are splits into position + content."""
+    return [name for name in conditions if name not in NO_SPLIT and not name.startswith("three_axis")]
+
+
+def other_prompts(
+    model: Model, prompts: Any, rows: Sequence[Int[Tensor, " pos"]], n_others: int
+) -> Int[Tensor, "other pos"]:
+    """Return further prompts of the text, to search on; none where fewer than half as many are left, so that half of
+    the prompts must do."""
+    every, n = prompts_of_one_length(model, prompts, len(rows[0]), None), len(rows)
+    return every[n : n + n_others] if len(every) > n + n // 2 else every[:0]
+
+
+def search_findings(own: Numbers) -> list[str]:
+    """Return the shares that searched splits recover, and their predictions' KL from those of the unchanged model."""
+    families = own.data["family"].values.tolist()
+    share = {family: own("search_recovered", family=family).with_interval for family in families}
+    width = {family: float(own.data["search_width"].sel(family=family)) for family in families}
+    kl = {family: own("prediction_kl", family=family).plain for family in families}
+    return [
+        f"Chosen on {own.attrs['search_prompts']} prompts, reported on {own.attrs['held_out_prompts']} others: one "
+        f"triangle for the model (width {width['triangle']:g}) recovers {share['triangle']:.1%}, a three-axis fit "
+        f"weighted to near pairs (width {width['three_axis']:g}) {share['three_axis']:.1%}, the mean query and key "
+        f"(first {width['mean_query']:g} distances) {share['mean_query']:.1%}, a distribution of distances per head "
+        f"{share['distribution']:.1%}, a mean rotation and a reference key per head {share['free']:.1%}. With the same "
+        f"freedom position alone recovers {share['position']:.1%}, content alone {share['content']:.1%}.",
+        f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']:.3f} "
+        f"nats for the triangle and {kl['free']:.3f} for the split chosen by loss; chosen by that KL instead it is "
+        f"{kl['imitating']:.3f}, and {share['imitating']:.1%} of the loss is recovered.",
+    ]

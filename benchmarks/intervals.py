@@ -1,0 +1,274 @@
+"""How often 95 % intervals over prompts hold the value of the whole text: candidates for the rule, side by side.
+
+    python benchmarks/intervals.py [--prompts 256] [--samples 200] [--models mini ../shared/models/stories260K]
+
+The whole text is 256 prompts of 64 tokens. What each prompt gives is computed once: its r and slash scores, its loss
+untouched and under two interventions, and its sums for the variance shares. Then samples of 4, 8 and 16 prompts are
+drawn, consecutive ones and ones from anywhere in the text (with replacement, so that a longer text would give the same
+answer), and of each sample and number, a head's and the mean over heads, one asks whether its interval holds what all
+256 prompts give. With 200 samples a share of .95 is known to about .015.
+
+    kept        what `tl_posgen.stats.intervals` does: neighbours in 4 to 6 groups, Tukey's ends, cut at the bounds
+    each        the same with each prompt left out in turn
+    every 5th   the same with 5 groups, of every fifth prompt
+    uncorrected every 5th, about the estimate itself and not the mean of pseudo-values; not cut (the rule of 0.2.0)
+    transformed each, on a scale on which the bounds lie at infinity: Fisher's z, the logit, -log(1 - x)
+
+The second table is of the rule kept, by number, and of `mean_interval` for those that are means over prompts. Then, by
+sample size, the median width of a head's interval, and how often an uncorrected one left its bounds.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pandas as pd
+import torch
+from tl_posgen.models.capturing import run_capture
+from tl_posgen.models.load import load_model
+
+from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.variance_shares import Spread, TripleMoments, variance_shares
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.decomposition.variance import moments_of
+from tl_posgen.position.substitution.hooks import by_constant, by_split, substitute
+from tl_posgen.position.substitution.numbers.splits import triangle
+from tl_posgen.rope.planes import SecondMoments
+from tl_posgen.slash.layer_means import statistics_of
+from tl_posgen.stats.intervals import Bounds, jackknife_interval, mean_interval, prompts_per_group, t_975
+
+LENGTH, D0 = 64, 16
+SIZES = (4, 8, 16)
+SHARED = Path(__file__).parents[1].parent / "shared"
+CORRELATION, SHARE, AT_MOST_1, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (-np.inf, 1.0), (0.0, np.inf)
+SUMS = ("mean_q", "mean_k", "conjugate_q", "conjugate_k", "plain_q", "plain_k")
+WORTH = 0.1  # nats: where attention is worth less, there is no share of it to recover
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A number as a function of the share that each prompt has in a sample.
+
+    Attributes:
+        of: [sample, prompt] -> [sample, head], or [sample, 1].
+        bounds: of the number.
+        each: where it is a mean over prompts, its values [prompt, head].
+    """
+
+    of: Callable[[np.ndarray], np.ndarray]
+    bounds: Bounds | None = None
+    each: np.ndarray | None = None
+
+
+def kinds_of(model, tokens) -> dict[str, Kind]:
+    rows: dict[str, list[np.ndarray]] = {}
+    geometry = []
+
+    def see(layer) -> None:
+        where, moments = layer.geometry, layer.once(moments_of)
+        geometry[:] = [where]
+        own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[:, : LENGTH // 2]}
+        rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
+        own["split"] = mean_key_r(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).r.mT[:, 0]
+        for side, spread in (("q", moments.q), ("k", moments.k)):
+            about_zero = spread.second_moments
+            own |= {f"mean_{side}": spread.mean, f"conjugate_{side}": about_zero.conjugate}
+            own[f"plain_{side}"] = about_zero.plain
+        for name, value in own.items():
+            found.setdefault(name, []).append(value.numpy())
+
+    for prompt in tokens:
+        found: dict[str, list[np.ndarray]] = {}
+        run_capture(model, prompt[None], see, needs=frozenset({"pattern"}))
+        for name, layers in found.items():
+            rows.setdefault(name, []).append(np.concatenate(layers))
+    each = {name: np.stack(values) for name, values in rows.items()}
+    stand_ins = [[], substitute(model, by_constant), substitute(model, by_split(triangle(8)))]
+    losses = np.stack([token_losses(model, tokens, hooks).mean(1).numpy() for hooks in stand_ins], 1)
+    return kinds(each, losses, geometry[0])
+
+
+def kinds(each: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dict[str, Kind]:
+    sums = {name: each[name] for name in SUMS}
+    slash = each["slash"]
+
+    def best_slash(weights: np.ndarray) -> np.ndarray:
+        return np.einsum("sp,phd->shd", weights, slash, optimize=True).max(-1)
+
+    def recovered(weights: np.ndarray) -> np.ndarray:
+        unchanged, uniform, stand_in = np.split(weights @ losses, 3, axis=1)
+        return (uniform - stand_in) / (uniform - unchanged)
+
+    def mean(values: np.ndarray, bounds: Bounds | None) -> Kind:
+        return Kind(lambda weights: weights @ values, bounds, values)
+
+    last: dict[str, np.ndarray] = {}
+
+    def share(part: int, weights: np.ndarray) -> np.ndarray:
+        if last.get("weights") is not weights:
+            last.update(weights=weights, shares=shares(weights, sums, geometry))
+        return last["shares"][..., part]
+
+    found = {
+        "r of three axes": mean(each["r"], CORRELATION),
+        "r of the mean-key split": mean(each["split"], CORRELATION),
+        "position share": Kind(partial(share, 0), SHARE),
+        "interaction share": Kind(partial(share, 1), SHARE),
+        "highest slash score": Kind(best_slash, SHARE),
+        "loss": mean(losses[:, :1], POSITIVE),
+        "rise of the loss": mean(losses[:, 2:] - losses[:, :1], None),
+    }
+    if (losses[:, 1] - losses[:, 0]).mean() > WORTH:
+        found["share recovered"] = Kind(recovered, AT_MOST_1)
+    return found
+
+
+def shares(weights: np.ndarray, sums: dict[str, np.ndarray], geometry) -> np.ndarray:
+    """Position and interaction, as `variance` gives them of samples: their sums are those of their prompts."""
+    heads, planes = sums["mean_q"].shape[1:]
+    out = []
+    for some in np.array_split(weights, max(1, len(weights) * heads * planes**2 // 400_000)):
+        one = {
+            name: torch.from_numpy(np.tensordot(some, values, 1).reshape(-1, *values.shape[2:]))
+            for name, values in sums.items()
+        }
+        spreads = []
+        for side in "qk":
+            of_mean = SecondMoments.of(one[f"mean_{side}"][:, None])
+            plain, conjugate = one[f"plain_{side}"] - of_mean.plain, one[f"conjugate_{side}"] - of_mean.conjugate
+            spreads.append(Spread(LENGTH - 1, one[f"mean_{side}"], SecondMoments(plain, conjugate)))
+        found = variance_shares(TripleMoments(*spreads), geometry.rope, geometry.scale, LENGTH)
+        parts = [found.within_rows.share(*components) for components in (("d", "qd"), ("kd", "qkd"))]
+        out.append(torch.stack(parts, -1).reshape(len(some), heads, 2).numpy())
+    return np.concatenate(out)
+
+
+def uncorrected(value: np.ndarray, without: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """theta -+ t s, s as in `jackknife_interval`."""
+    h = (1 / share).reshape(-1, *(1 for _ in value.shape))
+    from_value = (h - 1) * (value - without)
+    mean = ((1 - 1 / h) * (value - without)).sum(0)
+    half = t_975(len(share) - 1) * np.sqrt(((from_value - mean) ** 2 / (h - 1)).mean(0))
+    return value - half, value + half
+
+
+def transformed(value: np.ndarray, without: np.ndarray, share: np.ndarray, bounds: Bounds | None):
+    """The jackknife on the scale of -log(highest - x) + log(x - lowest), of the bounds that there are."""
+    lowest, highest = bounds or (-np.inf, np.inf)
+
+    def there(x: np.ndarray) -> np.ndarray:
+        above = np.log(x - lowest) if np.isfinite(lowest) else 0.0
+        return (above - np.log(highest - x) if np.isfinite(highest) else above) if bounds else x
+
+    def back(y: np.ndarray) -> np.ndarray:
+        if bounds is None:
+            return y
+        if not np.isfinite(lowest):
+            return highest - np.exp(-y)
+        return lowest + (np.exp(y) if not np.isfinite(highest) else (highest - lowest) / (1 + np.exp(-y)))
+
+    return (back(end) for end in jackknife_interval(there(value), there(without), share))
+
+
+def groupings(n: int) -> dict[str, np.ndarray]:
+    """Which group each of n prompts is in."""
+    prompt = np.arange(n)
+    return {"kept": prompt // prompts_per_group(n), "each": prompt, "every 5th": prompt % 5}
+
+
+def candidates(value, without, share, bounds) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    for name in without:
+        yield name, *jackknife_interval(value, without[name], share[name], bounds)
+    yield "uncorrected", *uncorrected(value, without["every 5th"], share["every 5th"])
+    yield "transformed", *transformed(value, without["each"], share["each"], bounds)
+
+
+def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[dict]:
+    """A row for each number, sample size, way of drawing and rule: how often the interval holds, and its width."""
+    rng, every = np.random.default_rng(0), np.full((1, n_prompts), 1 / n_prompts)
+    truth = {name: kind.of(every) for name, kind in kinds.items()}
+    for n in SIZES:
+        first = rng.integers(0, n_prompts - n + 1, (n_samples, 1))
+        for drawn, prompts in (
+            ("consecutive", first + np.arange(n)),
+            ("drawn", rng.integers(0, n_prompts, (n_samples, n))),
+        ):
+            groups = groupings(n)
+            left_out = [(name, one) for name, group in groups.items() for one in range(group.max() + 1)]
+            kept = [np.full(n, True), *(groups[name] != one for name, one in left_out)]
+            weights = np.zeros((len(kept), n_samples, n_prompts))
+            for row, mask in zip(weights, kept, strict=True):
+                for place in np.flatnonzero(mask):
+                    np.add.at(row, (np.arange(n_samples), prompts[:, place]), 1 / mask.sum())
+            share = {name: np.bincount(group) / n for name, group in groups.items()}
+            flat = weights.reshape(-1, n_prompts)
+            for name, kind in kinds.items():
+                values = kind.of(flat).reshape(*weights.shape[:2], -1)
+                for of, over in (("a head", lambda x: x), ("mean", lambda x: x.mean(-1, keepdims=True))):
+                    whole, all_prompts = over(values), over(truth[name])
+                    without = {rule: whole[1:][[one == rule for one, _ in left_out]] for rule in groups}
+                    found = list(candidates(whole[0], without, share, kind.bounds))
+                    if kind.each is not None:
+                        each = np.moveaxis(over(kind.each)[prompts], 1, 0)
+                        found.append(("mean_interval", *mean_interval(each, kind.bounds)))
+                    for rule, low, high in found:
+                        lowest, highest = kind.bounds or (-np.inf, np.inf)
+                        yield {
+                            "number": name, "of": of, "drawn": drawn, "n": n, "rule": rule,
+                            "holds": np.mean((low <= all_prompts) & (all_prompts <= high)),
+                            "left": np.mean((low < lowest) | (high > highest)),
+                            "width": np.median(high - low),
+                        }  # fmt: skip
+
+
+def table(rows: pd.DataFrame, by: list[str], value: str = "holds") -> str:
+    """Means over everything else, a column a way of drawing and sample size."""
+    found = rows.pivot_table(index=by, columns=["drawn", "n"], values=value, sort=False)
+    head = [*by, *(f"{drawn} {n}" for drawn, n in found.columns)]
+    names = [name if isinstance(name, tuple) else (name,) for name in found.index]
+    cells = [[*name, *(f"{cell:.3f}" for cell in row)] for name, row in zip(names, found.to_numpy(), strict=True)]
+    lines = [head, ["---"] * len(head), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--models", nargs="+", default=["mini", str(SHARED / "models" / "stories260K")])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in options.models:
+        model = load_model(name)
+        text = bundled_text() if name == "mini" else read_text(SHARED / "text" / "tinystories.txt")
+        tokens = torch.stack(list(to_prompts(model, text, length=LENGTH, n_prompts=options.prompts)))
+        for weights, one in (("trained", model), ("random init", RandomInits(model, [0]).build(0)[1])):
+            for row in measure(kinds_of(one, tokens), options.prompts, options.samples):
+                rows.append({"model": Path(name).name, "weights": weights, **row})
+    data = pd.DataFrame(rows)
+    rules = data.query("rule != 'mean_interval'")
+    print(f"{options.prompts} prompts of {LENGTH} tokens, {options.samples} samples; all models and numbers\n")
+    print(table(rules, ["of", "rule"]))
+    print("\nthe rule kept, by number; a mean over heads, where it has heads\n")
+    print(table(rules.query("rule == 'kept' and of == 'mean'"), ["weights", "number"]))
+    print("\nmeans over prompts, by mean_interval\n")
+    print(table(data.query("rule == 'mean_interval'"), ["of", "number"]))
+    print("\nmedian width of a head's interval, correlations and shares\n")
+    some = rules.query("of == 'a head' and number not in ('loss', 'rise of the loss')")
+    print(table(some, ["rule"], "width"))
+    print("\nhow often an interval leaves its bounds\n")
+    print(table(some.query("rule in ('kept', 'uncorrected')"), ["rule"], "left"))
+
+
+if __name__ == "__main__":
+    main()

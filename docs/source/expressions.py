@@ -1,0 +1,264 @@
+"""Numbers that pages show and no variable holds: differences, extreme heads, counts; by measure."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tl_posgen.core.measure import HEAD, TOKENS
+from tl_posgen.core.numbers import Number, Numbers
+
+Entry = tuple[str, dict[str, Any], Number]  # name, labels, number
+
+
+def expressions_of(result: Any) -> Iterator[dict[str, Any]]:
+    """Yield the further numbers of a result as entries of docs/numbers.json."""
+    for name, labels, number in EXPRESSIONS.get(result.name, lambda result: ())(result):
+        yield {"name": name, **labels, **number.as_dict()}
+
+
+def n_heads(own: Numbers, name: str) -> Entry:
+    """Return how many heads have a value of a per-head variable."""
+    return "n_heads", {}, Number(float(own.data[name].notnull().sum()))
+
+
+def dummy_distance(result: Any) -> Iterator[Entry]:
+    """Yield the agreement of the key part over pairs of different distances, and the loss at the best distance."""
+    own = result.numbers
+    matrix = own.array("key_agreement", tokens="without first")
+    yield (
+        "mean_key_agreement",
+        {"tokens": "without first"},
+        own.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
+    )
+    yield "least_loss_at", {}, min((own("loss_at", d0=d0) for d0 in own.data["d0"].values), key=float)
+
+
+def planes(result: Any) -> Iterator[Entry]:
+    """Yield the concentration of queries and of keys, mean over planes."""
+    for tokens in TOKENS:
+        for side in "qk":
+            at = {"tokens": tokens, "side": side}
+            yield "concentration", at, result.numbers("concentration", **at)
+
+
+def plane_sufficiency(result: Any) -> Iterator[Entry]:
+    """Yield how many heads there are."""
+    yield n_heads(result.numbers, "interaction")
+
+
+def plane_interaction(result: Any) -> Iterator[Entry]:
+    """Yield how many heads there are, and the median over heads of each estimate over the interaction."""
+    own = result.numbers
+    yield n_heads(own, "interaction")
+    for name in ("estimate", "diagonal", "bound", "loose_bound"):
+        yield "median_ratio", {"of": name}, result.measure.median_ratio(own, name)
+
+
+def any_distance(result: Any) -> Iterator[Entry]:
+    """Yield the error of the inverse DFT, and for each set of frequencies the errors and how much planes cancel."""
+    from tl_posgen.position.planes.made_scores import INVERSE_DFT
+
+    own = result.numbers
+    yield "n_functions", {}, Number(float(own.data.sizes["function"]))
+    yield "exact_error", {}, own.number(own.array("error", planes=INVERSE_DFT).max())
+    fits = own.data.drop_sel(planes=INVERSE_DFT)
+    overshoot = fits["largest_logit"] / fits["largest_value"]
+    for place in range(fits.sizes["planes"]):
+        fit = fits.isel(planes=place)
+        yield "n_planes", {"fit": place}, Number(float(fit["n_planes"].max()))
+        yield "least_error", {"fit": place}, Number(float(fit["error"].min()))
+        yield "largest_error", {"fit": place}, Number(float(fit["error"].max()))
+        yield "overshoot", {"fit": place}, Number(float(overshoot.isel(planes=place).max()))
+
+
+def plane_perturbation(result: Any) -> Iterator[Entry]:
+    """Yield how many cells the map has, their summed cost, and which part of it cells with half of position have."""
+    from tl_posgen.position.planes.plane_shares import cost_of_half
+
+    own, share = result.numbers, result.own["share"].sel(part="position")
+    yield "n_cells", {}, Number(float(share.notnull().sum()))
+    for edit in result.measure.map_edits:
+        rise = own.array("map_rise", map_edit=edit)
+        yield "sum_of_map", {"map_edit": edit}, own.number(rise.sum(("layer", "planes")))
+        cost = own.data["map_rise"].sel(cost="edit", map_edit=edit).mean("prompt")
+        n, part = cost_of_half(cost, share)
+        yield "cells_of_half", {"part": "position", "map_edit": edit}, Number(float(n))
+        yield "cost_of_half", {"part": "position", "map_edit": edit}, Number(part)
+
+
+def perturbation(result: Any) -> Iterator[Entry]:
+    """Yield the change of the right choice's log-likelihood in the cloze."""
+    own, ratios = result.numbers, result.measure.ratios
+    if "cloze_log_likelihood" not in own:
+        return
+    likelihood = own.array("cloze_log_likelihood")
+    change = likelihood - likelihood.sel(ratio=min(ratios))
+    for condition in own.data["condition"].values.tolist():
+        for ratio in ratios:
+            at = {"condition": condition, "ratio": ratio}
+            yield "cloze_log_likelihood_change", at, own.number(change.sel(at))
+
+
+def length_extrapolation(result: Any) -> Iterator[Entry]:
+    """Yield what stands for all segments beyond the training length, and the entropy in each segment."""
+    own, inside = result.numbers, result.measure.inside
+    entropy = own.array("entropy").mean(HEAD)
+    entropy = entropy.groupby((entropy["bin"] // inside).rename("segment")).mean()
+    for condition in own.data["condition"].values.tolist():
+        beyond = result.measure.beyond(own, condition)
+        yield "loss_beyond", {"condition": condition}, beyond["loss"]
+        yield "within_noise", {"condition": condition}, beyond["within_noise"]
+        yield "median_norm_ratio", {"condition": condition}, beyond["norm_ratio"]
+        for segment in entropy["segment"].values.tolist():
+            at = {"condition": condition, "segment": int(segment)}
+            yield "segment_entropy", at, own.number(entropy.sel(at))
+
+
+def coupling(result: Any) -> Iterator[Entry]:
+    """Yield means over pairs of layers and over tokens; the width and the number of blocks."""
+    own = result.numbers
+    for at in ({}, {"version": "signed"}, {"bases": "swapped"}):
+        labels = {**result.measure.usual(), **at}
+        yield "coupling", labels, own("coupling", **labels)
+    yield "negative_share", {"k": result.measure.usual()["k"]}, own("negative_share")
+    if "linearisation" in own:
+        yield "linearisation", {}, own("linearisation")
+    yield "d_model", {}, Number(float(result.own.attrs["d_model"]))
+    yield "blocks", {}, Number(float(result.own.sizes["state"] - 1))
+
+
+def slash(result: Any) -> Iterator[Entry]:
+    """Yield how many heads there are."""
+    yield n_heads(result.numbers, "best_score")
+
+
+def slash_ablation(result: Any) -> Iterator[Entry]:
+    """Yield the score of the head that is strongest untouched, under each ablation."""
+    own = result.numbers
+    best = own.extreme("best_score")
+    head = {"layer": best.layer, "head": best.head}
+    scores = own.data["best_score"].sel(head)
+    for condition in own.data["condition"].values.tolist():
+        yield "strongest", {"condition": condition, **head}, Number(float(scores.sel(condition=condition)))
+    yield "strongest_uniform", head, Number(float(own.data["best_uniform"].sel(head)))
+
+
+def slash_planes(result: Any) -> Iterator[Entry]:
+    """Yield means over slash-dominant heads: correlations, and the share of high and medium planes in their lift."""
+    from tl_posgen.slash.head_groups import group_mean
+
+    own = result.numbers
+    for name in ("correlation", "chance_correlation"):
+        yield name, {"tokens": "all", "heads": "dominant"}, group_mean(own, name, "dominant")
+    for scheme in own.data["scheme"].values.tolist():
+        at = {"at": "edge", "scheme": scheme}
+        high, medium, low = (
+            group_mean(own, "bands", "dominant", band=band, **at).value for band in ("high", "medium", "low")
+        )
+        share = (high + medium) / (high + medium + low)
+        yield "share_high_and_medium", {"scheme": scheme, "heads": "dominant"}, Number(share)
+
+
+def cone(result: Any) -> Iterator[Entry]:
+    """Yield means over slash-dominant heads and over the others."""
+    from tl_posgen.slash.head_groups import GROUPS, group_mean
+
+    own = result.numbers
+    for group in GROUPS:
+        at = {"tokens": "all", "heads": group}
+        yield "best_uniform", at, group_mean(own, "best_uniform", group)
+        for name in ("r1", "gain"):
+            for side in "qk":
+                yield name, {**at, "side": side}, group_mean(own, name, group, side=side)
+        for part in own.data["input"].values.tolist():
+            yield "best_score", {**at, "input": part}, group_mean(own, "best_score", group, input=part)
+
+
+def band_ablation(result: Any) -> Iterator[Entry]:
+    """Yield under each ablation the loss, its rise and the score of slash heads; the largest rise."""
+    own = result.numbers
+    for condition in own.data["condition"].values.tolist():
+        yield "loss", {"condition": condition}, own("loss", condition=condition)
+        yield "loss_change", {"condition": condition}, result.measure.loss_change(own, condition)
+        yield "slash_score", {"condition": condition}, result.measure.slash_score(own, condition)
+    loss = own.array("loss", condition=None).mean("prompt")
+    largest = abs(loss - loss.sel(condition="unchanged")).max("condition")
+    yield "largest_loss_change", {}, own.number(largest)
+
+
+def slash_toy(result: Any) -> Iterator[Entry]:
+    """Yield means over seeds at the first and at the last step."""
+    own, measure = result.numbers, result.measure
+    yield "loss", {"at": "start"}, measure.over_seeds(own.array("loss").isel(step=0))
+    yield "loss", {"at": "end"}, measure.at_end(own, "loss")
+    for features in ("trained", "unseen"):
+        yield "score", {"at": "end", "features": features}, measure.at_end(own, "score", features=features)
+    for side in "qk":
+        yield "r1", {"at": "end", "side": side}, measure.at_end(own, "r1", side=side)
+
+
+def substitution(result: Any) -> Iterator[Entry]:
+    """Yield what attention is worth, and how many conditions stand in for the scores."""
+    from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN
+
+    own = result.numbers
+    yield "worth", {}, result.measure.worth(own)
+    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NO_STAND_IN)))
+
+
+def profiles(result: Any) -> Iterator[Entry]:
+    """Yield which heads are highest on repeated tokens; the correlations that pages show."""
+    from tl_posgen.joining.column_correlations import PAIRS
+
+    own = result.numbers
+    for name in ("previous_token", "duplicate_token", "induction"):
+        best = own.extreme(name)
+        highest = own.number(own.array(name).max(HEAD))
+        yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
+    for scope in own.data["scope"].values.tolist():
+        for a, b in PAIRS:
+            at = {"scope": scope, "column": a, "column_2": b}
+            if {a, b} <= set(own.data["column"].values.tolist()):
+                yield "rho", at, own("rho", **at)
+
+
+def key_cut(result: Any) -> Iterator[Entry]:
+    """Yield the rise of the loss less that of random directions."""
+    from tl_posgen.joining.key_cut import less_control
+
+    own = result.numbers
+    for share in own.data["share"].values.tolist():
+        yield "rise_less_control", {"share": share}, own.number(less_control(own.array("rise", share=share)))
+
+
+def token_coupling(result: Any) -> Iterator[Entry]:
+    """Yield the coupling of different tokens with one input, or one output, token: lowest and highest layer."""
+    own = result.numbers
+    found = own.array("coupling", kind=["same_input", "same_output"]).mean(("prompt", "token", "token_2"))
+    yield "lowest", {}, own.number(found.min(("kind", "layer")))
+    yield "highest", {}, own.number(found.max(("kind", "layer")))
+
+
+EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
+    one.__name__: one
+    for one in (
+        dummy_distance,
+        planes,
+        plane_sufficiency,
+        plane_interaction,
+        any_distance,
+        plane_perturbation,
+        perturbation,
+        length_extrapolation,
+        coupling,
+        token_coupling,
+        slash,
+        slash_ablation,
+        slash_planes,
+        slash_toy,
+        cone,
+        band_ablation,
+        key_cut,
+        profiles,
+        substitution,
+    )
+}

@@ -1,0 +1,383 @@
+"""What every measure keeps to: its dataset, words, tables and pictures, files, options and command."""
+
+import json
+import re
+from dataclasses import MISSING, fields, replace
+from functools import cache
+
+import numpy as np
+import option_values
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tl_posgen
+from tl_posgen.cli.measure_commands import argument_help, built, command_of_measure, is_writable, value_of
+from tl_posgen.core import registry
+from tl_posgen.core.measure import HEAD, LABELS, Measure, paragraphs_of
+from tl_posgen.core.options import annotations_of
+from tl_posgen.errors import InputError
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.report.caveats import ENCODINGS
+
+KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
+NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
+OPTIONS = {  # that take less time than the usual ones
+    "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
+    "slash_ablation": {"schemes": ("thirds",)},
+    "band_ablation": {"schemes": ("thirds",)},
+    "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},
+    "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
+    "dummy_distance": {"distances": (0, 4), "limits": (8,)},
+    "length_extrapolation": {"inside": 16, "times": 2},
+    "key_cut": {"shares": (0.0, 0.5), "controls": 2},
+    "profiles": {"n_repeated": 2, "period": 4, "costs": True},
+    "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
+    "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
+}
+CUT = {"length": 16, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
+ENGINE = {"init", "group"}  # dims that the engine makes
+WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
+NUMBER = ("value", "low", "high", "inits")  # of an entry of the summary, behind its name and labels
+SHOWN = 12  # of these that are compared
+ENCODING_NAMES = {*ENCODINGS, "rotary"}
+
+
+@pytest.fixture(scope="module")
+def of_measure(small_model):
+    """Name -> the result of that measure and two random inits, each measured once."""
+
+    @cache
+    def result(name):
+        after = {kind.name: result(kind.name) for kind in KINDS[name].after}
+        asked = [KINDS[one].with_options(OPTIONS.get(one, {})) for one in (*after, name)]
+        return tl_posgen.analyze(small_model, bundled_text(), measures=asked, after=after, **CUT)[name]
+
+    return result
+
+
+@pytest.fixture(params=NAMES)
+def result(request, of_measure):
+    return of_measure(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(of_measure, tmp_path_factory):
+    """Name -> that result after saving and loading."""
+    directory = tmp_path_factory.mktemp("saved")
+    return cache(lambda name: tl_posgen.load(of_measure(name).save(directory / f"{name}.nc"))[name])
+
+
+def with_inits(result, n):
+    """The result as it is with the first n random inits."""
+    return replace(result, dataset=result.dataset.isel(init=slice(0, n + 1)))
+
+
+def concludes(result):
+    """Whether a measure has findings of its own."""
+    return type(result.measure).findings is not Measure.findings
+
+
+def is_one_line(error):
+    return str(error).strip() != "" and "\n" not in str(error)
+
+
+# Datasets
+
+
+def test_every_variable_is_declared_with_exactly_its_dims(result):
+    variables = result.measure.variables
+    texts = {f"{name}_text": one for name, one in variables.items() if one.holds}
+    for name, array in result.dataset.data_vars.items():
+        declared = variables[name] if name in variables else texts[name]
+        assert tuple(dim for dim in array.dims if dim not in ENGINE) == declared.dims, name
+        assert "init" in array.dims or all(name not in null for null in result.nulls), name
+        assert ("group" in array.dims) <= declared.interval, name
+    for dim in ("init", *(dim for one in variables.values() for dim in one.dims if dim in LABELS)):
+        if dim in result.dataset.dims:
+            assert dim in result.dataset.coords, dim
+
+
+def test_what_is_declared_is_measured_and_has_an_interval_if_it_says_so(result):
+    missing = [name for name in result.measure.variables if name not in result.dataset]
+    assert len(missing) <= len(result.measure.variables) // 2, missing  # what depends on options
+    for name, one in result.measure.variables.items():
+        if one.interval and name in result.dataset:
+            array = result.dataset[name]
+            assert {"group", "prompt", "item", "end"} & set(array.dims), name
+            assert np.isfinite(result.numbers.intervals(name)["low"]).any() or array.isnull().all(), name
+
+
+def test_variables_carry_cf_attributes(result):
+    for name, one in result.measure.variables.items():
+        if name in result.dataset:
+            assert one.label
+            assert one.attributes.items() <= result.dataset[name].attrs.items(), name
+            assert result.dataset[name].attrs["long_name"] == one.label
+
+
+def test_no_name_of_a_variable_has_a_label_in_it(result):
+    names = [*result.measure.variables, *map(str, result.dataset.data_vars)]
+    assert not [name for name in names if WITH_A_LABEL.search(name)]
+
+
+def test_random_inits_are_labelled_by_their_seeds(result):
+    inits = ["0", "1"] if result.measure.has_null else []
+    assert result.dataset["init"].values.tolist() == ["trained", *inits]
+    assert len(result.dataset["init_label"]) == 1 + len(inits)
+    assert len(result.nulls) == len(inits)
+
+
+# Numbers and words
+
+
+def test_the_summary_is_strict_json_of_the_numbers(result):
+    report = tl_posgen.Report({result.name: result}, result.provenance)
+    entries = json.loads(json.dumps(report.summary(), allow_nan=False))["measures"][result.name]
+    places = [(*entry.items(),)[: len(entry) - len(NUMBER)] for entry in entries]
+    assert len(set(places)) == len(entries) > 0
+    for place in range(0, len(entries), 1 + len(entries) // SHOWN):
+        (_, name), *labels = places[place]
+        expected = result.numbers(name, **dict(labels)).as_dict()
+        for part in NUMBER:
+            np.testing.assert_allclose(*([np.asarray(one[part], float)] for one in (entries[place], expected)))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_findings_are_sentences_with_any_number_of_random_inits(result, n):
+    found = with_inits(result, n).findings()
+    assert found or not concludes(result)
+    for sentence in found:
+        assert is_one_line(sentence)
+        assert not re.search(r"\bnan\b|\binf\b|None|[{}]|\[\]|  ", sentence), sentence
+        assert sentence.endswith((".", ")")), sentence
+        assert "random init" not in sentence or n or "no random init" in sentence, sentence
+    assert n == 2 or not any("±" in sentence for sentence in found)
+
+
+def test_random_inits_change_none_of_the_models_own_numbers(result):
+    alone = with_inits(result, 0)
+    xr.testing.assert_equal(alone.own, result.own)
+    for name, array in result.own.data_vars.items():
+        if array.dtype.kind == "f" and name in result.measure.variables:
+            one, other = (side.numbers(name).as_dict() | {"inits": []} for side in (alone, result))
+            assert one == other, name
+
+
+def test_a_file_gives_everything_back(result, loaded):
+    again = loaded(result.name)
+    xr.testing.assert_identical(again.dataset, result.dataset)
+    assert again.provenance == result.provenance
+    assert again.measure.options() == result.measure.options()
+    assert again.findings() == result.findings()
+    assert again.kinds == result.kinds
+    assert again.token_labels() == result.token_labels()
+
+
+@pytest.mark.parametrize("encoding", sorted(ENCODING_NAMES))
+def test_a_model_of_another_encoding_has_its_caveat(result, encoding):
+    kind = type(result.measure)
+    assert kind.caveats.keys() | kind.without_meaning <= ENCODING_NAMES
+    other = replace(result, provenance={**result.provenance, "encoding": encoding})
+    caveats = [kind.caveats[encoding]] if encoding in kind.caveats else []
+    for caveat in caveats:
+        assert caveat in other.findings()[-1]
+        assert other.findings()[-1].startswith(f"{result.name}: ")
+    concluded = len(other.findings()) - len(caveats)
+    assert (concluded > 0) == (concludes(result) and encoding not in kind.without_meaning)
+
+
+# Tables and pictures
+
+
+def test_the_frame_has_its_rows_and_a_column_a_headline(result):
+    rows, frame = list(result.measure.rows), result.frame()
+    assert frame.columns[: len(rows)].tolist() == rows
+    if rows:
+        assert 0 < len(frame) <= np.prod([result.own.sizes[row] for row in rows])
+        assert not frame.duplicated(rows).any()
+    else:
+        assert len(frame) <= 1
+    for name, one in result.measure.variables.items():
+        if one.headline and name in result.own and set(rows) <= set(one.dims):
+            assert [column for column in frame.columns if str(column).split(", ")[0] == name], name
+    every = result.frame(every=True)
+    assert set(frame.columns) <= set(every.columns)
+    for init in result.numbers.inits:
+        assert result.frame(init=init).columns[: len(rows)].tolist() == rows
+    headlines = result.headline_frame()
+    assert headlines is None or headlines.columns[:2].tolist() == list(HEAD)
+    assert headlines is None or headlines.columns[2:].tolist() == list(result.headline_labels())
+
+
+def test_heads_are_those_of_the_highest_headline(result):
+    if tuple(result.measure.rows) != HEAD:
+        return
+    variables = result.measure.variables
+    first = next((name for name, one in variables.items() if one.headline and set(HEAD) <= set(one.dims)), None)
+    usual = {"tokens", *result.measure.usual()}
+    if first is None or not set(variables[first].dims) <= {*HEAD, *usual}:
+        return
+    top = result.heads(3)
+    assert top.columns.tolist() == ["layer", "head", first]
+    assert top[first].tolist() == sorted(result.frame()[first].dropna(), reverse=True)[:3]
+
+
+def test_labels_select_and_wrong_ones_are_refused_in_one_line(result):
+    xr.testing.assert_identical(result.sel(), result.own)
+    for dim in result.own.dims:
+        if dim in result.own.indexes:
+            label = result.own[dim].values[-1]
+            xr.testing.assert_identical(result.sel(**{dim: label}), result.own.sel({dim: label}))
+    for wrong in ({"init": 99}, {"nowhere": 1}, *({dim: "no such label"} for dim in result.own.dims)):
+        with pytest.raises(InputError, match=next(iter(wrong))) as error:
+            result.sel(**wrong)
+        assert is_one_line(error.value)
+
+
+def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):
+    own = result.table()
+    if own is None:
+        return
+    assert len(own)
+    pd.testing.assert_frame_equal(loaded(result.name).table(), own)
+    pd.testing.assert_frame_equal(with_inits(result, 0).table(), own)
+    if result.numbers.inits:
+        null = result.table(null=True)
+        assert null is None or set(null.columns) <= set(own.columns)
+
+
+@pytest.mark.slow
+def test_every_kind_of_figure_is_drawn_with_and_without_a_null_and_from_a_file(result, loaded):
+    measure = result.measure
+    assert set(result.kinds) <= set(measure.figures)
+    assert measure.by_head | measure.off_page <= set(measure.figures)
+    assert set(measure.curves) <= set(measure.variables)
+    for kind in result.kinds:
+        drawn = result.plot(kind)
+        assert drawn.data
+        assert drawn.layout.title.text
+        assert loaded(result.name).plot(kind).to_json() == drawn.to_json()
+        assert with_inits(result, 0).plot(kind).data
+    with pytest.raises(InputError, match=r"draws|has no figure"):
+        result.plot("no such kind")
+
+
+def test_token_views_are_shown_or_their_lack_is_explained(result):
+    labels = result.token_labels()
+    if result.measure.token_view is None:
+        with pytest.raises(InputError, match="has no token-level view"):
+            result.show()
+        return
+    assert labels
+    for place in {0, len(labels) - 1}:
+        assert result.show(place).local_src
+    for place in (-1, len(labels)):
+        with pytest.raises(InputError, match=f"example={place}: {result.name} has {len(labels)}"):
+            result.show(place)
+
+
+@pytest.mark.slow
+def test_every_measure_is_on_the_page(result):
+    page = tl_posgen.Report({result.name: result}, result.provenance).html()
+    assert f'id="{result.name}"' in page
+    assert result.measure.question in page
+
+
+# Options
+
+ANY = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+FIELDS = [(name, one.name) for name, kind in KINDS.items() for one in fields(kind)]
+
+
+def annotation_of(name, option):
+    return annotations_of(KINDS[name])[option]
+
+
+def refusal_of(name, option, value):
+    """The message of the refusal; None where the value is accepted."""
+    needed = {one.name for one in fields(KINDS[name]) if one.default is MISSING and one.default_factory is MISSING}
+    assert needed <= {option}
+    try:
+        KINDS[name].with_options({option: value})
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "option"), FIELDS)
+@settings(max_examples=25, **ANY)
+@given(data=st.data())
+def test_wrong_values_of_an_option_are_refused_in_one_line(name, option, data):
+    value = data.draw(option_values.wrong(annotation_of(name, option)))
+    refused = refusal_of(name, option, value) or "accepted"
+    assert refused.startswith(f"{name}: {option} = ")
+    assert is_one_line(refused)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "option"), FIELDS)
+@settings(max_examples=25, **ANY)
+@given(data=st.data())
+def test_right_values_of_an_option_are_accepted_and_kept(name, option, data):
+    value = data.draw(option_values.right(annotation_of(name, option)))
+    refused = refusal_of(name, option, value)
+    assert refused is None or name in BETWEEN_OPTIONS, refused
+    if refused is None:
+        json.dumps(KINDS[name].with_options({option: value}).options(), allow_nan=False)
+
+
+BETWEEN_OPTIONS = {  # measures that refuse what the annotation of one option cannot say
+    "slash_toy": "what the toy is made of has to fit together",
+    "any_distance": "functions are those of distance",
+    "token_coupling": "two positions at least",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_unknown_options_are_named_with_those_there_are(name):
+    with pytest.raises(InputError, match=f"{name} has no option 'no_such'; it has"):
+        KINDS[name].with_options({"no_such": 1})
+
+
+# Declarations and commands
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_docstring_describes_the_measure_once(name):
+    kind = KINDS[name]
+    first, *more = paragraphs_of(kind)
+    assert kind.name == name
+    assert first.endswith((".", ":", ";"))
+    assert not re.match(r"(How|What|Which|Whether|The same|A measure)\b", first), first
+    assert more
+    assert not more[0].startswith(("Args:", "Source:", "Example:"))
+    assert [one for one in more if one.startswith("Source: ")]
+    assert kind.question
+    assert argument_help(kind).keys() == {one.name for one in fields(kind)}
+    assert all(words.endswith((".", "")) for words in argument_help(kind).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_one_of_the_command(name):
+    kind, annotations = KINDS[name], annotations_of(KINDS[name])
+    command = built(name, command_of_measure(name.replace("_", "-")))
+    parameters = {one.name: one for one in command.params}
+    for one in fields(kind):
+        if not is_writable(annotations[one.name]):
+            continue
+        parameter = parameters[one.name]
+        assert parameter.help, one.name
+        given = parameter.default
+        if isinstance(given, str):
+            given = value_of(given, annotations[one.name], f"--{one.name}")
+        assert replace(kind(), **{one.name: given}).options() == kind().options(), one.name
+
+
+def test_every_measure_is_one():
+    assert all(isinstance(kind, type) and issubclass(kind, Measure) for kind in KINDS.values())
+    assert set(OPTIONS) <= set(NAMES)
+    assert registry.measurable() == sorted({*NAMES} | {point.name for point in registry.plug_ins()})

@@ -1,0 +1,358 @@
+"""The main job on real models: prompts in, a report out; three ways in, one engine."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from tl_posgen.collector import Collector, Variable
+
+import tl_posgen
+from tl_posgen.core.measure import Measure
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.cache import needed_names
+from tl_posgen.position import ThreeAxis, Variance
+from tl_posgen.slash import Slash
+
+SHARES = [f"share_{term}" for term in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
+TOKENS = torch.arange(60)[None] + 300
+QUICK = {"null_seeds": (), "progress": False}
+
+
+@pytest.fixture(scope="session")
+def report(mini, alice):
+    return tl_posgen.analyze(mini, alice, length=96, n_prompts=2, progress=False)
+
+
+def test_the_frame_has_one_row_a_head_and_the_promised_columns(report):
+    frame = report["three_axis"].frame()
+    assert len(frame) == 16
+    assert {"layer", "head", "r", "r_without_first_token", "r_within_rows"} <= set(frame.columns)
+    assert frame["r"].between(0, 1).all()
+
+
+def test_every_measure_has_a_null_that_is_another_model(report):
+    for name in ("three_axis", "variance", "mean_key"):
+        measured, null = report[name].frame().iloc[:, 2], report[name].frame(null=True).iloc[:, 2]
+        assert not np.allclose(measured, null), name
+
+
+def test_the_trained_model_follows_position_and_key_more_than_its_null(report):
+    assert (
+        report.frame()["three_axis_r_within_rows"].mean()
+        > report.frame(null=True)["three_axis_r_within_rows"].mean() + 0.2
+    )
+
+
+def test_shares_sum_to_one(report):
+    total = report["variance"].frame()[list(SHARES)].sum(axis=1)
+    np.testing.assert_allclose(total, 1, atol=1e-6)
+
+
+def test_the_summary_has_the_promised_shape(report):
+    summary = json.loads(json.dumps(report.summary(), allow_nan=False))
+    assert {"model", "backend", "length", "prompts", "versions", "heads", "mean", "null"} <= summary.keys()
+    measures = {"three_axis_r", "three_axis_r_without_first_token", "three_axis_r_within_rows", "mean_key_r", *SHARES}
+    assert len(summary["heads"]) == 16
+    assert measures | {"layer", "head"} <= summary["heads"][0].keys()
+    assert measures <= summary["mean"].keys()
+    assert summary["null"]["seed"] == 0
+    assert measures <= summary["null"]["mean"].keys()
+
+
+def test_results_come_back_from_disk_as_they_were(report, tmp_path):
+    loaded = tl_posgen.load(report.save(tmp_path / "results.nc"))
+    for name in report:
+        xr.testing.assert_equal(loaded[name].dataset, report[name].dataset)
+    assert loaded["three_axis"].null is not None
+    assert loaded["three_axis"].provenance == report["three_axis"].provenance
+    assert loaded.provenance == report.provenance
+
+
+@pytest.mark.slow
+def test_a_loaded_report_writes_the_page_and_the_summary_of_the_first(report, tmp_path):
+    def without_random_ids(page: str) -> str:
+        return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{20,}|circuits-vis-[0-9a-f-]+", "", page)
+
+    first = report.write(tmp_path / "first")
+    again = tl_posgen.load(tmp_path / "first").write(tmp_path / "again")
+    assert without_random_ids(again.read_text()) == without_random_ids(first.read_text())
+    first, again = (json.loads((tmp_path / one / "summary.json").read_text()) for one in ("first", "again"))
+    assert again == first
+
+
+def test_attach_feeds_measures_from_any_forward_pass_and_removes_its_hooks(mini):
+    intact = mini(TOKENS)
+    with tl_posgen.attach(mini, ["three_axis"]) as run:
+        inside = mini(TOKENS)
+    direct = tl_posgen.analyze(mini, TOKENS, measures=["three_axis"], **QUICK)
+    attached = run.report()
+    assert torch.equal(inside, intact)
+    xr.testing.assert_allclose(attached["three_axis"].dataset["r"], direct["three_axis"].dataset["r"])
+    assert not any(point.fwd_hooks for point in mini.hook_dict.values())
+
+
+def test_attach_sees_what_the_users_hooks_did(mini):
+    def zero(value, hook):
+        return torch.zeros_like(value)
+
+    with tl_posgen.attach(mini, ["three_axis"]) as run:
+        mini.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_v", zero)])
+    with tl_posgen.attach(mini, ["three_axis"]) as plain:
+        mini(TOKENS)
+    ablated, intact = (r.report()["three_axis"].dataset["r"] for r in (run, plain))
+    xr.testing.assert_equal(ablated.sel(layer=0), intact.sel(layer=0))
+    assert float(abs(ablated - intact).sel(layer=1).max()) > 1e-3
+
+
+def test_attach_counts_the_prompts_of_batches_and_of_several_passes(mini):
+    tokens = torch.arange(160).reshape(4, 40) + 300
+    with tl_posgen.attach(mini, ["three_axis"]) as run:
+        mini(tokens[:3])
+        mini(tokens[3:])
+    together = run.report()["three_axis"].dataset
+    single = tl_posgen.analyze(mini, tokens, measures=["three_axis"], **QUICK)
+    xr.testing.assert_allclose(together["r_per_prompt"], single["three_axis"].dataset["r_per_prompt"], rtol=1e-4)
+
+
+def test_attach_takes_a_null_of_the_same_tokens(mini):
+    with tl_posgen.attach(mini, ["slash"]) as run:
+        mini(TOKENS)
+    null = run.report(null_seeds=(3,))["slash"].null
+    direct = tl_posgen.analyze(mini, TOKENS, measures="slash", null_seeds=(3,), progress=False)["slash"].null
+    xr.testing.assert_allclose(null["score"], direct["score"])
+
+
+def test_attach_without_a_forward_pass_says_so(mini):
+    with tl_posgen.attach(mini) as run:
+        pass
+    with pytest.raises(InputError, match="no forward pass"):
+        run.report()
+
+
+def test_attach_refuses_what_runs_the_model_itself(mini):
+    with (
+        pytest.raises(InputError, match="slash_transfer runs the model itself"),
+        tl_posgen.attach(mini, "slash_transfer"),
+    ):
+        pass
+
+
+def test_a_cache_gives_what_a_forward_pass_gives(mini):
+    measures = ["three_axis", "variance", "mean_key", "slash"]
+    _, cache = mini.run_with_cache(TOKENS, names_filter=needed_names(mini, needs={"pattern"}))
+    cached = tl_posgen.analyze_cache(mini, cache, tokens=TOKENS, measures=measures)
+    direct = tl_posgen.analyze(mini, TOKENS, measures=measures, **QUICK)
+    for name in direct:
+        for variable, values in direct[name].dataset.items():
+            if values.dtype.kind in "fib":
+                xr.testing.assert_allclose(cached[name].dataset[variable], values, rtol=1e-5)
+    for key in ("prompts", "length", "tokens_sha256"):
+        assert cached.provenance[key] == direct.provenance[key]
+
+
+def test_a_cache_of_one_prompt_needs_no_tokens(mini):
+    _, cache = mini.run_with_cache(TOKENS, names_filter=needed_names(mini))
+    assert tl_posgen.analyze_cache(mini, cache, measures="three_axis").provenance["prompts"] == 1
+
+
+def test_a_cache_that_lacks_the_pattern_is_told_what_it_must_hold(mini):
+    _, cache = mini.run_with_cache(TOKENS, names_filter=needed_names(mini))
+    with pytest.raises(InputError, match=r"blocks\.0\.attn\.hook_pattern.*needed_names"):
+        tl_posgen.analyze_cache(mini, cache, measures="slash")
+
+
+def test_layers_and_heads_can_be_chosen(mini):
+    options = {"measures": ["three_axis"], **QUICK}
+    some = tl_posgen.analyze(mini, TOKENS, layers=[1, 3], heads=[2], **options)["three_axis"].frame()
+    everything = tl_posgen.analyze(mini, TOKENS, **options)["three_axis"].frame()
+    assert some[["layer", "head"]].to_numpy().tolist() == [[1, 2], [3, 2]]
+    same = everything.merge(some, on=["layer", "head"], suffixes=("", "_some"))
+    np.testing.assert_allclose(same["r"], same["r_some"])
+
+
+def test_heads_that_one_report_found_feed_the_next_analysis(mini):
+    found = tl_posgen.analyze(mini, TOKENS, measures="slash", **QUICK).heads("slash", top=3)
+    fit = tl_posgen.analyze(mini, TOKENS, measures="three_axis", heads=found, **QUICK)["three_axis"]
+    whole = tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUICK)["three_axis"].frame()
+    measured = fit.frame().dropna(subset="r")
+    assert set(zip(measured["layer"], measured["head"], strict=True)) == set(
+        zip(found["layer"], found["head"], strict=True)
+    )
+    same = measured.merge(whole, on=["layer", "head"], suffixes=("", "_whole"))
+    np.testing.assert_allclose(same["r"], same["r_whole"])
+
+
+def test_a_list_of_options_can_be_used_for_a_second_model(small_model):
+    """Options hold no state: nothing of the first model is in the second one's numbers."""
+    options = [Variance(), Slash(kappa=0.2), ThreeAxis(ridge=1.0)]
+    other = tl_posgen.random_like(small_model, seed=3)
+    tl_posgen.analyze(small_model, TOKENS, measures=options, **QUICK)
+    second = tl_posgen.analyze(other, TOKENS, measures=options, **QUICK)
+    fresh = tl_posgen.analyze(other, TOKENS, measures=[Variance(), Slash(kappa=0.2), ThreeAxis(ridge=1.0)], **QUICK)
+    for name in fresh:
+        xr.testing.assert_equal(second[name].dataset, fresh[name].dataset)
+
+
+class QueryNorm(Collector):
+    def update(self, layer):
+        self.add(layer, norm=layer.q.norm(dim=-1).mean(1))
+
+
+QUERY_NORM = Measure(
+    name="query_norm",
+    question="How long are queries?",
+    explanation="E |q| before RoPE.",
+    source="the test's own",
+    collector=QueryNorm,
+    variables={"norm": Variable("query norm")},
+    summarise=lambda data: {"norm": float(data["norm"].mean())},
+)
+
+
+def test_a_measure_of_ones_own_works_in_analyze_and_in_the_report(mini, tmp_path):
+    report = tl_posgen.analyze(mini, TOKENS, measures=[QUERY_NORM], **QUICK)
+    _, cache = mini.run_with_cache(TOKENS)
+    expected = torch.stack([cache[f"blocks.{layer}.attn.hook_q"][0].norm(dim=-1).mean(0) for layer in range(4)])
+    np.testing.assert_allclose(report["query_norm"].dataset["norm"], expected, rtol=1e-5)
+    assert "How long are queries?" in report.write(tmp_path).read_text()
+
+
+def test_a_measure_is_called_like_any_function(mini, alice):
+    called = QUERY_NORM(mini, alice, length=24, n_prompts=2, **QUICK)
+    analysed = tl_posgen.analyze(mini, alice, measures=QUERY_NORM, length=24, n_prompts=2, **QUICK)["query_norm"]
+    xr.testing.assert_identical(called.dataset, analysed.dataset)
+
+
+def test_a_saved_result_of_a_measure_that_is_not_installed_is_still_mapped(mini, tmp_path):
+    saved = QUERY_NORM(mini, TOKENS, **QUICK)
+    loaded = tl_posgen.load(saved.save(tmp_path / "norm.nc"))["query_norm"]
+    np.testing.assert_allclose(loaded.plot().data[0].z, saved.dataset["norm"])
+
+
+REFUSED = {
+    "an unknown name": (["nonsense"], "no measure 'nonsense'; known: across_prompts"),
+    "a name with a slip": (["tree_axis"], r"no measure 'tree_axis'; did you mean 'three_axis'\? known: "),
+    "one name twice": (["three_axis", "three_axis"], "three_axis stands there twice"),
+    "something else": ([object()], "is no measure"),
+    "nothing": ([], "no measures chosen"),
+    "a function over checkpoints": (["emergence"], "takes no single model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_measures_that_cannot_be_used_are_refused(mini, case):
+    measures, said = REFUSED[case]
+    with pytest.raises(InputError, match=said):
+        tl_posgen.analyze(mini, "Alice was beginning.", measures=measures, progress=False)
+
+
+def test_finished_results_are_taken_up_and_those_of_other_prompts_refused(mini, alice):
+    cut = {"length": 32, "n_prompts": 2, "progress": False}
+    slash = tl_posgen.analyze(mini, alice, measures="slash", **cut)
+    whole = tl_posgen.analyze(mini, alice, measures="slash_transfer", **cut)
+    rest = tl_posgen.analyze(mini, alice, measures="slash_transfer", after=slash, **cut)
+    assert list(rest) == list(whole)
+    xr.testing.assert_identical(rest["slash_transfer"].dataset, whole["slash_transfer"].dataset)
+    with pytest.raises(InputError, match="slash was measured with another tokens_sha256"):
+        tl_posgen.analyze(mini, alice[500:], measures="slash_transfer", after=slash, **cut)
+
+
+def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, alice):
+    result = tl_posgen.analyze(
+        mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=(0, 1, 2), progress=False
+    )
+    single = tl_posgen.analyze(mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=(1,), progress=False)
+    slash = result["slash"]
+    xr.testing.assert_equal(slash.nulls[1]["score"], single["slash"].null["score"])
+    strongest = [float(null["best_score"].max()) for null in slash.nulls]
+    assert slash.null_summary["strongest"] == pytest.approx(np.mean(strongest))
+    assert slash.null_summary.spread("strongest") == pytest.approx(np.std(strongest, ddof=1))
+
+
+def test_the_same_analysis_gives_the_same_numbers(small_model, alice):
+    options = {"length": 24, "n_prompts": 2, "progress": False}
+    first, second = (tl_posgen.analyze(small_model, alice, **options).summary() for _ in range(2))
+    assert first == second
+
+
+def test_the_global_random_state_is_left_alone(small_model):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    tl_posgen.analyze(small_model, "Alice was beginning to get very tired.", progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_reference_values_of_stories260k(stories, tinystories):
+    measures = ["three_axis", "variance"]
+    report = tl_posgen.analyze(stories, tinystories, measures=measures, length=512, n_prompts=1, progress=False)
+    measured, null = report.frame().mean(), report.frame(null=True).mean()
+    assert measured["three_axis_r"] == pytest.approx(0.917, abs=0.005)
+    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.917, abs=0.005)
+    assert measured["three_axis_r_within_rows"] == pytest.approx(0.863, abs=0.005)
+    assert null["three_axis_r"] == pytest.approx(0.323, abs=0.005)
+    layers = report["three_axis"].dataset["r_layer_without_first_token"].values
+    np.testing.assert_allclose(layers, [0.899, 0.933, 0.918, 0.934, 0.899], atol=0.001)
+    shares = [measured[share] for share in SHARES]
+    np.testing.assert_allclose(shares, [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018], atol=0.002)
+
+
+def test_reference_values_of_the_bundled_model(mini, alice):
+    """As above for a clone that has nothing but itself: the values of the README's picture."""
+    measures = ["three_axis", "variance"]
+    report = tl_posgen.analyze(mini, alice, measures=measures, length=512, n_prompts=4, progress=False)
+    measured, null = report.frame().mean(), report.frame(null=True).mean()
+    assert measured["three_axis_r"] == pytest.approx(0.777, abs=0.001)
+    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.777, abs=0.001)
+    assert measured["three_axis_r_within_rows"] == pytest.approx(0.719, abs=0.001)
+    assert null["three_axis_r"] == pytest.approx(0.404, abs=0.001)
+    shares = [measured[share] for share in SHARES]
+    np.testing.assert_allclose(shares, [0.210, 0.103, 0.306, 0.142, 0.089, 0.041, 0.111], atol=0.001)
+
+
+def test_attach_and_caches_ask_what_analyze_asks(mini):
+    tokens, far = torch.arange(5, 25)[None], [Slash(distances=(50,))]
+    with pytest.raises(InputError, match="seed = -1"), tl_posgen.attach(mini, far, seed=-1):
+        pass
+    with tl_posgen.attach(mini, far) as run, torch.no_grad():
+        _, cache = mini.run_with_cache(tokens)
+    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, tokens=tokens, measures=far)):
+        with pytest.raises(InputError, match="50"):
+            ask()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_patterns_that_a_hook_scaled_are_named(mini, factor):
+    def ablate(pattern, hook):
+        pattern[:, 1] *= factor
+        return pattern
+
+    with tl_posgen.attach(mini, ["slash"]) as run, torch.no_grad():
+        mini.run_with_hooks(torch.arange(5, 45)[None], fwd_hooks=[("blocks.1.attn.hook_pattern", ablate)])
+    assert run.report()["slash"].dataset.attrs["edited_patterns"] == [1]
+
+
+def test_seeds_are_looked_at_before_a_model_is_loaded():
+    with pytest.raises(InputError, match="null_seeds"):
+        tl_posgen.analyze("no-such/model", "text", null_seeds=(-1,))
+
+
+def test_a_prompt_of_one_token_is_refused_wherever_it_comes_from(mini):
+    with tl_posgen.attach(mini, ["slash"]) as run, torch.no_grad():
+        _, cache = mini.run_with_cache(torch.tensor([[5]]))
+    for ask in (run.report, lambda: tl_posgen.analyze_cache(mini, cache, measures=["slash"])):
+        with pytest.raises(InputError, match="prompt 0 has only 1 token"):
+            ask()
+
+
+def test_what_needs_logits_cannot_be_attached(mini):
+    with pytest.raises(InputError, match="attach: loss needs the logits"), tl_posgen.attach(mini, ["loss"]):
+        pass
+
+
+def test_the_class_of_options_stands_for_the_measure_with_its_defaults(mini):
+    found = tl_posgen.analyze(mini, TOKENS, measures=[ThreeAxis], **QUICK)
+    expected = tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUICK)
+    xr.testing.assert_identical(found["three_axis"].dataset, expected["three_axis"].dataset)

@@ -1,0 +1,121 @@
+"""Groups of prompts: intervals of every measure are what leaving groups of prompts out by hand gives."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen.core import registry
+from tl_posgen.core.groups import PromptGroups, total
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, prompts_per_group
+
+QUICK = {"null_seeds": (), "progress": False}
+N_PROMPTS = 7  # three groups of two, the last one of one
+KINDS = [registry.find(name) for name in registry.BUILT_IN]
+MEASURES = [one.name for one in KINDS if one.is_fed and any(each.interval for each in one.variables.values())]
+
+
+@pytest.fixture(scope="module")
+def prompts(alice):
+    return tl_posgen.models.to_prompts(tl_posgen.load_model("mini"), alice, length=32, n_prompts=N_PROMPTS)
+
+
+def with_groups(data):
+    return [str(name) for name, array in data.data_vars.items() if "group" in array.dims]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURES)
+def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, prompts, name):
+    def of(kept):
+        return tl_posgen.analyze(mini, [prompts[n] for n in kept], measures=name, **QUICK)[name]
+
+    result, groups = of(range(N_PROMPTS)), np.arange(N_PROMPTS) // prompts_per_group(N_PROMPTS)
+    data = result.dataset.sel(init="trained")
+    without = [of(np.flatnonzero(groups != group)).own for group in range(groups[-1] + 1)]
+    shares = np.bincount(groups) / N_PROMPTS
+    np.testing.assert_allclose(data["prompt_share"][1:], shares)
+    assert with_groups(data)
+    for key in with_groups(data):
+        size = float(abs(data[key]).max())
+        for number, one in enumerate(without):
+            left_out = data[key].sel(group=str(number))
+            np.testing.assert_allclose(left_out, one[key].reindex_like(left_out), atol=2e-6 * size, err_msg=key)
+        rest = np.stack([one[key].reindex_like(result.own[key]) for one in without])
+        ends = jackknife_interval(result.own[key].values, rest, shares, result.measure.variables[key].bounds)
+        array = result.dataset[key]
+        labels = {dim: None for dim in array.dims}
+        found = result.numbers.intervals(key, **labels)
+        for end, expected in zip(("low", "high"), ends, strict=True):
+            np.testing.assert_allclose(found[end], expected, atol=2e-6 * size, err_msg=key)
+
+
+@pytest.mark.slow
+def test_groups_change_no_number(mini, prompts, monkeypatch):
+    grouped = tl_posgen.analyze(mini, prompts, measures=MEASURES, **QUICK)
+    monkeypatch.setattr("tl_posgen.core.groups.prompts_per_group", lambda n: 2**30)
+    for name, result in tl_posgen.analyze(mini, prompts, measures=MEASURES, **QUICK).items():
+        kept = [key for key, array in result.own.items() if "rank" not in array.dims]  # equal kinds in any order
+        xr.testing.assert_allclose(grouped[name].own[kept], result.own[kept], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_prompts", [1, FEWEST - 1, FEWEST])
+def test_few_prompts_have_no_interval(mini, prompts, n_prompts):
+    result = tl_posgen.analyze(mini, prompts[:n_prompts], measures="variance", **QUICK)["variance"]
+    found = result.numbers("position", tokens="without first")
+    assert (found.low != found.low) == (found.high != found.high) == (n_prompts < FEWEST)
+    assert bool(result.numbers.intervals("position")["low"].isnull().all()) == (n_prompts < FEWEST)
+    assert result.dataset.sizes["group"] == (1 + n_prompts if n_prompts >= FEWEST else 1)
+
+
+def test_attached_passes_have_the_same_intervals(mini, prompts):
+    expected = tl_posgen.analyze(mini, prompts, measures="variance", **QUICK)["variance"]
+    with tl_posgen.attach(mini, "variance") as run:
+        for prompt in prompts:
+            mini(prompt[None])
+    xr.testing.assert_allclose(run.report()["variance"].dataset, expected.dataset)
+
+
+@dataclass(frozen=True)
+class Means(Measure):
+    """x = x.
+
+    A mean.
+
+    Source: the test's own
+    """
+
+    variables = {"x": Variable("x", dims=("layer", "head"), interval=True)}
+
+
+@pytest.mark.parametrize("n_prompts", [1, 3, 4, 40, 41, 100, 333])
+def test_groups_are_neighbours_of_equal_size_and_never_too_many(n_prompts):
+    groups = PromptGroups(Means())
+    values = torch.rand(n_prompts, generator=torch.Generator().manual_seed(0)).double()
+    for prompt, value in enumerate(values):
+        capture = SimpleNamespace(layer=0, heads=[0], prompt=prompt, length=2, geometry=None)
+        groups.sums_of(prompt).add_layer(capture, {"x": value[None]})
+        assert len(groups._sums) <= MOST_GROUPS
+    size = groups.size
+    assert size == prompts_per_group(n_prompts)
+    sizes = [len(groups._sums[one].lengths) for one in sorted(groups._sums)]
+    assert sizes[:-1] == [size] * (len(sizes) - 1)
+    assert sum(sizes) == n_prompts
+    data = groups.dataset()["x"].squeeze(("layer", "head"))
+    assert data.sel(group="all").item() == pytest.approx(values.mean().item())
+    for number in range(data.sizes["group"] - 1):
+        kept = [n for n in range(n_prompts) if n // size != number]
+        assert data.sel(group=str(number)).item() == pytest.approx(values[kept].mean().item())
+
+
+def test_random_inits_and_measures_without_intervals_keep_one_group():
+    plain = type("Plain", (Means,), {"variables": {"x": Variable("x")}})
+    for groups in (PromptGroups(Means(), grouped=False), PromptGroups(plain())):
+        assert groups.sums_of(0) is groups.sums_of(99)
+    one = total([groups.sums_of(0)])
+    assert one is groups.sums_of(0)

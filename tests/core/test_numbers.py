@@ -1,0 +1,206 @@
+"""Numbers against plain numpy: means at labels, intervals by each kind of dim, random inits, their text."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
+from tl_posgen.core.numbers import Number, Numbers, format_bound, format_number, leave_one_out
+from tl_posgen.report.columns import cell, short
+from tl_posgen.stats.intervals import jackknife_interval, mean_interval
+
+RNG = np.random.default_rng(0)
+GROUPS = 5
+SHARES = np.array([0.3, 0.2, 0.2, 0.2, 0.1])
+
+
+@dataclass(frozen=True)
+class MadeUp(Measure):
+    """x = x.
+
+    Numbers that were made up.
+
+    Source: the test's own
+    """
+
+    variables = {
+        "r": Variable("r", dims=("tokens", "layer", "head"), interval=True, bounds=(-1, 1)),
+        "loss": Variable("loss", "nats", dims=("condition", "prompt")),
+        "score": Variable("score", dims=("kind", "item")),
+        "gain": Variable("gain", dims=("kind", "end")),
+        "alone": Variable("of the model alone", dims=("kind",)),
+        "ids": Variable("ids", dims=("kind",), holds="token ids"),
+    }
+
+    def usual(self):
+        return {"condition": "few"}
+
+
+@pytest.fixture(scope="module")
+def data():
+    sizes = {"init": 3, "group": 1 + GROUPS, "tokens": 2, "layer": 2, "head": 3, "condition": 2, "prompt": 6}
+    sizes |= {"kind": 2, "item": 7, "end": 3}
+    dims = {
+        "r": ("init", "group", "tokens", "layer", "head"),
+        "loss": ("init", "condition", "prompt"),
+        "score": ("init", "kind", "item"),
+        "gain": ("init", "kind", "end"),
+        "alone": ("kind",),
+    }
+    arrays = {name: (one, RNG.uniform(0.2, 0.9, [sizes[dim] for dim in one])) for name, one in dims.items()}
+    coords = {
+        "init": ["trained", "0", "3"], "init_label": ("init", ["m", "a", "b"]), "tokens": list(TOKENS),
+        "group": ["all", *map(str, range(GROUPS))], "prompt_share": ("group", [np.nan, *SHARES]),
+        "layer": [1, 4], "head": [0, 2, 5], "condition": ["few", "many"], "kind": ["a", "b"], "end": list(ENDS),
+    }  # fmt: skip
+    return xr.Dataset(arrays, coords).assign(ids=("kind", [3, 4]))
+
+
+@pytest.fixture(scope="module")
+def own(data):
+    return Numbers(MadeUp(), data)
+
+
+def same(number, value, low, high, inits):
+    np.testing.assert_allclose([number.value, number.low, number.high], [value, low, high])
+    np.testing.assert_allclose(number.inits, inits)
+
+
+def test_a_number_with_groups_has_the_jackknife_of_its_means_over_heads(own, data):
+    means = data["r"].sel(tokens="without first").values.mean((-1, -2))  # [init, group]
+    ends = jackknife_interval(means[0, :1].mean(), means[0, 1:], SHARES, (-1, 1))
+    same(own("r", tokens="without first"), means[0, 0], *map(float, ends), means[1:, 0])
+
+
+def test_a_number_with_prompts_or_items_has_students_interval(own, data):
+    loss = data["loss"].values[:, 0]
+    same(own("loss"), loss[0].mean(), *map(float, mean_interval(loss[0])), loss[1:].mean(1))
+    score = data["score"].values.mean(1)
+    same(own("score"), score[0].mean(), *map(float, mean_interval(score[0])), score[1:].mean(1))
+
+
+def test_a_number_that_came_with_its_ends_keeps_them_unless_it_is_a_mean(own, data):
+    gain = data["gain"].values
+    same(own("gain", kind="b"), *gain[0, 1], gain[1:, 1, 0])
+    same(own("gain"), gain[0, :, 0].mean(), np.nan, np.nan, gain[1:, :, 0].mean(1))
+
+
+def test_labels_are_the_usual_ones_and_none_averages(own, data):
+    assert own("r").value == pytest.approx(data["r"].values[0, 0, 0].mean())
+    assert own("r", tokens=None, layer=4).value == pytest.approx(data["r"].values[0, 0, :, 1].mean())
+    assert own("loss", condition=None).value == pytest.approx(data["loss"].values[0].mean())
+    assert own("alone").inits == ()
+
+
+def test_expressions_have_intervals_and_random_inits_as_variables_have(own, data):
+    ratio = own.array("r", head=0) / own.array("r", head=5)
+    values = data["r"].values[:, :, 0]
+    expected = (values[..., 0] / values[..., 2]).mean(-1)  # [init, group]
+    ends = jackknife_interval(expected[0, :1].mean(), expected[0, 1:], SHARES)
+    same(own.number(ratio), expected[0, 0], *map(float, ends), expected[1:, 0])
+
+
+def test_functions_of_means_over_prompts_leave_each_prompt_out(data):
+    loss = data["loss"].sel(init="trained", condition="few")
+    groups = leave_one_out(loss)
+    assert groups.sel(group="all").item() == pytest.approx(loss.values.mean())
+    for n in range(6):
+        assert groups.sel(group=str(n)).item() == pytest.approx(np.delete(loss.values, n).mean())
+    assert groups["prompt_share"].values[1:].tolist() == [1 / 6] * 6
+
+
+def test_intervals_at_every_place_are_those_of_each_place(own, data):
+    found = own.intervals("r", tokens="without first")
+    for layer, head in ((1, 0), (4, 5)):
+        number = own("r", tokens="without first", layer=layer, head=head)
+        at = [found[end].sel(layer=layer, head=head).item() for end in ENDS]
+        np.testing.assert_allclose(at, [number.value, number.low, number.high])
+
+
+def test_extremes_name_their_head(own, data):
+    r = data["r"].values[0, 0, 0]
+    for largest, place in ((True, r.argmax()), (False, r.argmin())):
+        found = own.extreme("r", largest)
+        layer, head = np.unravel_index(place, r.shape)
+        assert (found.layer, found.head) == ([1, 4][layer], [0, 2, 5][head])
+        assert f"{found:.3f}" == f"layer {found.layer} head {found.head} ({r.flat[place]:.3f})"
+    nowhere = Numbers(MadeUp(), data.assign(r=data["r"] * np.nan))
+    assert f"{nowhere.extreme('r'):.3f}" == "none"
+
+
+def test_numbers_of_random_inits_are_means_with_standard_deviations(own, data):
+    means = data["r"].values[1:, 0, 0].mean((-1, -2))
+    null = own.of_inits("r")
+    assert null.value == pytest.approx(means.mean())
+    assert null.spread == pytest.approx(means.std(ddof=1))
+    assert f"{null.with_interval:.3f}" == f"{means.mean():.3f} ± {means.std(ddof=1):.3f}"
+    assert null.inits == ()
+    xr.testing.assert_identical(own.of_inits.side, own.of_inits.side.sel())
+    assert own.of_inits.side["r"].values == pytest.approx(data["r"].values[1, 0])
+    assert own.side["r"].values == pytest.approx(data["r"].values[0, 0])
+
+
+def test_frames_have_the_value_of_each_row(own, data):
+    columns = {"r": own.array("r"), "alone": own.array("alone", kind="a")}
+    frame = own.frame({"r": columns["r"]}, "layer")
+    assert frame["r"].tolist() == pytest.approx(data["r"].values[0, 0, 0].mean(1).tolist())
+    null = own.of_inits.frame({"r": columns["r"]}, "layer")
+    assert null["r"].tolist() == pytest.approx(data["r"].values[1:, 0, 0].mean((0, 2)).tolist())
+    assert isinstance(frame, pd.DataFrame)
+
+
+def test_the_summary_has_every_place_of_few_labels_and_no_ids(own, data):
+    found = own.summary()
+    assert [one["name"] for one in found] == ["r"] * 2 + ["loss"] * 2 + ["score"] * 2 + ["gain"] * 2 + ["alone"] * 2
+    assert found[1] == {"name": "r", "tokens": "without first"} | own("r", tokens="without first").as_dict()
+    many = xr.Dataset({"r": (("init", "distance"), np.ones((1, 17)))}, {"init": ["trained"], "distance": range(17)})
+    assert Numbers(MadeUp(), many).summary() == []
+
+
+# As text
+
+
+@pytest.mark.parametrize("form", [".3f", ".1%", "+.2f", ".0%", "+.3f"])
+def test_a_zero_has_no_minus_sign(form):
+    zero, expected = Number(-1e-9, -1e-9, -0.0, (-1e-9,)), format(0.0, form)
+    assert f"{zero:{form}}" == f"{expected} [{expected}, {expected}] (random init {expected})"
+
+
+def test_a_table_in_the_terminal_has_none_either():
+    assert (cell(-1e-9), short(-1e-9)) == ("0.000", ".000")
+    assert (cell(-0.25), short(-0.25), short(-10.25)) == ("-0.250", "-.250", "-10.250")
+
+
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_a_number_that_is_not_defined_is_said_to_be(value):
+    assert format_number(value, ".3f") == "not defined"
+    assert f"{Number(math.nan).plain:.3f}" == "not defined"
+    assert not Number(math.nan)
+    assert Number(0.0)
+
+
+def test_what_is_no_zero_keeps_its_sign():
+    assert [format_number(*one) for one in ((-0.25, ".2f"), (-math.inf, ".2f"), (-3, "g"))] == ["-0.25", "-inf", "-3"]
+
+
+def test_random_inits_without_a_value_are_left_out():
+    number = Number(1.0, inits=(1.0, math.nan, 2.0))
+    assert (number.of_inits.value, number.of_inits.spread) == (1.5, pytest.approx(np.std([1, 2], ddof=1)))
+    assert Number(1.0, inits=(math.nan,)).of_inits.value != Number(1.0, inits=(math.nan,)).of_inits.value
+    assert number.as_dict() == {"value": 1.0, "low": None, "high": None, "inits": [1.0, None, 2.0]}
+
+
+def test_a_signed_change_has_an_unsigned_spread():
+    assert f"{Number(0.5, inits=(0.3, 0.4)):+.2f}" == "+0.50 (random init +0.35 ± 0.07)"
+    assert f"{Number(0.5):.1f}" == "0.5 (no null measured)"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 4))
+def test_a_bound_holds(values, digits):
+    assert float(format_bound(values, digits)) >= max(values) - 1e-6

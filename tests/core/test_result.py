@@ -1,0 +1,284 @@
+"""Results: tables, disk, and refusals."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tl_posgen.core.measure import TOKENS, Measure, Variable
+from tl_posgen.core.netcdf import netcdf_bytes
+from tl_posgen.core.report import Report, load
+from tl_posgen.core.result import Result
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.report.unknown import unknown_measure
+
+
+@dataclass(frozen=True)
+class SomeonesMeasure(Measure):
+    """r = r.
+
+    A measure that is not registered here.
+
+    Source: the test's own
+    """
+
+    variables = {
+        "r": Variable("r", dims=("tokens", "layer", "head"), headline="someones_r"),
+        "curve": Variable("curve", dims=("layer", "head", "d")),
+        "loss": Variable("loss", "nats", dims=("prompt",)),
+    }
+
+
+def dataset_of(**more):
+    sizes = {"init": 2, "tokens": 2, "layer": 2, "head": 3}
+    coords = {
+        "init": ["trained", "0"], "init_label": ("init", ["m", "random init (seed 0)"]),
+        "tokens": list(TOKENS), "layer": [0, 2], "head": [0, 1, 3],
+    }  # fmt: skip
+    arrays = {
+        "r": (tuple(sizes), np.arange(24.0).reshape(*sizes.values())),
+        "curve": (("init", "layer", "head", "d"), np.ones((2, 2, 3, 4))),
+        "loss": (("init", "prompt"), [[1.0, 2.0], [3.0, 5.0]]),
+    }
+    return xr.Dataset(arrays | more, coords)
+
+
+def result_of(**changes):
+    whole = {"measure": unknown_measure("someones_measure"), "dataset": dataset_of()}
+    return Result(**whole | {"provenance": {"model": "m", "null_seeds": [0]}} | changes)
+
+
+@pytest.fixture
+def result():
+    """Of a measure that is not installed."""
+    return result_of()
+
+
+@pytest.fixture
+def declared():
+    return result_of(measure=SomeonesMeasure())
+
+
+def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
+    frame = declared.frame()
+    assert frame.columns.tolist() == ["layer", "head", "r"]
+    assert frame["r"].tolist() == np.arange(6.0).tolist()
+    assert frame[["layer", "head"]].to_numpy().tolist()[3] == [2, 0]
+    assert declared.frame(tokens="without first")["r"].tolist() == np.arange(6.0, 12).tolist()
+    assert declared.frame(init=0)["r"].tolist() == np.arange(12.0, 18).tolist()
+    assert declared.headline_frame().columns.tolist() == ["layer", "head", "someones_r"]
+    assert declared.headline_frame(null=True)["someones_r"].tolist() == np.arange(12.0, 18).tolist()
+
+
+def test_rows_can_be_something_else_than_heads():
+    curve = type("Curve", (Measure,), {"rows": ("condition",), "__doc__": SomeonesMeasure.__doc__})
+    data = xr.Dataset({"loss": (("init", "condition"), [[1.0, 2.0]])}, {"init": ["trained"], "condition": ["a", "b"]})
+    assert Result(curve(), data).frame().to_dict("list") == {"condition": ["a", "b"], "loss": [1.0, 2.0]}
+
+
+def test_a_missing_random_init_is_named(declared):
+    with pytest.raises(InputError, match="no init '7'; it has trained, 0"):
+        declared.frame(init=7)
+
+
+def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
+    assert declared.heads(2).to_dict("list") == {"layer": [2, 2], "head": [3, 1], "r": [5.0, 4.0]}
+    assert declared.heads(1, tokens="without first")["r"].tolist() == [11.0]
+    with pytest.raises(InputError, match="by='loss': someones_measure has, per head, r, curve"):
+        declared.heads(by="loss")
+    with pytest.raises(InputError, match="by='curve' has a value for each d: give d="):
+        declared.heads(by="curve")
+
+
+def test_saving_and_loading_keeps_everything(result, tmp_path):
+    loaded = load(result.save(tmp_path / "r.nc"))["someones_measure"]
+    xr.testing.assert_identical(loaded.dataset, result.dataset)
+    xr.testing.assert_identical(loaded.null, result.null)
+    assert loaded.provenance == result.provenance
+
+
+def test_what_was_loaded_needs_no_file(tmp_path):
+    """A variable that is called as its measure is, too."""
+    data = dataset_of(someones_measure=(("init", "layer"), np.arange(4.0).reshape(2, 2)))
+    path = result_of(dataset=data).save(tmp_path / "r.nc")
+    loaded = load(path)["someones_measure"]
+    path.unlink()
+    xr.testing.assert_identical(loaded.dataset, data)
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path):
+    broken = result_of(provenance={"unserialisable": object()})
+    with pytest.raises(TypeError):
+        broken.save(tmp_path / "r.nc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_fails_keeps_the_file_that_was_there(result, tmp_path):
+    path = result.save(tmp_path / "r.nc")
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        result_of(provenance={"unserialisable": object()}).save(path)
+    assert path.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_named(result, tmp_path):
+    with pytest.raises(OutputError, match="nowhere"):
+        result.save(tmp_path / "nowhere" / "r.nc")
+
+
+@pytest.mark.parametrize("content", [None, b"not a results file"])
+def test_a_file_that_is_no_results_file_is_refused(tmp_path, content):
+    path = tmp_path / "r.nc"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"r\.nc"):
+        load(path)
+
+
+@pytest.fixture
+def whole(result, tmp_path):
+    """The bytes of a saved file, and a function that loads other ones in their place."""
+    path = result.save(tmp_path / "r.nc")
+
+    def loading(data):
+        path.write_bytes(data)
+        return load(path)
+
+    return path.read_bytes(), loading
+
+
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.soak)])
+def test_a_flipped_bit_is_refused(whole, count):
+    data, loading = whole
+    ends = [*range(0, 64), *range(8 * len(data) - 8 * 90, 8 * len(data))]
+    for bit in [*ends, *np.random.default_rng(count).integers(0, 8 * len(data), count)]:
+        with pytest.raises(InputError, match=r"r\.nc: (damaged|not a results file|ends without)"):
+            loading(flipped(data, int(bit)))
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.soak)])
+def test_a_file_cut_short_or_with_more_behind_it_is_refused(whole, count):
+    data, loading = whole
+    for size in [
+        *range(10),
+        *range(len(data) - 90, len(data)),
+        *np.random.default_rng(1).integers(0, len(data), count),
+    ]:
+        with pytest.raises(InputError, match=r"r\.nc: (not a results file|ends without)"):
+            loading(data[: int(size)])
+    for more in (b"\n", data, data[-90:]):
+        with pytest.raises(InputError, match=r"r\.nc: (damaged|ends without)"):
+            loading(data + more)
+
+
+def test_nothing_damaged_is_parsed(whole, monkeypatch):
+    data, loading = whole
+    monkeypatch.setattr(xr, "open_groups", lambda *_, **__: pytest.fail("a damaged file was parsed"))
+    with pytest.raises(InputError, match="damaged"):
+        loading(flipped(data, 4 * len(data)))
+
+
+@pytest.mark.parametrize("error", [MemoryError, OverflowError, RecursionError, KeyError, RuntimeError("two\nlines")])
+def test_whatever_a_parser_raises_is_one_line_that_names_the_file(whole, monkeypatch, error):
+    data, loading = whole
+
+    def failing(*_, **__):
+        raise error
+
+    monkeypatch.setattr(xr, "open_groups", failing)
+    with pytest.raises(InputError, match=r"r\.nc: cannot be read") as caught:
+        loading(data)
+    assert "\n" not in str(caught.value)
+
+
+FOREIGN = {
+    "without a format": ({}, "cannot be read"),
+    "of a later format": ({"format": 3, "order": "[]", "provenance": "{}"}, "saved in format 3 by another version"),
+    "of version 0.2": ({"format": 1, "order": "[]", "provenance": "{}"}, r"tl_posgen 0\.2 \(format 1\).*measure again"),
+    "without an order": ({"format": 2, "provenance": "{}"}, "cannot be read"),
+    "with a result that is not there": ({"format": 2, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
+    "with a name that leads elsewhere": ({"format": 2, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
+    "with a nested order": ({"format": 2, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_file_of_another_version_or_maker_is_refused(tmp_path, case):
+    """Its checksum fits."""
+    attributes, message = FOREIGN[case]
+    (tmp_path / "r.nc").write_bytes(netcdf_bytes({"/": xr.Dataset(attrs=attributes)}))
+    with pytest.raises(InputError, match=message):
+        load(tmp_path / "r.nc")
+
+
+def test_xarray_opens_the_file_by_itself(result, tmp_path):
+    path = result.save(tmp_path / "r.nc")
+    with xr.open_datatree(path) as tree:
+        assert tree.attrs["format"] == 2
+        np.testing.assert_equal(tree["someones_measure/r"].values, result.dataset["r"].values)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "null", "a b"])
+def test_a_name_that_is_no_name_is_refused(name):
+    with pytest.raises(InputError, match="its name must be"):
+        type(name, (Measure,), {})
+
+
+def test_a_report_holds_results_under_their_own_names(result):
+    with pytest.raises(InputError, match="someones_measure is given under the name 'other'"):
+        Report({"other": result}, {})
+
+
+def test_a_report_is_written_whole_or_not_at_all(result, tmp_path):
+    report = Report({result.name: result}, {"model": "m"})
+    report.write(tmp_path / "there")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    assert set(before) == {"index.html", "summary.json", "results.nc"}
+
+    class SomeonesMeasure(Measure):
+        """x = x."""
+
+        def findings(self, own):
+            raise KeyError("share")
+
+    failing = Report({result.name: dataclasses.replace(result, measure=SomeonesMeasure())}, {"model": "m"})
+    for directory in ("there", "elsewhere"):
+        with pytest.raises(KeyError):
+            failing.write(tmp_path / directory)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_report_is_replaced_only_by_force(result, tmp_path):
+    report = Report({result.name: result}, {"model": "m"})
+    report.write(tmp_path)
+    report.write(tmp_path)  # its own of before
+    other = Report({result.name: result}, {"model": "another"})
+    with pytest.raises(OutputError, match=r"another run's index\.html; choose another place, or give force=True"):
+        other.write(tmp_path)
+    assert load(tmp_path).provenance == {"model": "m"}
+    other.write(tmp_path, force=True)
+    assert load(tmp_path).provenance == {"model": "another"}
+    (tmp_path / "results.nc").write_bytes(b"damaged")
+    with pytest.raises(OutputError, match="holds another run's"):
+        other.write(tmp_path)
+
+
+def test_a_result_of_a_measure_that_is_not_installed_is_drawn_as_head_maps():
+    data = dataset_of().sel(tokens="all", drop=True)
+    figure = result_of(dataset=data).plot()
+    assert len(figure.data) == 2
+    assert "m" in figure.layout.title.text
+
+
+def test_a_result_without_token_view_says_so(result):
+    with pytest.raises(InputError, match="plot"):
+        result.show()

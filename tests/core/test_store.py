@@ -1,0 +1,235 @@
+"""Finished parts of an analysis: taken up by the next, and only by one that would measure the same."""
+
+import json
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen import progress
+from tl_posgen.core.files import write_together
+from tl_posgen.core.report import Report
+from tl_posgen.core.store import Parts, configuration_of, content, key_of, part_path
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.loss import Loss
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.progress import Passes
+from tl_posgen.slash import Slash
+
+CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
+MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "plane_sufficiency")
+SHARED = 3  # of the files: of the model and two random inits
+FILES = SHARED + 3 + 1  # slash_transfer has as many, plane_sufficiency one of its own
+
+
+def measured(model, **more):
+    return tl_posgen.analyze(model, bundled_text(), measures=MEASURES, **{**CUT, **more})
+
+
+@pytest.fixture(scope="module")
+def whole(small_model):
+    return measured(small_model)
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].provenance == other[name].provenance
+        assert one[name].findings() == other[name].findings()
+        xr.testing.assert_equal(one[name].dataset, other[name].dataset)
+
+
+def stop_at(monkeypatch, n):
+    """Ctrl-C when the n-th part has been measured and is about to be written."""
+    done = []
+
+    def stopping(directory, files):
+        done.extend(files)
+        if len(done) == n:
+            raise KeyboardInterrupt
+        write_together(directory, files)
+
+    monkeypatch.setattr("tl_posgen.core.store.write_together", stopping)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, FILES + 1))
+def test_a_stopped_analysis_goes_on_with_the_same_numbers(small_model, whole, tmp_path, monkeypatch, capsys, n):
+    with monkeypatch.context() as patched:
+        stop_at(patched, n)
+        with pytest.raises(KeyboardInterrupt):
+            measured(small_model, keep=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(before) == n - 1
+    said = capsys.readouterr().err
+    assert (f"kept in {tmp_path}; the same again goes on from there" in said) == (n > 1)
+    measured_now = stop_at(monkeypatch, 0)
+    assert_same(measured(small_model, keep=tmp_path), whole)
+    assert len(measured_now) == FILES - len(before)
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+
+
+def test_parts_are_deleted_by_who_made_them_alone(small_model, tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "other.nc").touch()
+    parts = Parts(tmp_path / "parts")
+    tl_posgen.analyze(small_model, bundled_text(), measures="mean_key", keep=parts, **CUT)
+    assert len(parts.files) == len(set(parts.files)) == SHARED
+    parts.discard()
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["other.nc"]
+    (tmp_path / "parts" / "other.nc").unlink()
+    parts.discard()
+    assert not (tmp_path / "parts").exists()
+
+
+CHANGES = {
+    "text": lambda run: {**run, "prompts": bundled_text()[500:]},
+    "length": lambda run: {**run, "length": 13},
+    "n_prompts": lambda run: {**run, "n_prompts": 3},
+    "seed": lambda run: {**run, "seed": 1},
+    "layers": lambda run: {**run, "layers": [0]},
+    "every layer by name": lambda run: {**run, "layers": range(2)},
+    "every head by name": lambda run: {**run, "heads": range(4)},
+    "options": lambda run: {**run, "measures": [Slash(kappa=0.2)]},
+    "streaming": lambda run: {**run, "streaming": True},
+    "weights": lambda run: {**run, "model": tl_posgen.random_like(run["model"], seed=1)},
+    "null": lambda run: {**run, "null_seeds": (7,)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
+def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change):
+    run = {"model": small_model, "prompts": bundled_text(), "measures": ["slash"], **CUT, "null_seeds": (0,)}
+    tl_posgen.analyze(**run, keep=tmp_path)
+    there = set(tmp_path.iterdir())
+    parts = Parts(tmp_path)
+    tl_posgen.analyze(**CHANGES[change](run), keep=parts)
+    taken = there & set(parts.files)
+    assert len(taken) == (1 if change == "null" else 0)  # the model itself is the same
+    tl_posgen.analyze(**run, keep=(again := Parts(tmp_path)))
+    assert set(again.files) == there
+
+
+@pytest.mark.parametrize(("name", "value"), [("default_prepend_bos", False), ("n_ctx", 64), ("eps", 0.1)])
+def test_nor_are_those_of_another_configuration(small, name, value):
+    model = tl_posgen.load_model(small)
+    before = configuration_of(model, "a text")
+    assert before == configuration_of(model, "a text")
+    assert getattr(model.cfg, name) != value
+    setattr(model.cfg, name, value)
+    assert configuration_of(model, "a text") != before
+
+
+def test_nor_those_of_another_dtype(small):
+    one, other = (configuration_of(tl_posgen.load_model(small, dtype=dtype), "") for dtype in ("float32", "float64"))
+    assert one["dtype"] != other["dtype"]
+
+
+@pytest.mark.slow
+def test_a_measure_that_draws_its_own_null_is_that_of_its_seed(small_model, tmp_path):
+    run = {"measures": "plane_sufficiency", "keep": tmp_path, **CUT}
+    found = [
+        tl_posgen.analyze(small_model, bundled_text(), **{**run, "null_seeds": seeds}) for seeds in ((0,), (7,), ())
+    ]
+    one, other, none = (report["plane_sufficiency"].own for report in found)
+    assert (one["score_sum"].sel(weights="random init") != other["score_sum"].sel(weights="random init")).any()
+    assert "random init" not in none["weights"].values
+
+
+def test_nor_are_those_of_the_same_weights_with_another_rope(small, tmp_path):
+    shutil.copytree(small, turned := tmp_path / "turned")
+    config = json.loads((turned / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 2
+    (turned / "config.json").write_text(json.dumps(config))
+    one, other = (configuration_of(tl_posgen.load_model(where), "a text") for where in (small, turned))
+    assert one["weights"] == other["weights"]
+    assert one["layers"] != other["layers"]
+
+
+def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
+    hook = ("blocks.0.hook_resid_pre", lambda value, hook: value)
+    run = {"measures": "mean_key", "keep": tmp_path, **CUT}
+    with pytest.raises(InputError, match="keep: another run cannot know what fwd_hooks do"):
+        tl_posgen.analyze(small_model, bundled_text(), fwd_hooks=[hook], **run)
+    refused = "keep: another run cannot know what the hooks on this model do; remove them"
+    with small_model.hooks(fwd_hooks=[hook]), pytest.raises(InputError, match=refused):
+        tl_posgen.analyze(small_model, bundled_text(), **run)
+    with pytest.raises(InputError, match="the content of a range_iterator cannot be read"):
+        content(iter(range(3)))
+    assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class Mine(Loss):
+    """The loss once more.
+
+    Under a name of its own.
+
+    Source: the test's own
+    """
+
+
+def test_measures_of_others_are_measured_anew(small_model, tmp_path):
+    found = tl_posgen.analyze(small_model, bundled_text(), measures=[Mine], keep=tmp_path, **CUT)
+    assert list(found) == ["mine"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_part_is_named_with_the_remedy(small_model, tmp_path):
+    run = {"measures": "mean_key", "keep": tmp_path, **CUT, "null_seeds": ()}
+    tl_posgen.analyze(small_model, bundled_text(), **run)
+    [part] = tmp_path.iterdir()
+    part.write_bytes(part.read_bytes()[:-9])
+    with pytest.raises(InputError, match=rf"{part.name}: this finished part is damaged .*; delete the file"):
+        tl_posgen.analyze(small_model, bundled_text(), **run)
+
+
+def test_a_full_disk_does_not_stop_the_analysis(small_model, tmp_path, monkeypatch, capsys):
+    def full(directory, files):
+        raise OutputError("parts: cannot write there (No space left on device); choose another place")
+
+    monkeypatch.setattr("tl_posgen.core.store.write_together", full)
+    parts = Parts(tmp_path)
+    assert tl_posgen.analyze(small_model, bundled_text(), measures="mean_key", keep=parts, **CUT)["mean_key"].nulls
+    assert "mean_key small is not kept: parts: cannot write there" in capsys.readouterr().err
+    assert parts.files == []
+
+
+@pytest.mark.slow
+def test_the_bar_does_not_wait_for_what_is_finished(small_model, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    class Kept(Passes):
+        def __enter__(self):
+            seen.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr("tl_posgen.core.engine.Passes", Kept)
+    run = {"measures": ["mean_key", "slash_transfer"], "keep": tmp_path, **CUT, "progress": True}
+    with monkeypatch.context() as patched:
+        stop_at(patched, 4)
+        with pytest.raises(KeyboardInterrupt):
+            tl_posgen.analyze(small_model, bundled_text(), **run)
+    tl_posgen.analyze(small_model, bundled_text(), **run)
+    assert progress._counting.get() is None
+    assert 0 < seen[1].planned == seen[1].done < seen[0].planned
+    assert "100%" in capsys.readouterr().err.strip().split("\r")[-1]
+
+
+def test_a_part_is_named_by_what_it_depends_on(tmp_path):
+    assert part_path(tmp_path, "a/b c", {}).name == f"a-b-c-{key_of({})}.nc"
+    assert list(Parts(tmp_path).report("empty", {}, lambda: Report({}, {}))) == []
+    assert list(Parts(tmp_path).report("empty", {}, lambda: pytest.fail("measured again"))) == []
+    assert list(Parts().report("empty", {}, lambda: Report({}, {}))) == []
+    assert [path.name for path in tmp_path.iterdir()] == [part_path(tmp_path, "empty", {}).name]
+    values = [1, 1.5, "1", None, [1], {"a": 1}, torch.ones(2), torch.ones(2, 1), torch.ones(2, dtype=torch.int64)]
+    values += [np.array(["a", "b"]), xr.Dataset({"r": ("x", [1.0, 2.0])}), xr.Dataset({"r": ("x", [1.0, 3.0])})]
+    assert len({key_of({"value": content(value)}) for value in values}) == len(values)
+    assert content(np.array(["a", "b"])) == content(np.array(["a", "b"], dtype=object))
+    assert content(torch.ones(2)) == content(torch.ones(2).numpy()) != content(torch.zeros(2))

@@ -1,0 +1,30 @@
+"""Results whose numbers are given."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tl_posgen.core.measure import ENDS, TOKENS, Measure
+from tl_posgen.core.numbers import TRAINED
+from tl_posgen.core.result import Result, joined
+
+COMMON = {"end": list(ENDS), "tokens": list(TOKENS), "side": ["q", "k"]}
+
+
+def dataset_of(variables: dict[str, tuple[tuple[str, ...], Any]], **labels: Any) -> xr.Dataset:
+    """Variables by name, each a tuple of its dims and an array; labels of the dims beside those that all share."""
+    used = {dim for dims, _ in variables.values() for dim in dims}
+    coords = {dim: one for dim, one in {**COMMON, **labels}.items() if dim in used or dim in labels}
+    return xr.Dataset({name: (dims, np.asarray(array)) for name, (dims, array) in variables.items()}, coords)
+
+
+def result_of(measure: Measure, own: xr.Dataset, *inits: xr.Dataset, **provenance: Any) -> Result:
+    """A result of the model's dataset and those of its random inits."""
+    sides = {TRAINED: own, **{str(seed): one for seed, one in enumerate(inits)}}
+    return Result(measure, joined(measure, sides, ["made up", *map(str, range(len(inits)))]), provenance)
+
+
+def around(value: float, half: float) -> list[float]:
+    """A value and the ends of its interval, along the dim "end"."""
+    return [value, value - half, value + half]

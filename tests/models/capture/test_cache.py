@@ -1,0 +1,132 @@
+"""Captures made from an ActivationCache are those made while the model runs."""
+
+import pytest
+import torch
+from families import VOCAB
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import run_capture
+
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(3))
+
+
+def cached(model, tokens, needs=frozenset(), **options):
+    with torch.no_grad():
+        return model.run_with_cache(tokens, names_filter=needed_names(model, needs), **options)[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "qwen3", "gpt2", "bloom"])
+def test_a_cache_gives_the_same_captures_as_the_run(family_model, backend, name, tokens):
+    model, live = family_model(name, backend), []
+    run_capture(model, tokens, live.append, EVERYTHING)
+    stored = list(captures_from_cache(cached(model, tokens, EVERYTHING), model, tokens=tokens))
+    assert [(c.prompt, c.layer) for c in stored] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for expected in live:
+        capture = next(c for c in stored if (c.prompt, c.layer) == (expected.prompt, expected.layer))
+        assert torch.equal(capture.tokens, expected.tokens)
+        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+            assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+
+
+def test_a_cache_of_queries_and_keys_is_enough_for_the_scores(llama, tokens):
+    full = captures_from_cache(cached(llama, tokens, EVERYTHING), llama, tokens=tokens)
+    for capture, whole in zip(captures_from_cache(cached(llama, tokens), llama, tokens=tokens), full, strict=True):
+        assert capture.attn_scores is None
+        torch.testing.assert_close(capture.scores(), whole.attn_scores, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_without_its_batch_dimension_is_read_alike(llama, tokens):
+    (capture, *_), (expected, *_) = (
+        list(captures_from_cache(cached(llama, tokens[:1], EVERYTHING, remove_batch_dim=remove), llama))
+        for remove in (True, False)
+    )
+    for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+        assert torch.equal(getattr(capture, part), getattr(expected, part)), part
+
+
+def test_layers_and_heads_can_be_chosen(llama, tokens):
+    captures = list(captures_from_cache(cached(llama, tokens), llama, tokens=tokens, layers=[1], heads=[2]))
+    assert [(c.layer, list(c.heads), c.q.shape[0]) for c in captures] == [(1, [2], 1)] * 2
+
+
+def test_needed_names_grow_with_the_needs(llama):
+    assert len(needed_names(llama)) == 4
+    assert len(needed_names(llama, EVERYTHING, layers=[0])) == 6
+
+
+def test_a_cache_that_lacks_queries_says_how_to_get_them(llama, tokens):
+    with torch.no_grad():
+        _, cache = llama.run_with_cache(tokens, names_filter=["blocks.0.attn.hook_q"])
+    with pytest.raises(InputError, match=r"no blocks\.0\.attn\.hook_k \(3 names .*needed_names"):
+        list(captures_from_cache(cache, llama, tokens=tokens))
+
+
+def test_a_cache_that_lacks_what_a_measure_needs_says_what_and_how(llama, tokens):
+    cache = cached(llama, tokens, frozenset({"attn_scores"}))
+    message = (
+        r"no blocks\.0\.attn\.hook_pattern \(2 names are missing\), the pattern of layer 0; make it with "
+        r"model\.run_with_cache\(tokens, names_filter=tl_posgen\.models\.needed_names\(model, "
+        r"needs=\{'attn_scores', 'pattern'\}\)\)"
+    )
+    with pytest.raises(InputError, match=message):
+        captures_from_cache(cache, llama, tokens=tokens, needs={"pattern", "attn_scores"})
+    with pytest.raises(InputError, match=r"no blocks\.1\.attn\.hook_v"):
+        captures_from_cache(cache, llama, tokens=tokens, layers=[1], needs={"v"})
+
+
+def test_the_remedy_in_the_message_helps(llama, tokens):
+    with pytest.raises(InputError) as refusal:
+        captures_from_cache(cached(llama, tokens), llama, tokens=tokens, needs={"pattern", "v"})
+    names = eval(
+        str(refusal.value).split("names_filter=tl_posgen.models.")[1][:-1],
+        {"needed_names": needed_names, "model": llama},
+    )
+    with torch.no_grad():
+        cache = llama.run_with_cache(tokens, names_filter=names)[1]
+    assert next(captures_from_cache(cache, llama, tokens=tokens, needs={"pattern", "v"})).pattern is not None
+
+
+def test_only_what_is_needed_is_handed_over(llama, tokens):
+    capture = next(captures_from_cache(cached(llama, tokens, EVERYTHING), llama, tokens=tokens, needs={"pattern"}))
+    assert capture.pattern is not None
+    assert capture.v is capture.attn_scores is capture.resid is None
+
+
+@pytest.mark.parametrize("need", ["inputs", "logits"])
+def test_what_no_cache_can_hold_is_refused(llama, tokens, need):
+    with pytest.raises(InputError, match=f"{need}: an ActivationCache cannot give them; analyse the model itself"):
+        needed_names(llama, {need})
+    with pytest.raises(InputError, match=f"{need}: an ActivationCache cannot give them; analyse the model itself"):
+        captures_from_cache(cached(llama, tokens), llama, tokens=tokens, needs={need})
+
+
+def test_an_unknown_need_is_refused(llama):
+    with pytest.raises(InputError, match="cannot capture mlp; choose from resid, q, k, v, attn_scores, pattern"):
+        needed_names(llama, {"mlp"})
+
+
+def test_heads_may_differ_from_layer_to_layer(llama, tokens):
+    cache = cached(llama, tokens, EVERYTHING)
+    captures = list(captures_from_cache(cache, llama, tokens=tokens, heads=[(1, 0), (0, 2), (1, 3)]))
+    assert [(c.prompt, c.layer, list(c.heads)) for c in captures] == [
+        (0, 0, [2]), (0, 1, [0, 3]), (1, 0, [2]), (1, 1, [0, 3])
+    ]  # fmt: skip
+    for capture, whole in zip(captures, captures_from_cache(cache, llama, tokens=tokens), strict=True):
+        assert torch.equal(capture.pattern, whole.pattern[capture.heads])
+
+
+def test_only_the_chosen_layers_must_be_cached(llama, tokens):
+    with torch.no_grad():
+        _, cache = llama.run_with_cache(tokens, names_filter=needed_names(llama, layers=[1]))
+    assert [c.layer for c in captures_from_cache(cache, llama, tokens=tokens, heads=[(1, 0)])] == [1, 1]
+
+
+def test_tokens_of_another_shape_than_the_cache_are_refused(llama, tokens):
+    with pytest.raises(InputError, match=r"tokens \[1, 16\]: the cache holds 2 prompts of 16 tokens"):
+        captures_from_cache(cached(llama, tokens), llama, tokens=tokens[:1])

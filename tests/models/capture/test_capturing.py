@@ -1,0 +1,361 @@
+"""Capture hands every layer of every prompt to the consumer, and leaves the model as it was."""
+
+import pandas as pd
+import pytest
+import torch
+from families import GROUPED, VOCAB, save_config, with_sizes
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.wrapped import wrap
+
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+
+
+def some_tokens(batch: int = 2, length: int = 20) -> torch.Tensor:
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def captured(model, tokens=None, **options):
+    captures = []
+    run_capture(model, some_tokens() if tokens is None else tokens, captures.append, **options)
+    return captures
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "qwen3", "gemma2", "gpt2", "bloom"])
+def test_scores_recomputed_from_a_capture_are_the_models(family_model, backend, name):
+    for capture in captured(family_model(name, backend), needs=EVERYTHING):
+        torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
+
+
+def processed(model, backend):
+    model.process_weights_() if backend == "hooked" else model.enable_compatibility_mode(disable_warnings=True)
+
+
+SETTINGS = {
+    "processed": processed,
+    "split inputs": lambda model, backend: model.set_use_split_qkv_input(True),
+    "ungrouped": lambda model, backend: backend == "hooked" and model.set_ungroup_grouped_query_attention(True),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_capture_works_in_the_other_modes_of_a_model(family_directory, backend, name, setting):
+    model, captures = load_model(family_directory(name), backend), []
+    SETTINGS[setting](model, backend)
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model(some_tokens())
+    assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for capture in captures:
+        torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom"])
+def test_both_backends_hand_over_the_same(family_model, name):
+    both = [captured(family_model(name, backend), needs=EVERYTHING) for backend in ("hooked", "bridge")]
+    for hooked, bridge in zip(*both, strict=True):
+        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+            torch.testing.assert_close(getattr(hooked, part), getattr(bridge, part), rtol=1e-3, atol=2e-5)
+
+
+def test_captures_come_layer_by_layer_with_the_prompts_numbered(llama):
+    captures = []
+    for _ in range(2):
+        run_capture(llama, some_tokens(), captures.append)
+    assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
+
+    captures = []
+    with capturing(llama, captures.append), torch.no_grad():
+        llama(some_tokens(2))
+        llama(some_tokens(1))
+    assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
+
+
+def test_keys_and_values_are_repeated_for_grouped_heads(llama):
+    capture = captured(llama, needs=frozenset({"v"}))[0]
+    assert capture.k.shape == capture.v.shape == capture.q.shape == (4, 20, 8)
+    torch.testing.assert_close(capture.k[0], capture.k[1])
+    assert not torch.equal(capture.k[1], capture.k[2])
+
+
+def test_chosen_heads_are_rows_of_all_heads(llama):
+    everything = captured(llama, needs=EVERYTHING, layers=[1])
+    for whole, part in zip(everything, captured(llama, needs=EVERYTHING, layers=[1], heads=[3, 1]), strict=True):
+        assert list(part.heads) == [1, 3]
+        for name in ("q", "k", "v", "attn_scores", "pattern"):
+            torch.testing.assert_close(getattr(part, name), getattr(whole, name)[[1, 3]])
+        torch.testing.assert_close(part.scores(), whole.scores()[[1, 3]])
+
+
+def test_only_what_is_needed_is_handed_over(llama):
+    capture = captured(llama, needs=frozenset({"pattern"}))[0]
+    assert capture.pattern is not None
+    assert capture.v is capture.attn_scores is capture.resid is None
+
+
+def test_patterns_are_the_softmax_of_scores(llama):
+    capture = captured(llama, needs=EVERYTHING)[0]
+    torch.testing.assert_close(capture.attn_scores.softmax(-1), capture.pattern)
+
+
+def test_the_residual_stream_is_the_one_entering_the_layer(llama):
+    tokens = some_tokens(1)
+    capture = captured(llama, tokens, needs=EVERYTHING, layers=[1])[0]
+    with torch.no_grad():
+        _, cache = llama.run_with_cache(tokens, names_filter=["blocks.1.hook_resid_pre"])
+    torch.testing.assert_close(capture.resid, cache["blocks.1.hook_resid_pre"][0])
+
+
+def test_tokens_reach_the_consumer_on_every_route(llama):
+    tokens = some_tokens()
+    by_route = {"run": captured(llama, tokens), "capturing": []}
+    with torch.no_grad(), capturing(llama, by_route["capturing"].append):
+        llama.run_with_hooks(tokens, fwd_hooks=[])
+    for route in ("run", "capturing"):
+        assert [c.tokens.tolist() for c in by_route[route]] == tokens.tolist() * 2, route
+
+
+def test_logits_are_bit_equal_with_and_without_capture(llama):
+    tokens = some_tokens()
+    with torch.no_grad():
+        before = llama(tokens)
+        with capturing(llama, lambda capture: None, needs=EVERYTHING):
+            during = llama(tokens)
+    assert torch.equal(before, during)
+
+
+def test_capture_sees_what_hooks_before_it_did_and_leaves_them_in_place(llama):
+    calls = []
+
+    def double(q, hook):
+        calls.append(1)
+        return 2 * q
+
+    mine, captures = [("blocks.0.attn.hook_q", double)], []
+    with torch.no_grad():
+        alone = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
+        with capturing(llama, captures.append):
+            together = llama.run_with_hooks(some_tokens(), fwd_hooks=mine)
+    assert len(calls) == 2
+    assert torch.equal(alone, together)
+    torch.testing.assert_close(captures[0].q, 2 * captured(llama)[0].q)
+
+
+def hooks_on(model) -> int:
+    return sum(len(point.fwd_hooks) for point in model.hook_dict.values())
+
+
+def test_hooks_are_removed_when_the_consumer_fails(llama):
+    def fail(capture):
+        raise RuntimeError("stop here")
+
+    geometry_of(llama)
+    before, embed_before = hooks_on(llama), len(llama.embed._forward_pre_hooks)
+    with pytest.raises(RuntimeError, match="stop here"):
+        run_capture(llama, some_tokens(), fail)
+    with pytest.raises(RuntimeError, match="stop here"), capturing(llama, fail):
+        llama(some_tokens())
+    assert hooks_on(llama) == before
+    assert len(llama.embed._forward_pre_hooks) == embed_before
+
+
+def test_a_pass_that_broke_off_leaves_nothing_for_the_next(llama):
+    captures = []
+    with torch.no_grad(), capturing(llama, captures.append):
+        with pytest.raises(ZeroDivisionError):
+            llama.run_with_hooks(some_tokens(), fwd_hooks=[("blocks.0.attn.hook_k", lambda k, hook: 1 / 0)])
+        llama(some_tokens(1, 9))
+    assert [c.q.shape[1] for c in captures] == [9, 9]
+
+
+def test_captures_need_no_gradient_and_share_no_memory_with_the_model(llama):
+    captures = []
+    with capturing(llama, captures.append, needs=EVERYTHING):
+        llama(some_tokens())
+    parts = [getattr(c, name) for c in captures for name in ("q", "k", "v", "attn_scores", "pattern")]
+    assert not any(part.requires_grad for part in parts)
+
+
+def test_bfloat16_activations_are_captured_as_float32(family_directory, backend):
+    model = load_model(family_directory("llama"), backend, torch.bfloat16)
+    capture = captured(model, needs=EVERYTHING)[0]
+    for name in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+        assert getattr(capture, name).dtype == torch.float32
+    assert (capture.scores() - capture.attn_scores).nan_to_num().abs().max() < 0.1
+
+
+def test_float64_stays_float64(family_directory, backend):
+    model = load_model(family_directory("llama"), backend, torch.float64)
+    assert captured(model)[0].q.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [2]}, "layer 2 does not exist: this model has layers 0 to 1"),
+        ({"layers": [-1]}, "layer -1 does not exist"),
+        ({"heads": [0, 4]}, "head 4 does not exist: this model has heads 0 to 3"),
+        ({"layers": []}, "no layers chosen"),
+        ({"needs": frozenset({"logits"})}, "cannot capture logits; choose from"),
+        ({"needs": "pattern"}, r"needs='pattern': give a set of names, such as needs=\{'pattern'\}"),
+        ({"layers": [0], "heads": [(1, 1)]}, r"head \(1, 1\) is in layer 1, which layers=\[0\] leaves out"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_the_model_runs(llama, unchecked, options, message):
+    with pytest.raises(InputError, match=message), capturing(llama, print, **options):
+        pass
+
+
+def test_generation_with_a_cache_is_refused(llama):
+    with pytest.raises(InputError, match="KV cache"), capturing(llama, lambda capture: None):
+        llama.generate(some_tokens(1), max_new_tokens=3, use_past_kv_cache=True, verbose=False, stop_at_eos=False)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("gpt2", "bridge"), ("gpt2", "hooked"), ("llama_dynamic", "bridge")])
+def test_prompts_beyond_the_models_context_are_refused(family_model, name, backend):
+    with pytest.raises(InputError, match="prompts of 129 tokens are too long: this model takes 128"):
+        captured(family_model(name, backend), some_tokens(1, 129))
+
+
+def test_rope_beyond_the_context_is_captured_where_the_model_allows_it(family_model):
+    capture = captured(family_model("llama", "bridge"), some_tokens(1, 200), needs=EVERYTHING)[-1]
+    torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-3, atol=1e-4)
+
+
+def test_a_window_longer_than_the_probe_is_checked_when_it_is_crossed(tmp_path):
+    """The probe reads 48 tokens; a window of 60 that the model does not really have shows only on longer prompts."""
+    directory = save_config(with_sizes("MistralConfig", GROUPED, sliding_window=60)(), tmp_path)
+    model = load_model(directory, "bridge")
+    capture = captured(model, some_tokens(1, 100), needs=EVERYTHING)[0]
+    torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-3, atol=1e-4)
+
+    def unmask(scores, hook):
+        return scores.clamp(min=-10.0).tril() + torch.full_like(scores, -torch.inf).triu(1)
+
+    hooks = [("blocks.0.attn.hook_attn_scores", unmask)]
+    refused = pytest.raises(UnsupportedModelError, match=r"layer 0: .*window 60")
+    with torch.no_grad(), refused, capturing(model, lambda capture: None):
+        model.run_with_hooks(some_tokens(1, 100), fwd_hooks=hooks)
+
+
+def test_capture_stops_at_the_last_chosen_layer(llama):
+    seen = []
+    with llama.hooks(fwd_hooks=[("blocks.1.attn.hook_q", lambda q, hook: seen.append(q))]):
+        captured(llama, layers=[0])
+    assert seen == []
+
+
+PAIRS = [(1, 3), (0, 2), (1, 0)]
+
+
+@pytest.mark.parametrize("heads", [PAIRS, pd.DataFrame(PAIRS, columns=["layer", "head"])], ids=["pairs", "frame"])
+def test_heads_may_differ_from_layer_to_layer(llama, heads):
+    whole = captured(llama, needs=EVERYTHING)
+    by_route = {"run": captured(llama, needs=EVERYTHING, heads=heads), "capturing": []}
+    with torch.no_grad(), capturing(llama, by_route["capturing"].append, EVERYTHING, heads=heads):
+        llama(some_tokens())
+    for route, captures in by_route.items():
+        chosen = [(c.layer, c.prompt, list(c.heads)) for c in captures]
+        assert chosen == [(0, 0, [2]), (0, 1, [2]), (1, 0, [0, 3]), (1, 1, [0, 3])], route
+        for capture, everything in zip(captures, whole, strict=True):
+            for name in ("q", "k", "v", "attn_scores", "pattern"):
+                assert torch.equal(getattr(capture, name), getattr(everything, name)[capture.heads]), (route, name)
+
+
+def test_a_layer_without_a_chosen_head_is_left_out(llama):
+    assert [c.layer for c in captured(llama, heads=[(1, 0)])] == [1, 1]
+    assert [c.layer for c in captured(llama, layers=[0, 1], heads=[(0, 0)])] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "phi3"])
+@pytest.mark.parametrize("route", ["run", "capturing"])
+def test_one_pass_gives_the_inputs_of_queries_and_keys_beside_the_rest(family_model, backend, name, route):
+    if backend == "hooked" and name in ("gemma3", "olmo2", "phi3"):
+        pytest.skip("this family is a bridge's only")
+    model, captures, passes = family_model(name, backend), [], []
+    handle = model.embed.register_forward_hook(lambda *_: passes.append(1))
+    wrap(model).found()
+    passes.clear()
+    with torch.no_grad():
+        if route == "run":
+            run_capture(model, some_tokens(), captures.append, EVERYTHING | {"inputs"})
+        else:
+            with capturing(model, captures.append, EVERYTHING | {"inputs"}):
+                model(some_tokens())
+    handle.remove()
+    assert len(passes) == 1
+    assert [(c.layer, c.prompt) for c in captures] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for capture, plain in zip(captures, captured(model, needs=EVERYTHING), strict=True):
+        assert capture.inputs.shape == (20, 32)
+        torch.testing.assert_close(capture.projections.queries(capture.inputs), capture.q, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(capture.projections.keys(capture.inputs), capture.k, atol=1e-4, rtol=1e-4)
+        for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+            assert torch.equal(getattr(capture, part), getattr(plain, part)), part
+
+
+def test_inputs_are_those_of_the_layer_and_the_prompt(llama):
+    captures = captured(llama, needs={"inputs", "resid"})
+    assert len({float(c.inputs.sum()) for c in captures}) == 4
+    for capture in captures:
+        normed = capture.resid / capture.resid.square().mean(-1, keepdim=True).sqrt()
+        scale = capture.inputs / normed
+        torch.testing.assert_close(scale, scale[:1].expand_as(scale), atol=1e-2, rtol=1e-3)
+
+
+def test_projections_of_chosen_heads_are_proved_on_these(llama):
+    for capture in captured(llama, needs={"inputs"}, heads=[(0, 1), (1, 2), (1, 3)]):
+        queries = capture.projections.queries(capture.inputs)
+        assert len(queries) == 4
+        torch.testing.assert_close(queries[capture.heads], capture.q, atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_are_not_handed_over_unasked(llama):
+    capture = captured(llama, needs=EVERYTHING)[0]
+    assert capture.inputs is capture.projections is None
+
+
+def test_inputs_of_a_half_precision_model_are_float32(family_directory, backend):
+    model = load_model(family_directory("llama"), backend, torch.bfloat16)
+    capture = captured(model, needs={"inputs"})[0]
+    assert capture.inputs.dtype == capture.projections.w_q.dtype == torch.float32
+
+
+def test_queries_that_do_not_come_from_the_inputs_are_refused_while_capturing(llama):
+    def double_one_prompt(q, hook):
+        return torch.cat([q[:1], 2 * q[1:]])
+
+    hooks = [("blocks.1.attn.hook_q", double_one_prompt)]
+    with llama.hooks(fwd_hooks=hooks), torch.no_grad(), capturing(llama, lambda capture: None, {"inputs"}):
+        llama(some_tokens()[:1])
+        with pytest.raises(UnsupportedModelError, match="layer 1: its q differs"):
+            llama(some_tokens())
+
+
+def test_nothing_is_left_on_the_attention_when_inputs_were_captured(llama):
+    def fail(capture):
+        raise RuntimeError("stop here")
+
+    before = [len(block.attn._forward_pre_hooks) for block in llama.blocks]
+    with pytest.raises(RuntimeError, match="stop here"):
+        run_capture(llama, some_tokens(), fail, {"inputs"})
+    with pytest.raises(RuntimeError, match="stop here"), capturing(llama, fail, {"inputs"}):
+        llama(some_tokens())
+    assert [len(block.attn._forward_pre_hooks) for block in llama.blocks] == before
+
+
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_logits_are_those_of_the_model_whatever_the_layers(llama, layers):
+    captures = []
+    found = run_capture(llama, some_tokens(), captures.append, {"logits", "pattern"}, layers=layers)
+    with torch.no_grad():
+        assert torch.equal(found, llama(some_tokens()))
+    assert [c.layer for c in captures] == ([0, 0, 1, 1] if layers is None else [0, 0])
+    assert captures[0].pattern is not None
+
+
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_without_logits_there_are_none(llama, layers):
+    assert run_capture(llama, some_tokens(), lambda capture: None, layers=layers) is None

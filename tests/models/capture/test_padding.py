@@ -1,0 +1,296 @@
+"""Padded batches: every prompt gives what it gives alone, or the batch is refused."""
+
+import copy
+
+import pytest
+import torch
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.cache import captures_from_cache, needed_names
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.padding import PadToken, texts_of
+from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.streaming.stream import streaming
+from tl_posgen.models.tokens import to_prompts
+
+EVERYTHING = frozenset({"v", "attn_scores", "pattern", "resid"})
+PAD = 61  # the tokenizer's last: of its own: neither begins nor ends a text
+LENGTHS = (2, 17, 40, 5)
+
+
+@pytest.fixture
+def padding_model(family_model, backend, monkeypatch):
+    """(name, pad, side) -> a model whose tokenizer pads, for this test, with a token of its own or the end of text."""
+
+    def make(name: str, pad: int = PAD, side: str = "right"):
+        model = family_model(name, backend)
+        tokenizer = copy.deepcopy(model.tokenizer)
+        tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(pad), side
+        monkeypatch.setattr(model.cfg, "d_vocab", model.cfg.d_vocab)  # which a bridge takes from its tokenizer
+        monkeypatch.setattr(model, "tokenizer", tokenizer)
+        return model
+
+    return make
+
+
+def prompts() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(2, PAD, (n,), generator=generator) for n in LENGTHS]
+
+
+def padded(side: str, pad: int = PAD) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [batch, pos]."""
+    tokens = torch.full((len(LENGTHS), max(LENGTHS)), pad)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts()):
+        span = slice(0, len(prompt)) if side == "right" else slice(max(LENGTHS) - len(prompt), None)
+        tokens[row, span], mask[row, span] = prompt, 1
+    return tokens, mask
+
+
+def assert_as_alone(model, *routes):
+    alone = []
+    for number, prompt in enumerate(prompts()):
+        run_capture(model, prompt[None], lambda c, n=number: alone.append((n, c)), EVERYTHING)
+    for captures in routes:
+        by_place = {(c.prompt, c.layer): c for c in captures}
+        assert len(by_place) == len(alone) == len(LENGTHS) * model.cfg.n_layers
+        for number, expected in alone:
+            found = by_place[number, expected.layer]
+            for part in ("q", "k", "v", "attn_scores", "pattern", "resid"):
+                own, of_it = getattr(found, part), getattr(expected, part)
+                torch.testing.assert_close(own, of_it, rtol=1e-4, atol=2e-5, msg=part)
+            assert found.tokens is None or torch.equal(found.tokens, prompts()[number])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "neox"])
+def test_masked_padding_is_left_out_on_every_route(padding_model, name, side):
+    model, (tokens, mask) = padding_model(name), padded(side)
+    by_route = {"capturing": [], "streamed": []}
+    with torch.no_grad():
+        with streaming(model), capturing(model, by_route["streamed"].append, EVERYTHING):
+            model(tokens, attention_mask=mask)
+        with capturing(model, by_route["capturing"].append, EVERYTHING):
+            model(tokens, attention_mask=mask)
+        _, cache = model.run_with_cache(tokens, attention_mask=mask, names_filter=needed_names(model, EVERYTHING))
+    by_route["cache"] = list(captures_from_cache(cache, model, tokens=tokens))
+    by_route["cache and mask"] = list(
+        captures_from_cache(cache, model, tokens={"input_ids": tokens, "attention_mask": mask})
+    )
+    assert_as_alone(model, *by_route.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_padding_behind_the_text_needs_no_mask_where_its_token_is_no_other(padding_model, name):
+    model, (tokens, _) = padding_model(name), padded("right")
+    captures, run = [], []
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model(tokens)
+    run_capture(model, tokens, run.append, EVERYTHING)
+    assert_as_alone(model, captures, run)
+
+
+def test_padding_before_the_text_that_the_model_does_not_mask_is_refused(padding_model):
+    model, (tokens, _) = padding_model("llama"), padded("left")
+    with torch.no_grad(), capturing(model, lambda capture: None), pytest.raises(InputError, match="38 padding tokens"):
+        model(tokens)
+
+
+def test_padding_that_could_be_text_is_refused(padding_model):
+    model, (tokens, mask) = padding_model("llama", pad=1), padded("right", pad=1)
+    message = r"prompt 0 of 4: 38 tokens at its end are 1, which pads and also begins or ends texts.*attention_mask"
+    with torch.no_grad(), capturing(model, lambda capture: None), pytest.raises(InputError, match=message):
+        model(tokens)
+    with pytest.raises(InputError, match=message):
+        to_prompts(model, tokens)
+    captures = []
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model(tokens, attention_mask=mask)
+    assert_as_alone(model, captures)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_in_a_list_are_padded_by_the_model_and_measured_alone(padding_model, side):
+    model, texts = padding_model("llama", side=side), ["Down", "Down, down, down. Would it end?"]
+    captures, alone = [], []
+    with torch.no_grad(), capturing(model, captures.append):
+        model(texts)
+    for text in texts:
+        with torch.no_grad(), capturing(model, alone.append):
+            model(text)
+    for number, expected in enumerate(alone):
+        found = next(c for c in captures if (c.prompt, c.layer) == divmod(number, model.cfg.n_layers))
+        torch.testing.assert_close(found.q, expected.q, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_are_unpadded_before_they_are_run(padding_model, side):
+    model, (tokens, mask) = padding_model("llama"), padded(side)
+    ways = (tokens, {"input_ids": tokens, "attention_mask": mask}, [prompt.tolist() for prompt in prompts()], prompts())
+    for given in ways:
+        assert [prompt.tolist() for prompt in to_prompts(model, given)] == [prompt.tolist() for prompt in prompts()]
+
+
+def test_what_a_tokenizer_returns_is_taken(padding_model):
+    model = padding_model("llama")
+    texts = ["Down", "Down, down, down."]
+    given = to_prompts(model, model.tokenizer(texts, padding=True, return_tensors="pt"))
+    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
+
+
+def test_a_cache_of_several_prompts_needs_their_tokens(padding_model):
+    model, (tokens, _) = padding_model("llama"), padded("right")
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=needed_names(model, EVERYTHING - {"attn_scores"}))
+    with pytest.raises(InputError, match="4 prompts in one pass, no mask and no token ids"):
+        captures_from_cache(cache, model)
+    found = list(captures_from_cache(cache, model, tokens=tokens))
+    assert [c.length for c in found if c.layer == 0] == list(LENGTHS)
+
+
+def test_a_mask_before_the_text_must_be_proved_by_the_cache(padding_model):
+    model, (tokens, mask) = padding_model("llama"), padded("left")
+    given = {"input_ids": tokens, "attention_mask": mask}
+    with torch.no_grad():
+        _, blind = model.run_with_cache(tokens, attention_mask=mask, names_filter=needed_names(model))
+        _, other = model.run_with_cache(
+            tokens, attention_mask=torch.ones_like(mask), names_filter=needed_names(model, {"attn_scores"})
+        )
+    with pytest.raises(InputError, match=r"prompt 0: its mask hides 38 tokens before the text.*add hook_attn_scores"):
+        captures_from_cache(blind, model, tokens=given)
+    with pytest.raises(InputError, match="prompt 0: its mask hides 38 tokens before the text, and the pass did not"):
+        captures_from_cache(other, model, tokens=given)
+
+
+def test_interventions_act_on_the_text_of_a_padded_batch(padding_model):
+    from tl_posgen.position.order import permute_positions
+
+    model, (tokens, mask) = padding_model("llama"), padded("left")
+    n = LENGTHS[1]
+    order = torch.arange(n).flip(0)
+    hooks = permute_positions(model, order)
+    with torch.no_grad():
+        together = model.run_with_hooks(tokens[1:2], attention_mask=mask[1:2], fwd_hooks=hooks)[0, -n:]
+        alone = model.run_with_hooks(prompts()[1][None], fwd_hooks=hooks)[0]
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def hide(where):
+    def edit(scores, hook):
+        scores = scores.clone()
+        scores[where] = -torch.inf
+        return scores
+
+    return edit
+
+
+HIDDEN = {
+    "the first key": (..., 0),
+    "the last key": (..., slice(19, None)),
+    "the first key of head 0": (slice(None), 0, slice(None), 0),
+}
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [1]])
+@pytest.mark.parametrize("what", HIDDEN)
+def test_a_hook_that_hides_a_token_is_not_taken_for_padding(llama, what, layers):
+    geometry_of(llama)
+    hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide(HIDDEN[what])) for layer in layers]
+    with torch.no_grad(), capturing(llama, lambda capture: None):
+        with pytest.raises(InputError, match=r"prompt 0: token \d+ is hidden from every query. If a hook hides it"):
+            llama.run_with_hooks(torch.arange(2, 22)[None], fwd_hooks=hooks)
+        llama(torch.arange(2, 22)[None])
+
+
+def test_padding_is_cut_beside_other_hooks(padding_model):
+    model, (tokens, mask) = padding_model("llama"), padded("left")
+    captures, seen = [], []
+    hooks = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: seen.append(1))]
+    with torch.no_grad(), capturing(model, captures.append, EVERYTHING):
+        model.run_with_hooks(tokens, attention_mask=mask, fwd_hooks=hooks)
+    assert seen
+    assert_as_alone(model, captures)
+
+
+def test_batches_of_several_widths_are_cut_each_by_itself(padding_model):
+    model, (tokens, _) = padding_model("llama"), padded("right")
+    given = to_prompts(model, [tokens, tokens[:2, :30], tokens[3, :9]])
+    lengths = [*LENGTHS, *LENGTHS[:2], LENGTHS[3]]
+    assert [len(prompt) for prompt in given] == lengths
+
+
+def test_lists_that_a_tokenizer_did_not_pad_are_taken(padding_model):
+    model, texts = padding_model("llama"), ["Down", "Down, down, down."]
+    given = to_prompts(model, dict(model.tokenizer(texts)))
+    assert [prompt.tolist() for prompt in given] == [model.tokenizer(text).input_ids for text in texts]
+
+
+def test_tokens_are_those_of_the_pass(padding_model, backend):
+    model, (tokens, _) = padding_model("llama"), padded("right")
+    full, captures = torch.stack([prompts()[2]] * 2), []
+    with torch.no_grad():
+        _, cache = model.run_with_cache(full)
+        with capturing(model, captures.append, layers=[1]):
+            model(tokens)
+            if backend == "hooked":
+                model(cache["blocks.1.hook_resid_pre"][:1], start_at_layer=1)
+            else:
+                model(cache["hook_embed"][:1])
+    assert [capture.length for capture in captures] == [*LENGTHS, 40]
+    assert captures[-1].tokens is None
+
+
+def test_one_of_left_padding_is_not_taken_for_the_beginning():
+    pad = PadToken(0, is_text=True, begins=True, side="left")
+    with pytest.raises(InputError, match="1 tokens at its start are 0"):
+        texts_of([[0, 5, 6], [7, 5, 6]], pad)
+    assert texts_of([[0, 5, 6], [0, 7, 6]], pad) == [slice(0, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "pad", "n", "expected"),
+    [
+        ([5, 6, 63, 63], PadToken(63), 2, slice(0, 2)),
+        ([63, 63, 5, 6], PadToken(63), 2, slice(2, 4)),
+        ([5, 6], PadToken(63), 2, slice(0, 2)),
+        ([5, 63, 6], PadToken(63), 2, slice(0, 3)),
+        ([5, 6, 63], PadToken(63), 1, slice(0, 2)),
+        ([5, 6, 1], PadToken(1, is_text=True), 1, slice(0, 3)),  # by itself a prompt is padded to nothing
+        ([0, 5, 6], PadToken(0, is_text=True, begins=True), 2, slice(0, 3)),
+        ([1, 5, 6], PadToken(1, is_text=True), 2, slice(0, 3)),  # not the side that is padded
+        ([5, 6, 0], PadToken(), 2, slice(0, 3)),
+    ],
+)
+def test_the_text_is_found_by_the_padding_token(ids, pad, n, expected):
+    rows = [ids, [5] * len(ids)][:n] if ids[0] or not pad.begins else [ids, [0] + [5] * len(ids)][:n]
+    assert texts_of(rows, pad)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "pad", "message"),
+    [
+        ([5, 6, 0], PadToken(0, is_text=True, begins=True), "1 tokens at its end are 0"),
+        ([0, 0, 5, 6], PadToken(0, is_text=True, begins=True, side="left"), "1 tokens at its start are 0"),
+        ([1, 1, 5, 6], PadToken(1, is_text=True), "2 tokens at its start are 1"),
+        ([5, 63, 6, 63], PadToken(63), "also stands inside it"),
+        ([63, 63], PadToken(63), "nothing but the padding token 63"),
+    ],
+)
+def test_padding_that_cannot_be_told_is_refused(ids, pad, message):
+    with pytest.raises(InputError, match=message):
+        texts_of([ids, [pad.index if pad.begins and ids[0] == pad.index else 5] + [5] * (len(ids) - 1)], pad)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text": 1}, "it needs input_ids"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, r"attention_mask \[1\]: the input_ids are \[2\]"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "tokens between others are masked"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 0, 0]]}, "all its tokens are masked"),
+    ],
+)
+def test_masks_that_cannot_be_used_are_refused(llama, given, message):
+    with pytest.raises(InputError, match=message):
+        to_prompts(llama, given)

@@ -1,0 +1,173 @@
+"""The probe describes every family, on every backend that has it, and its description reproduces the model's scores."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from families import CONTEXT, FAMILIES, SIZES, save_config, with_sizes
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.backends.bridge import alibi_slopes
+from tl_posgen.models.layer_table import check, geometry_of
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import Rope, inverse_frequencies
+
+PROVABLE = [(name, b) for name, family in FAMILIES.items() for b in ("hooked", "bridge") if getattr(family, b)]
+BOTH = [name for name, family in FAMILIES.items() if family.hooked and family.bridge]
+
+
+@pytest.mark.parametrize(("name", "backend"), PROVABLE)
+def test_recomputed_scores_equal_the_models_own(family_model, name, backend):
+    errors = [layer.error for layer in geometry_of(family_model(name, backend))]
+    assert len(errors) == 2
+    assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_backends_are_described_alike(family_model, name):
+    for hooked, bridge in zip(*(geometry_of(family_model(name, b)) for b in ("hooked", "bridge")), strict=True):
+        torch.testing.assert_close(hooked.rope.inv_freq, bridge.rope.inv_freq, rtol=1e-6, atol=0)
+        assert hooked.rope.scaling == pytest.approx(bridge.rope.scaling, rel=1e-6)
+        assert hooked.rope.pairing == bridge.rope.pairing
+        assert hooked.scale == pytest.approx(bridge.scale, rel=1e-6)
+        if hooked.alibi_slopes is not None:
+            torch.testing.assert_close(hooked.alibi_slopes, bridge.alibi_slopes)
+        measured = {"rope": Rope(), "scale": 1.0, "alibi_slopes": None, "error": None}
+        assert replace(hooked, **measured) == replace(bridge, **measured)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("llama", {"encoding": "rotary", "n_heads": 4, "n_key_value_heads": 2, "d_head": 8, "scale": 8**-0.5}),
+        ("mistral", {"window": 6}),
+        ("gemma2", {"window": 6, "soft_cap": 50.0, "scale": 0.25}),
+        ("gpt2", {"encoding": "absolute"}),
+        ("bloom", {"encoding": "alibi"}),
+        ("qwen3", {"qk_norm": True}),
+        ("olmo2", {"qk_norm": True}),
+        ("falcon", {"n_key_value_heads": 1}),
+    ],
+)
+def test_first_layer_is_described_as_its_config_says(family_model, name, facts):
+    first = geometry_of(family_model(name, "bridge"))[0]
+    for field, value in facts.items():
+        assert getattr(first, field) == pytest.approx(value), field
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "pairing", "inv_freq"),
+    [
+        ("llama", "bridge", "half", inverse_frequencies(8)),
+        ("llama_linear", "bridge", "half", inverse_frequencies(8) / 4),
+        ("llama_linear", "hooked", "half", inverse_frequencies(8) / 4),
+        ("neox", "bridge", "half", inverse_frequencies(4)),
+        ("glm", "bridge", "adjacent", inverse_frequencies(4)),
+        ("gptj", "hooked", "adjacent", inverse_frequencies(4)),
+    ],
+)
+def test_frequencies_and_pairing_are_those_of_the_formula(family_model, name, backend, pairing, inv_freq):
+    rope = geometry_of(family_model(name, backend))[0].rope
+    assert rope.pairing == pairing
+    torch.testing.assert_close(rope.inv_freq, inv_freq, rtol=1e-6, atol=0)
+
+
+def test_yarn_scales_the_rotated_vectors(family_model):
+    rope = geometry_of(family_model("llama_yarn", "bridge"))[0].rope
+    assert rope.scaling == pytest.approx(0.1 * torch.tensor(4.0).log().item() + 1)
+
+
+def test_gemma3_has_other_frequencies_in_its_window_layers(family_model):
+    window, full = geometry_of(family_model("gemma3", "bridge"))
+    assert (window.window, full.window) == (6, None)
+    torch.testing.assert_close(window.rope.inv_freq, inverse_frequencies(8, 10_000.0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(full.rope.inv_freq, inverse_frequencies(8, 1_000_000.0), rtol=1e-6, atol=0)
+
+
+def test_gemma2_has_a_window_in_every_other_layer(family_model, backend):
+    assert [layer.window for layer in geometry_of(family_model("gemma2", backend))] == [6, None]
+
+
+def test_a_layer_without_positions_is_called_none(family_model):
+    assert [layer.encoding for layer in geometry_of(family_model("smollm3", "bridge"))] == ["rotary", "none"]
+
+
+def test_latent_attention_is_refused(tmp_path):
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    one_group = {"num_key_value_heads": SIZES["num_attention_heads"], "n_group": 1, "topk_group": 1}
+    config = with_sizes("DeepseekV3Config", SIZES, **sizes, **ranks, **one_group)()
+    with pytest.raises(UnsupportedModelError, match="layer 0: multi-head latent attention"):
+        geometry_of(load_model(save_config(config, tmp_path), "bridge"))
+
+
+@pytest.fixture(scope="module")
+def turned_backwards(tmp_path_factory):
+    """NanoChat, whose RoPE turns the other way round, and whose attention a bridge leaves to Hugging Face."""
+    config = with_sizes("NanoChatConfig", {**SIZES, "num_key_value_heads": 2})()
+    return load_model(save_config(config, tmp_path_factory.mktemp("nanochat")), "bridge")
+
+
+def test_check_reports_an_unsupported_model_without_raising(turned_backwards, capsys):
+    table = check(turned_backwards)
+    assert table["supported"].tolist() == [False, False]
+    assert "cannot be recomputed" in capsys.readouterr().out
+
+
+def test_attention_that_cannot_be_replaced_is_refused_with_the_way_out(family_model, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no such function")
+
+    monkeypatch.setattr("tl_posgen.models.backends.bridge.fused_bridge", refuse)
+    table = check(copy.deepcopy(family_model("opt", "bridge")), printed=False)
+    assert table["refusal"].str.contains(r"layer \d: .* after softmax.*HookedTransformer").all()
+
+
+def test_check_has_a_row_per_layer_and_prints_it(family_model, backend, capsys):
+    table = check(family_model("gemma2", backend))
+    assert table["layer"].tolist() == [0, 1]
+    assert table["supported"].all()
+    assert table["window"][0] == 6
+    assert table["shortest_wavelength"][0] == pytest.approx(2 * torch.pi)
+    assert (table["proof_error"] < 1e-5).all()
+    assert "proof" in capsys.readouterr().out
+
+
+def test_frequencies_changed_by_hand_are_read_anew_when_asked(family_directory):
+    model = load_model(family_directory("llama"), "bridge")
+    before = geometry_of(model)[0].rope.inv_freq
+    model.rotary_emb.original_component.inv_freq *= 0.5
+    assert torch.equal(geometry_of(model)[0].rope.inv_freq, before)
+    wrap(model).found(again=True)
+    torch.testing.assert_close(geometry_of(model)[0].rope.inv_freq, before / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_are_proved_within_their_rounding(family_directory, backend, dtype):
+    for layer in geometry_of(load_model(family_directory("llama"), backend, dtype)):
+        assert layer.error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "limit"),
+    [
+        ("llama", "hooked", CONTEXT),
+        ("llama", "bridge", None),
+        ("llama_dynamic", "bridge", CONTEXT),
+        ("gpt2", "bridge", CONTEXT),
+        ("gpt2", "hooked", CONTEXT),
+        ("bloom", "hooked", None),
+    ],
+)
+def test_the_longest_prompt_is_known_beforehand(family_model, name, backend, limit):
+    assert wrap(family_model(name, backend)).limit.tokens == limit
+
+
+@pytest.mark.parametrize("n", [4, 6, 8, 12])
+def test_alibi_slopes_are_those_transformers_uses(n):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    bias = build_alibi_tensor(torch.ones(1, 2), n, torch.float32)
+    torch.testing.assert_close(alibi_slopes(n), bias[:, 0, 1])

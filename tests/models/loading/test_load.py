@@ -1,0 +1,379 @@
+"""Loading: the same logits as Hugging Face for every family, and one clear line for everything that can be wrong."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from families import FAMILIES, VOCAB, save_family, tokenizer
+from safetensors.torch import load_file, save_file
+
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.wrapped import wrap
+
+TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4))
+LOADABLE = [(n, b) for n, f in FAMILIES.items() for b in ("hooked", "bridge") if b == "bridge" or f.hooked]
+
+
+@pytest.mark.parametrize(("name", "backend"), LOADABLE)
+def test_logits_are_those_of_hugging_face(family_directory, family_model, name, backend):
+    from transformers import AutoModelForCausalLM
+
+    model = family_model(name, backend)
+    original = AutoModelForCausalLM.from_pretrained(family_directory(name), attn_implementation="eager").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), original(TOKENS).logits, rtol=1e-4, atol=2e-5)
+
+
+def test_auto_takes_a_hooked_transformer_where_it_can(family_directory):
+    try:
+        hooked_parts()
+    except ModelError:
+        expected = "TransformerBridge"
+    else:
+        expected = "HookedTransformer"
+    assert type(load_model(family_directory("llama"))).__name__ == expected
+    assert type(load_model(family_directory("gemma3"))).__name__ == "TransformerBridge"
+    assert type(load_model(family_directory("llama_dynamic"))).__name__ == "TransformerBridge"
+
+
+def test_a_directory_with_a_misleading_name_loads_by_its_config(tmp_path, backend):
+    model = load_model(save_family("gpt2", tmp_path / "llama-gemma-2-bert"), backend)
+    assert model.cfg.d_model == 32
+
+
+def test_the_tokenizer_comes_along(llama):
+    assert llama.tokenizer("cat", add_special_tokens=False).input_ids == tokenizer()("cat").input_ids[1:]
+
+
+def test_the_model_remembers_where_it_came_from(family_directory, family_model, backend):
+    origin = wrap(family_model("llama", backend)).origin
+    assert origin.directory == family_directory("llama")
+    assert (origin.backend, origin.seed, origin.revision) == (backend, None, None)
+
+
+def test_a_model_of_someone_else_has_an_origin_too(family_directory):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
+    origin = wrap(model).origin
+    assert (origin.name, origin.directory) == (str(family_directory("llama")), None)
+
+
+def test_mini_is_loaded_in_float32():
+    model = load_model("mini")
+    assert next(model.parameters()).dtype == torch.float32
+    assert wrap(model).origin.name == "mini"
+
+
+def test_loading_is_silent_and_leaves_no_trace(family_directory, backend, capfd, caplog):
+    from transformers.utils import logging as hf_logging
+
+    before = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_model(family_directory("llama"), backend)
+    after = hf_logging.get_verbosity(), logging.root.manager.disable, torch.get_rng_state(), torch.is_grad_enabled()
+    assert [str(warning.message) for warning in caught] == []
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert before[3] == after[3]
+
+
+@pytest.mark.slow
+def test_importing_the_models_loads_no_engine():
+    code = "import sys, tl_posgen.models; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.fixture
+def copied(family_directory, tmp_path):
+    """A Llama directory to damage."""
+    return shutil.copytree(family_directory("llama"), tmp_path / "model")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(copied, missing):
+    (copied / missing).unlink()
+    message = {"config.json": "no config.json", "model.safetensors": "no weights", "tokenizer.json": "no tokenizer"}
+    with pytest.raises(ModelError, match=message[missing]):
+        load_model(copied)
+
+
+def test_pickled_weights_are_never_read(copied):
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "inf")])
+def test_broken_weights_are_named(copied, value, kind):
+    weights = load_file(copied / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"model\.layers\.1\.mlp\.up_proj\.weight holds {kind}"):
+        load_model(copied)
+
+
+def test_weights_that_do_not_fill_the_model_are_refused(copied):
+    weights = load_file(copied / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(copied)
+
+
+def test_a_truncated_file_is_refused(copied):
+    whole = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "nonesuch"}, "config.json cannot be used"),
+        ({"num_hidden_layers": 3}, r"the weights lack model\.layers\.2"),
+        ({"num_hidden_layers": 1}, r"the weights hold model\.layers\.1.*, which the model does not have \(9 tensors\)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0; it must be a whole number, 1 or more"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers = -1; it must be"),
+        ({"num_hidden_layers": 1.5}, r"num_hidden_layers = 1\.5; it must be"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers = '2'; it must be"),
+        ({"num_hidden_layers": True}, "num_hidden_layers = True; it must be"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers, and the weights hold 21 tensors"),
+        ({"hidden_size": 0}, "hidden_size = 0"),
+        ({"hidden_size": 10**12}, r"the weights hold lm_head\.weight in another size \(21 tensors"),
+        ({"vocab_size": 10**11}, r"the weights hold lm_head\.weight in another size"),
+        ({"vocab_size": 2**70}, "transformers cannot load this model"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"head_dim": 0}, "head_dim = 0"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings = -5"),
+        ({"rope_theta": 0}, "rope_theta = 0; it must be a number above 0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}}, r"rope_parameters\.rope_theta = -10000\.0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta = nan"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta = inf"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor = 0; it must be"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan; it must be a number"),
+        ({"rms_norm_eps": -1.0}, "logits of random tokens are not finite"),
+    ],
+)
+def test_an_unusable_config_is_refused(copied, change, message):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message) as error:
+        load_model(copied)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff\xfe", b'{"a":' * 5000, b'{"n_layer": NaN}', b'"llama"', b'{"model_type": 3}']
+)
+def test_a_config_that_is_none_is_refused(copied, content):
+    (copied / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json") as error:
+        load_model(copied)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sliding_window": 0}, "does not run on 24 random tokens"),
+        ({"sliding_window": -3}, "does not run on 24 random tokens"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; it must be a number above 0"),
+        ({"query_pre_attn_scalar": -4}, "query_pre_attn_scalar = -4; it must be a number above 0"),
+    ],
+)
+def test_a_config_whose_model_does_not_run_is_refused(family_directory, tmp_path, change, message):
+    directory = shutil.copytree(family_directory("gemma2"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        load_model(directory)
+
+
+def test_a_tensor_that_the_model_does_not_take_is_named(copied):
+    weights = load_file(copied / "model.safetensors")
+    weights["v_head.summary.weight"] = torch.zeros(1, 32)
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights hold v_head\.summary\.weight, which the model does not have"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("llama", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]),
+        ("gpt2", ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
+        ("neox", ["gpt_neox.layers.0.attention.bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"]),
+    ],
+)
+def test_buffers_that_older_versions_saved_are_passed_over(family_directory, family_model, tmp_path, family, names):
+    directory = shutil.copytree(family_directory(family), tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    weights |= {name: torch.ones(4) for name in names}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(directory)(TOKENS), family_model(family)(TOKENS))
+
+
+def test_more_weights_than_memory_holds_are_refused_with_their_number(copied, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
+    with pytest.raises(ModelError, match=r"billion weights need .* GB in torch\.float32, and this machine has 0 GB"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:9", "gpu", "", "mps:7"])
+def test_a_device_that_cannot_be_used_is_refused(family_directory, device):
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used") as error:
+        load_model(family_directory("llama"), device=device)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_a_dtype_that_is_not_floating_point_is_refused(family_directory, dtype):
+    with pytest.raises(InputError, match="give a floating-point one"):
+        load_model(family_directory("llama"), dtype=dtype)
+
+
+def test_a_broken_tokenizer_is_refused(copied):
+    (copied / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer cannot be used"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_a_missing_directory_is_refused_without_asking_the_network(name):
+    with pytest.raises(ModelError, match="no such directory"):
+        load_model(name)
+
+
+def test_a_file_is_not_a_directory(copied):
+    with pytest.raises(ModelError, match=r"config\.json is a file"):
+        load_model(copied / "config.json")
+
+
+def test_a_hub_name_without_network_says_so(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        ModelError, match=r"nobody/nothing: no such directory here, and huggingface\.co cannot be reached"
+    ):
+        load_model("nobody/nothing")
+
+
+def test_a_hub_model_in_the_cache_loads_offline_and_remembers_its_commit(family_directory, monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    repository = tmp_path / "models--tiny--llama"
+    shutil.copytree(family_directory("llama"), repository / "snapshots/abc123")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc123")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    origin = wrap(load_model("tiny/llama")).origin
+    assert (origin.name, origin.revision) == ("tiny/llama", "abc123")
+
+
+def test_an_architecture_without_recipe_is_refused_as_hooked(family_directory):
+    try:
+        hooked_parts()
+    except ModelError as error:
+        pytest.skip(str(error))
+    with pytest.raises(UnsupportedModelError, match=r"Gemma3ForCausalLM .* use backend='bridge'"):
+        load_model(family_directory("gemma3"), "hooked")
+
+
+def test_a_conversion_that_changes_the_logits_is_refused(tmp_path):
+    """TransformerLens drops the biases of a Llama that has them."""
+    from families import GROUPED, save_config, with_sizes
+
+    try:
+        hooked_parts()
+    except ModelError as error:
+        pytest.skip(str(error))
+    directory = save_config(with_sizes("LlamaConfig", GROUPED, attention_bias=True)(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match="its logits differ by"):
+        load_model(directory, "hooked")
+    fallback = load_model(directory)
+    assert type(fallback).__name__ == "TransformerBridge"
+    with torch.no_grad():
+        torch.testing.assert_close(fallback(TOKENS), load_model(directory, "bridge")(TOKENS))
+
+
+def test_hooked_is_refused_on_transformer_lens_4(family_directory):
+    try:
+        hooked_parts()
+    except ModelError:
+        with pytest.raises(ModelError, match=r"no HookedTransformer .*transformer-lens==3\.9\.0"):
+            load_model(family_directory("llama"), "hooked")
+    else:
+        pytest.skip("this TransformerLens has HookedTransformer")
+
+
+def test_an_unknown_backend_is_refused(family_directory):
+    with pytest.raises(InputError, match="choose auto, hooked or bridge"):
+        load_model(family_directory("llama"), "eager")
+
+
+def test_remote_code_is_off_unless_asked(copied):
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "code.py").write_text("raise SystemExit('remote code ran')")
+    with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "bfloat16", "float8_e4m3fn"])
+def test_the_dtype_that_a_config_names_is_taken_unless_another_is_asked_for(family_directory, tmp_path, dtype):
+    """As transformers does; a config that names an impossible one is refused."""
+    shutil.copytree(family_directory("llama"), tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "config.json").read_text())
+    del written["dtype"]
+    for name in ("dtype", "torch_dtype"):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(written | {name: dtype}))
+        try:
+            named, asked = (load_model(tmp_path / "model", "bridge", chosen) for chosen in ("auto", "float32"))
+        except ModelError:
+            assert dtype in ("int8", "float8_e4m3fn")
+            continue
+        assert {weight.dtype for weight in named.parameters()} == {getattr(torch, dtype)}
+        with torch.no_grad():
+            tokens = torch.arange(2, 20)[None]
+            assert torch.equal(asked(tokens), load_model(family_directory("llama"), "bridge")(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_quantised_weights_in_a_file_are_refused(family_directory, tmp_path, dtype):
+    shutil.copytree(family_directory("llama"), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    save_file(weights | {name: weights[name].to(dtype)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"q_proj\.weight is quantised \("):
+        load_model(tmp_path / "model")
+
+
+def test_another_default_device_of_torch_changes_nothing_of_what_is_loaded(backend):
+    expected = load_model("mini", backend, device="cpu").state_dict()
+    torch.set_default_device("meta")  # stands for an accelerator, which may not be here
+    try:
+        model = load_model("mini", backend, device="cpu")
+    finally:
+        torch.set_default_device(None)
+    assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())

@@ -1,0 +1,122 @@
+"""Attention that a bridge leaves to Hugging Face: its scores show, and can be edited, while it is streamed."""
+
+import pytest
+import torch
+from families import FAMILIES, SIZES, save_config, with_sizes
+
+import tl_posgen
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import replace_scores
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.streaming.stream import chosen, streaming
+from tl_posgen.models.wrapped import wrap
+
+NAMES = [name for name, family in FAMILIES.items() if family.handed_on]
+N = 60  # beyond the probe's 48 tokens
+TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(3))
+
+
+def double(scores, hook):
+    return 2 * scores
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_patterns_are_those_of_hugging_face(family_model, name):
+    model, captures = family_model(name, "bridge"), []
+    run_capture(model, TOKENS, captures.append, needs={"attn_scores", "pattern"})
+    with torch.no_grad(), wrap(model).backend.plain() as plain:
+        attentions = plain(TOKENS, output_attentions=True).attentions
+    assert len(captures) == 4
+    for capture in captures:
+        actual = attentions[capture.layer][capture.prompt]
+        torch.testing.assert_close(capture.pattern, actual, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(capture.scores().softmax(-1), actual, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("gptj", "scale_attn"), ("opt", "scaling"), ("llama4", "scaling")])
+def test_edited_scores_are_used(family_model, name, scale):
+    """Doubled scores: the same as a model whose attention scales them by twice as much."""
+    model = family_model(name, "bridge")
+    hooks = [(f"blocks.{layer}.attn.hook_attn_scores", double) for layer in range(2)]
+    own = token_losses(model, TOKENS)
+    actual = token_losses(model, TOKENS, hooks)
+    modules = [block.attn.original_component for block in model.blocks]
+    held = [getattr(module, scale) for module in modules]
+    for module, value in zip(modules, held, strict=True):
+        setattr(module, scale, value / 2 if scale == "scale_attn" else value * 2)
+    try:
+        with torch.no_grad(), wrap(model).backend.plain() as plain:
+            expected = plain(TOKENS).logits.double().log_softmax(-1)[:, :-1].gather(-1, TOKENS[:, 1:, None])[..., 0]
+    finally:
+        for module, value in zip(modules, held, strict=True):
+            setattr(module, scale, value)
+    torch.testing.assert_close(actual, -expected, atol=1e-5, rtol=1e-4)
+    assert (actual - own).abs().max() > 0.01
+
+
+def test_a_block_of_the_users_own_passes_is_captured(family_model):
+    model, own, captures = family_model("gptj", "bridge"), [], []
+    run_capture(model, TOKENS[:1], own.append)
+    with capturing(model, captures.append), torch.no_grad():
+        model(TOKENS[:1])
+    assert torch.equal(captures[1].q, own[1].q)
+    assert wrap(model).streamed.by is None
+
+
+def test_both_backends_measure_the_same(family_model):
+    names = ["three_axis", "variance"]
+    one, other = (
+        tl_posgen.analyze(family_model("gptj", backend), TOKENS, measures=names, null_seeds=()).results
+        for backend in ("hooked", "bridge")
+    )
+    for name in names:
+        for variable in one[name].dataset.data_vars:
+            actual, expected = (torch.as_tensor(x[name].dataset[variable].values) for x in (other, one))
+            torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-3, equal_nan=True)
+
+
+def test_check_says_so(family_model, capsys):
+    table = tl_posgen.check(family_model("opt", "bridge"))
+    assert table["streamed"].tolist() == [True, True]
+    assert "streamed" in capsys.readouterr().out
+
+
+def test_layers_with_keys_of_their_own_are_measured_beside_others(tmp_path, capsys):
+    """Gemma 4, whose last layers take the keys of earlier ones."""
+    sizes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 2}
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+    embeddings = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
+    config = with_sizes("Gemma4TextConfig", SIZES, **sizes, **windows, **embeddings)()
+    model, captures = tl_posgen.load_model(save_config(config, tmp_path), "bridge"), []
+    assert tl_posgen.check(model)["supported"].tolist() == [True, True, False, False]
+    assert "its hook_k does not fire" in capsys.readouterr().out
+    run_capture(model, TOKENS, captures.append, needs={"pattern"}, layers=[0, 1])
+    with torch.no_grad(), wrap(model).backend.plain() as plain:
+        attentions = plain(TOKENS, output_attentions=True).attentions
+    for capture in captures:
+        torch.testing.assert_close(capture.pattern, attentions[capture.layer][capture.prompt], atol=1e-5, rtol=1e-4)
+
+
+def test_passes_that_show_no_scores_are_refused(family_model):
+    model = family_model("opt", "bridge")
+    hooks = replace_scores(model, lambda capture: capture.scores())
+    with pytest.raises(UnsupportedModelError, match=r"layer 0: .*with tl_posgen.streaming"):
+        model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    with streaming(model), torch.no_grad():
+        model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    with chosen(False), pytest.raises(InputError, match="only while its attention is streamed"):
+        run_capture(model, TOKENS, lambda _: None)
+
+
+def test_a_cache_of_patterns_is_refused(family_model):
+    model = family_model("opt", "bridge")
+    measured = {"tokens": TOKENS, "measures": ["three_axis"]}
+    _, cache = model.run_with_cache(TOKENS)
+    with pytest.raises(InputError, match="holds the pattern after softmax"):
+        tl_posgen.analyze_cache(model, cache, **measured)
+    with streaming(model):
+        _, cache = model.run_with_cache(TOKENS)
+    r = tl_posgen.analyze_cache(model, cache, **measured)["three_axis"].dataset["r"]
+    own = tl_posgen.analyze(model, TOKENS, measures=["three_axis"], null_seeds=())["three_axis"].dataset["r"]
+    assert float(abs(r - own).max()) < 1e-4

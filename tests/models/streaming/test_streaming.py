@@ -1,0 +1,241 @@
+"""Streaming: the same logits and the same captures as without, on every family; hooks fire; nothing is left behind."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from families import FAMILIES
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.layer_table import check
+from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
+from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.streaming.stream import LONG, chosen, is_streamed, streaming
+from tl_posgen.models.wrapped import wrap
+
+N = 70
+STREAMED = [
+    (name, backend)
+    for name, family in FAMILIES.items()
+    for backend in ("hooked", "bridge")
+    if getattr(family, backend) and not (family.handed_on and backend == "bridge")  # those show scores in no other way
+]
+
+
+def captured(model, tokens, needs, choice) -> list[LayerCapture]:
+    seen: list[LayerCapture] = []
+    with chosen(choice):
+        run_capture(model, tokens, seen.append, needs=frozenset(needs))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "backend"), STREAMED)
+def test_streamed_captures_are_those_of_the_hook_route(name, backend, family_model):
+    model = family_model(name, backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, N), generator=torch.Generator().manual_seed(1))
+    needs = {"v", "attn_scores", "pattern", "resid"}
+    own, streamed = (captured(model, tokens, needs, choice) for choice in (False, True))
+    assert [one.layer for one in own] == [one.layer for one in streamed]
+    for one, other in zip(own, streamed, strict=True):
+        assert isinstance(other, StreamedCapture)
+        for part in ("q", "k", "v", "resid", "pattern"):
+            torch.testing.assert_close(getattr(other, part), getattr(one, part), atol=2e-5, rtol=1e-4)
+        seen = one.attn_scores != -torch.inf
+        torch.testing.assert_close(other.attn_scores[seen], one.attn_scores[seen], atol=1e-4, rtol=1e-4)
+        assert torch.equal(other.pattern_rows(3, 9), other.of_heads(slice(None)).pattern_rows(3, 9))
+
+
+@pytest.mark.parametrize(("name", "backend"), [("llama", "hooked"), ("llama", "bridge"), ("neox", "bridge")])
+def test_hooks_on_scores_work_as_without_streaming(name, backend, family_model):
+    model = family_model(name, backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
+    calls = []
+
+    def double(scores: Tensor, hook) -> Tensor:
+        calls.append(tuple(scores.shape[-2:]))
+        return 2 * scores
+
+    hooks = [("blocks.1.attn.hook_attn_scores", double)]
+    own = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    with streaming(model):
+        streamed = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    torch.testing.assert_close(streamed, own, atol=1e-4, rtol=1e-4)
+    assert calls == [(20, 20)] * 2
+
+
+def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(backend, family_model):
+    model = family_model("llama", backend)
+    tokens = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2))
+    seen: list[LayerCapture] = []
+    hooks = [("blocks.1.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
+    with streaming(model), capturing(model, seen.append), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    own, edited = seen
+    assert isinstance(own, StreamedCapture)
+    torch.testing.assert_close(edited.scores(), 2 * edited.scores() / 2)
+    with pytest.raises(UnsupportedModelError, match="hook that edits"):
+        _ = edited.q
+
+
+def test_the_model_is_as_it_was(backend, family_model):
+    model = family_model("llama", backend)
+    tokens = torch.arange(20)[None]
+    before = model(tokens)
+    attributes = [copy.copy(vars(block.attn)).keys() for block in model.blocks]
+    with streaming(model), streaming(model):  # a second one changes nothing
+        model(tokens)
+    with pytest.raises(ZeroDivisionError), streaming(model):
+        raise ZeroDivisionError
+    assert wrap(model).streamed.by is None
+    assert [vars(block.attn).keys() for block in model.blocks] == attributes
+    assert torch.equal(model(tokens), before)
+
+
+def test_a_hook_that_fails_leaves_nothing_behind(backend, family_model):
+    model, tokens = family_model("llama", backend), torch.arange(20)[None]
+    points = [getattr(block.attn, name) for block in model.blocks for name in ("hook_attn_scores", "hook_pattern")]
+
+    def fail(scores: Tensor, hook) -> Tensor:
+        raise ZeroDivisionError
+
+    hooks = [("blocks.0.attn.hook_attn_scores", fail)]
+    edits = [("blocks.0.attn.hook_attn_scores", lambda scores, hook: 2 * scores)]
+    own = model.run_with_hooks(tokens, fwd_hooks=edits)
+    with streaming(model):
+        with pytest.raises(ZeroDivisionError):
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+        torch.testing.assert_close(model.run_with_hooks(tokens, fwd_hooks=edits), own, atol=1e-4, rtol=1e-4)
+        with pytest.raises(ZeroDivisionError):
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+    assert [len(point._forward_hooks) for point in points] == [0] * 4
+
+
+def test_tokens_are_generated_as_without_streaming(backend, family_model):
+    """Queries then meet keys of earlier passes, which a cache holds."""
+    model, tokens = family_model("llama", backend), torch.arange(2, 22)[None]
+    found = []
+    for choice in (False, True):
+        with streaming(model) if choice else nullcontext():
+            found.append(model.generate(tokens, max_new_tokens=4, do_sample=False, verbose=False, stop_at_eos=False))
+    assert torch.equal(*found)
+
+
+def test_gradients_flow(backend, family_model):
+    model = family_model("llama", backend)
+    weight = next(one for one in model.parameters() if one.ndim > 1)
+    found = []
+    for choice in (False, True):
+        model.zero_grad()
+        if choice:
+            with streaming(model):
+                model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
+        else:
+            model(torch.arange(20)[None]).logsumexp(-1).sum().backward()
+        found.append(weight.grad.clone())
+    model.zero_grad()
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-3)
+
+
+def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family_model):
+    model = family_model("mistral", backend)
+    tokens = torch.arange(40)[None]
+    with streaming(model):
+        if backend == "hooked":
+            before, model.cfg.window_size = model.cfg.window_size, 3
+        else:
+            held = wrap(model).streamed.by.geometries
+            before = held[1]
+            held[1] = type(before)(**{**vars(before), "window": 3})
+        try:
+            with pytest.raises(UnsupportedModelError, match=r"layer [01]: head \d, query \d+ of 40"):
+                model(tokens)
+        finally:
+            if backend == "hooked":
+                model.cfg.window_size = before
+
+
+def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
+    model = family_model("llama", "bridge")
+    assert is_streamed(model, LONG + 1)
+    assert not is_streamed(model, LONG)
+    with chosen(False):
+        assert not is_streamed(model, LONG + 1)
+    with chosen(True):
+        assert is_streamed(model, 8)
+
+
+def test_settings_that_change_the_steps_of_attention_are_refused(family_model):
+    model = family_model("qwen2", "hooked")
+    model.cfg.use_attn_result = True
+    try:
+        with pytest.raises(UnsupportedModelError, match="use_attn_result"), streaming(model):
+            pass
+    finally:
+        model.cfg.use_attn_result = False
+    with streaming(model):  # nothing of it is remembered
+        pass
+
+
+def test_hooks_that_would_not_fire_are_refused(family_model):
+    model = family_model("llama", "bridge")
+    with streaming(model):
+        silent = wrap(model).streamed.silent
+        try:
+            wrap(model).streamed.silent = frozenset({"blocks.0.attn.hook_rot_q"})
+            with pytest.raises(InputError, match=r"blocks\.0\.attn\.hook_rot_q does not fire"):
+                model.run_with_hooks(
+                    torch.arange(9)[None], fwd_hooks=[("blocks.0.attn.hook_rot_q", lambda value, hook: value)]
+                )
+        finally:
+            wrap(model).streamed.silent = silent
+            model.reset_hooks()
+    assert not silent
+
+
+def test_losses_of_long_prompts_are_streamed_and_the_same(mini_bridge):
+    tokens = torch.randint(mini_bridge.cfg.d_vocab, (1, LONG + 20), generator=torch.Generator().manual_seed(6))
+    forms: list[int] = []
+    edit = [("blocks.0.attn.hook_pattern", lambda pattern, hook: forms.append(pattern.shape[-1]) or pattern)]
+    own, streamed, hooked = (
+        of_losses(mini_bridge, tokens, choice, hooks) for choice, hooks in ((False, []), (None, []), (None, edit))
+    )
+    torch.testing.assert_close(streamed, own, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hooked, own, atol=1e-4, rtol=1e-4)
+    assert forms == [LONG + 20]
+
+
+def of_losses(model, tokens, choice, hooks) -> Tensor:
+    with chosen(choice):
+        return token_losses(model, tokens, hooks)
+
+
+def test_a_model_is_looked_at_anew_while_it_is_streamed(backend, family_model):
+    """`check`, and another dtype, inside the block; what follows is streamed again, and nothing is left behind."""
+    model = copy.deepcopy(family_model("llama", backend))
+    tokens = torch.arange(9)[None]
+    before = model(tokens)
+    with streaming(model):
+        check(model)
+        assert wrap(model).streamed.by is not None
+        model.to(torch.float64)
+        run_capture(model, tokens, lambda capture: None)
+        assert torch.allclose(model(tokens).float(), before, atol=1e-4)
+    assert wrap(model).streamed.by is None
+    assert torch.allclose(model.to(torch.float32)(tokens), before, atol=1e-5)
+
+
+def test_first_use_inside_a_hook_of_its_own_is_one_line(backend):
+    model = load_model("mini", backend=backend)
+
+    def hook(z, hook):
+        with streaming(model):
+            return z
+
+    with pytest.raises(InputError, match=r"looked at for the first time; call tl_posgen.check\(model\) before"):
+        model.run_with_hooks(torch.arange(9)[None], fwd_hooks=[("blocks.1.attn.hook_z", hook)])
+    check(model)
+    model.run_with_hooks(torch.arange(9)[None], fwd_hooks=[("blocks.1.attn.hook_z", hook)])

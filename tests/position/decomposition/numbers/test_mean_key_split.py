@@ -1,0 +1,109 @@
+"""The mean-key correlation against the explicit split, pair by pair."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
+from tl_posgen.position.substitution.numbers.splits import point_mass, split_scores
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+
+ROPES = {
+    "half": Rope(inverse_frequencies(8, 100.0)),
+    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
+    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
+}
+DISTANCES = (0, 2.5, 1000)
+
+
+def random_qk(n: int = 30, heads: int = 2, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, heads, n, 8, generator=generator)
+    return q + 1.5, k + torch.randn(heads, 1, 8, generator=generator)
+
+
+def expected_r(q, k, rope, d0, *, window=None, rows: bool = False) -> torch.Tensor:
+    q, k, n = q.double(), k.double(), q.shape[1]
+    positions = torch.arange(n)
+    w = 0.3 * rotate(q, positions, rope) @ rotate(k, positions, rope).mT
+    split = split_scores(q, k, rope, 0.3, point_mass(d0)).scores
+    distance = positions[:, None] - positions
+    seen = (distance >= 0) & (distance < (window or n))
+    if rows:
+        w, split = (x - x.masked_fill(~seen, 0).sum(-1, keepdim=True) / seen.sum(-1)[:, None] for x in (w, split))
+    return torch.stack([torch.corrcoef(torch.stack([w[h, seen], split[h, seen]]))[0, 1] for h in range(len(q))])
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize("d0", DISTANCES)
+def test_r_is_that_of_the_explicit_split(rope, d0):
+    q, k = random_qk()
+    found = mean_key_r(q, k, rope, 0.3, [d0])
+    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.r_within_rows[0], expected_r(q, k, rope, d0, rows=True), atol=1e-6, rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(3, 40), window=st.none() | st.integers(2, 45), d0=st.integers(0, 3000), seed=st.integers(0, 2**31))
+def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed):
+    rope, (q, k) = ROPES["half"], random_qk(n, seed=seed)
+    found = mean_key_r(q, k, rope, 0.3, [d0], window=window)
+    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0, window=window), atol=1e-5, rtol=0)
+    rest = expected_r(q[:, 1:], k[:, 1:], rope, d0, window=window)
+    torch.testing.assert_close(found.without_first_token.r[0], rest, atol=1e-5, rtol=0)
+
+
+def test_several_distances_give_a_row_each():
+    rope, (q, k) = ROPES["half"], random_qk()
+    together = mean_key_r(q, k, rope, 0.3, DISTANCES)
+    alone = [mean_key_r(q, k, rope, 0.3, [d0]).r[0] for d0 in DISTANCES]
+    torch.testing.assert_close(together.r, torch.stack(alone))
+
+
+def test_a_longer_text_goes_without_the_matrix_to_the_same_r():
+    rope, (q, k) = ROPES["half"], random_qk(n=300)
+    torch.testing.assert_close(mean_key_r(q, k, rope, 0.3, [64]).r[0], expected_r(q, k, rope, 64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 7, 28, 29, 30, 40])
+def test_the_first_token_left_out_is_the_text_without_it(window):
+    rope, (q, k) = ROPES["half"], random_qk()
+    found = mean_key_r(q, k, rope, 0.3, [3], window=window).without_first_token
+    alone = mean_key_r(q[:, 1:], k[:, 1:], rope, 0.3, [3], window=window)
+    torch.testing.assert_close(found.r, alone.r)
+    torch.testing.assert_close(found.r_within_rows, alone.r_within_rows, equal_nan=True)
+
+
+def test_constant_keys_are_position_alone_and_split_exactly():
+    rope, (q, k) = ROPES["half"], random_qk()
+    found = mean_key_r(q, k[:, :1].expand_as(k), rope, 0.3, [1000])
+    torch.testing.assert_close(found.r, torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_constant_scores_have_no_r():
+    ones = torch.ones(1, 10, 8)
+    assert mean_key_r(ones, ones, Rope(), 1.0, [0]).r.isnan().all()
+
+
+def test_a_single_token_is_refused():
+    q, k = random_qk(n=1)
+    with pytest.raises(InputError, match="1 token: none is left"):
+        mean_key_r(q, k, ROPES["half"], 0.3, [0])
+
+
+def test_distances_below_zero_are_refused():
+    with pytest.raises(InputError, match="distances must be 0 or more"):
+        mean_key_r(*random_qk(), ROPES["half"], 0.3, [-1])
+
+
+def test_moments_that_are_known_are_not_taken_again():
+    rope, (q, k) = ROPES["half"], random_qk()
+    positions = torch.arange(q.shape[1])
+    moments = pair_moments(rotate(q, positions, rope), rotate(k, positions, rope), 0.3)
+    known, own = (mean_key_r(q, k, rope, 0.3, [3], scores=scores) for scores in (moments, None))
+    for one, other in ((known, own), (known.without_first_token, own.without_first_token)):
+        torch.testing.assert_close(one.r, other.r)
+        torch.testing.assert_close(one.r_within_rows, other.r_within_rows)

@@ -1,0 +1,107 @@
+"""The residual's summaries against dense linear algebra, with a real three-axis least-squares residual."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.residual_moments import PlaneParts, ResidualSums
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
+from tl_posgen.position.decomposition.numbers.token_pairs import TokenPairTally
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+
+SCALE, N, D_HEAD = 0.3, 11, 8
+VISIBLE = torch.ones(N, N).tril().bool()
+ROPES = {
+    "half": Rope(inverse_frequencies(8, 100.0)),
+    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
+    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
+}
+
+
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def three_axis_residual(scores: torch.Tensor, visible: torch.Tensor = VISIBLE) -> torch.Tensor:
+    """What dense least squares on a_{i-j} + b_i + c_j leaves of each head's visible scores."""
+    query, key = visible.nonzero(as_tuple=True)
+    eye = torch.eye(N, dtype=torch.float64)
+    design = torch.cat([eye[query - key], eye[query], eye[key]], 1)
+    target = scores[:, query, key].mT
+    left = torch.zeros_like(scores)
+    left[:, query, key] = (target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution).mT
+    return left
+
+
+def rotated_head(rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+    position = torch.arange(N)
+    q, k = (rotate(random_tensor(2, N, D_HEAD, seed=seed), position, rope) for seed in (0, 1))
+    return q, k
+
+
+def sums_of(scores: torch.Tensor, *blocks: int, window: int | None = None, **parts) -> ResidualSums:
+    """Of what the fit without the first token leaves, from blocks of rows that end where they say."""
+    moments = pair_moments_from_scores(scores, window=window).without_first_token
+    sums = ResidualSums(fit_three_axis(moments, tolerance=1e-13), crop=N, crop_within=N, **parts)
+    for start, stop in pairwise((0, *blocks, N)):
+        sums.add(scores[:, start:stop, :stop])
+    return sums
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_products_with_planes_are_those_of_one_fit_a_plane(rope):
+    q, k = rotated_head(rope)
+    left = three_axis_residual(SCALE * q @ k.mT)
+    shares = PlaneParts.from_qk(q, k, rope, SCALE).products(left) / left.square().sum((1, 2))[:, None]
+    torch.testing.assert_close(shares.sum(-1), torch.ones(2, dtype=torch.float64))
+    first = [0, len(rope.inv_freq)] if rope.pairing == "half" else [0, 1]
+    own = three_axis_residual(SCALE * q[..., first] @ k[..., first].mT)
+    torch.testing.assert_close(shares[:, 0], (own * left).sum((1, 2)) / left.square().sum((1, 2)))
+
+
+@settings(max_examples=10, deadline=None)
+@given(cut=st.integers(1, N - 1), window=st.none() | st.integers(3, N))
+def test_sums_over_blocks_of_rows_are_those_of_dense_least_squares(cut, window):
+    q, k = rotated_head(ROPES["half"])
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    visible = (distance >= 0) & (distance < (window or N))
+    scores = (SCALE * q @ k.mT).masked_fill(~visible, -torch.inf)
+    visible[:, 0] = False
+    planes = PlaneParts.from_qk(q, k, ROPES["half"], SCALE)
+    sums = sums_of(scores, cut, window=window, planes=planes)
+    left = three_axis_residual(scores, visible)
+    torch.testing.assert_close(sums.corner, left)
+    torch.testing.assert_close(sums.energy, left.square().sum((1, 2)))
+    diagonals = [left.diagonal(-d, 1, 2) for d in range(N)]
+    torch.testing.assert_close(sums.energy_at, torch.stack([x.square().sum(-1) for x in diagonals], 1))
+    torch.testing.assert_close(sums.abs_at, torch.stack([x.abs().sum(-1) for x in diagonals], 1))
+    assert sums.n_distance.tolist() == [int(visible.diagonal(-d).sum()) for d in range(N)]
+    seen = scores.masked_fill(~visible, 0)
+    within = (seen - seen.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp(min=1)) * visible
+    torch.testing.assert_close(sums.within_corner, within)
+    torch.testing.assert_close(sums.within, within.square().sum((1, 2)))
+    torch.testing.assert_close(sums.squares, seen.square().sum((1, 2)))
+    torch.testing.assert_close(sums.in_planes, planes.products(left))
+    torch.testing.assert_close(sums.within_planes, planes.products(within))
+
+
+def test_token_pairs_of_blocks_are_those_of_the_whole():
+    tokens = torch.arange(N) % 4
+    sums = sums_of(random_tensor(2, N, N), 3, 4, tokens=tokens)
+    mask = VISIBLE & (torch.arange(N) > 0)
+    found, whole = sums.tokens.tally(sums.energy), TokenPairTally.from_residual(sums.corner, mask, tokens)
+    for name in ("kind", "total", "count", "energy"):
+        torch.testing.assert_close(getattr(found, name), getattr(whole, name))
+
+
+def test_what_is_dropped_is_zero_in_these_heads_alone():
+    sums = sums_of(random_tensor(2, N, N), tokens=torch.arange(N) % 4)
+    within = sums.within.clone()
+    sums.drop(torch.tensor([True, False]), torch.tensor([False, False]))
+    assert [bool(x.any()) for x in sums.energy_at] == [bool(x.any()) for x in sums.corner] == [False, True]
+    assert [bool(x.any()) for x in sums.tokens.total] == [False, True]
+    torch.testing.assert_close(sums.within, within)

@@ -1,0 +1,364 @@
+"""The three-axis fit against dense least squares on the explicit design matrix, in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dense_fit import (
+    PAIRS,
+    design,
+    entries,
+    fitted_entries,
+    listed,
+    options,
+    random_qk,
+    reference,
+    three_axis_from_qk,
+    three_axis_from_scores,
+    within_rows,
+)
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers import normal_equations as equations
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import (
+    pair_moments,
+    pair_moments_from_scores,
+)
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, pooled_r
+from tl_posgen.rope import bilinear_sums
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=str)
+def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
+    assert pairs.n_pairs == len(listed(pairs))
+    assert pairs.rank == np.linalg.matrix_rank(design(pairs).toarray())
+
+
+def test_rank_of_a_triangle_is_three_n_less_three():
+    assert [CausalPairs(n).rank for n in (2, 3, 50)] == [3, 6, 147]
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=str)
+def test_normal_operator_is_the_dense_normal_matrix(pairs):
+    x = torch.randn(3, 2, pairs.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x[0, :, pairs.width :] = 0
+    dense = torch.cat([part.nan_to_num() for part in pairs.spread(x)], -1) @ torch.from_numpy(
+        (design(pairs).T @ design(pairs)).toarray()
+    )
+    operator = torch.cat(pairs.spread(pairs.normal(x, pairs.counts()), fill=0.0), -1)
+    torch.testing.assert_close(operator, dense)
+
+
+def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
+    """Of the matrix of queries and keys, the distances eliminated, with its diagonal as preconditioner."""
+    n = 12
+    pairs = CausalPairs(n)
+    counts = pairs.counts()
+    unit = torch.eye(3 * n, dtype=torch.float64).view(3 * n, 3, n).transpose(0, 1)
+    matrix = pairs.normal(unit, counts).transpose(0, 1).reshape(3 * n, 3 * n)
+    distances, others, mixed = matrix[:n, :n], matrix[n:, n:], matrix[:n, n:]
+    left = (others - mixed.T @ torch.linalg.solve(distances, mixed)) / counts[1:].flatten()
+    sign = (-1.0) ** np.arange(n) / np.arange(1, n + 1)
+    expected = np.sort(np.concatenate([1 + sign - 2 * sign**2, 1 - sign]))
+    np.testing.assert_allclose(np.sort(np.linalg.eigvals(left.numpy()).real), expected, atol=1e-9)
+    np.testing.assert_allclose(expected[[2, 3, -1]], [0, 5 / 8, 3 / 2], atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [128, 4096])
+def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
+    q, k = random_qk(n)
+    assert three_axis_from_qk(q, k).iterations <= 14
+
+
+# r against lsqr
+
+
+@pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
+@pytest.mark.parametrize(
+    "pairs", [*PAIRS[:7], CausalPairs(150), CausalPairs(150, window=70, first_token=False)], ids=str
+)
+def test_r_equals_lsqr(pairs, short, monkeypatch):
+    monkeypatch.setattr(bilinear_sums, "SHORT", short)
+    q, k = random_qk(pairs.n_tokens, heads=2 if pairs.n_tokens < 100 else 1)
+    r, fitted = reference(0.3 * q.double() @ k.double().mT, pairs)
+    fit = three_axis_from_qk(q, k, 0.3, **options(pairs))
+    np.testing.assert_allclose(fit.r, np.full_like(r, np.nan) if pairs.saturated else r, atol=1e-6)
+    np.testing.assert_allclose(fitted_entries(fit, pairs), fitted, atol=2e-4)
+
+
+def test_r_equals_lsqr_on_a_text_of_400_tokens():
+    q, k = random_qk(400, heads=1, d_head=32)
+    r, _ = reference(q.double() @ k.double().mT, CausalPairs(400))
+    np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
+
+
+def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
+    q, k = random_qk(200, constant=0.0)
+    far_k = k + 1000
+    r, _ = reference(q.double() @ far_k.double().mT, CausalPairs(200))
+    np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
+
+
+def test_a_first_token_far_from_the_others_costs_them_no_digits():
+    q, k = random_qk(60, constant=0.0)
+    q[:, 0], k[:, 0] = 1e3, -1e3
+    found, exact = (pair_moments(*both).without_first_token for both in ((q, k), (q.double(), k.double())))
+    assert found is not None
+    assert exact is not None
+    torch.testing.assert_close(found.sums, exact.sums, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.within_rows, exact.within_rows, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("pairs", [pairs for pairs in PAIRS if pairs.width > 1], ids=str)
+def test_r_within_rows_is_the_correlation_within_rows(pairs):
+    q, k = random_qk(pairs.n_tokens)
+    scores = q.double() @ k.double().mT
+    w, f = (within_rows(values, pairs) for values in (entries(scores, pairs), reference(scores, pairs)[1]))
+    expected = (w * f).sum(1) / np.sqrt((w**2).sum(1) * (f**2).sum(1))
+    expected = np.full_like(expected, np.nan) if pairs.saturated else expected
+    np.testing.assert_allclose(three_axis_from_qk(q, k, **options(pairs)).r_within_rows, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pairs", [CausalPairs(24), CausalPairs(24, window=7, first_token=False)], ids=str)
+@pytest.mark.parametrize("ridge", [0.1, 3.0])
+def test_ridge_equals_the_dense_solve(pairs, ridge):
+    q, k = random_qk(24)
+    x, w = design(pairs).toarray(), entries(q.double() @ k.double().mT, pairs)
+    centred = w - w.mean(1, keepdims=True)
+    solution = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ centred.T)
+    expected = [np.corrcoef(*both)[0, 1] for both in zip(w, (x @ solution).T, strict=True)]
+    fit = three_axis_from_qk(q, k, ridge=ridge, **options(pairs))
+    np.testing.assert_allclose(fit.r, expected, atol=1e-6)
+    np.testing.assert_allclose(fitted_entries(fit, pairs), (x @ solution).T + w.mean(1, keepdims=True), atol=1e-4)
+
+
+# The two routes
+
+
+def additive_scores(n: int = 40, seed: int = 4) -> torch.Tensor:
+    a, b, c = torch.randn(3, 2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+    return 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
+
+
+@pytest.mark.parametrize(
+    "pairs", [CausalPairs(40), CausalPairs(40, window=9, first_token=False, diagonal=False)], ids=str
+)
+def test_additive_scores_are_fitted_exactly(pairs):
+    scores = additive_scores()
+    fit = three_axis_from_scores(scores, **options(pairs))
+    torch.testing.assert_close(fit.r, torch.ones(2, dtype=torch.float64))
+    assert (fit.r <= 1).all()
+    assert (fit.r_within_rows <= 1).all()
+    np.testing.assert_allclose(fitted_entries(fit, pairs), entries(scores, pairs), atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_two_tokens_or_fewer_are_fitted_exactly(n):
+    q, k = random_qk(n)
+    fit = three_axis_from_qk(q, k)
+    np.testing.assert_allclose(fitted_entries(fit, CausalPairs(n)), entries(q @ k.mT, CausalPairs(n)), rtol=1e-5)
+    assert fit.r.isnan().all()  # any two scores would be
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("gauge", ["flat_queries", "flat_distance"])
+def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
+    q, k = random_qk(30)
+    crop = torch.arange(5, 25), torch.arange(12)
+    moments = pair_moments(q, k, diagonal=diagonal)
+    default, other = fit_three_axis(moments), fit_three_axis(moments, gauge=gauge)
+    assert not torch.allclose(default.a.nan_to_num(), other.a.nan_to_num(), atol=1e-3)
+    assert torch.equal(default.r, other.r)
+    torch.testing.assert_close(other.fitted(*crop), default.fitted(*crop), equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [30, 3])
+@pytest.mark.parametrize(("gauge", "flat"), [("flat_keys", "c"), ("flat_queries", "b"), ("flat_distance", "a")])
+def test_gauge_keeps_its_promise(gauge, flat, n):
+    q, k = random_qk(n)
+    fit = three_axis_from_qk(q, k, gauge=gauge, first_token=False)
+    for part in (fit.b, fit.c):
+        torch.testing.assert_close(part.nansum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
+    part = getattr(fit, flat)[0].numpy()
+    known = ~np.isnan(part)
+    slope = np.polyfit(np.arange(n)[known], part[known], 1)[0]
+    assert abs(slope) < 1e-9
+
+
+def test_axes_say_where_no_pair_is():
+    q, k = random_qk(10)
+    fit = three_axis_from_qk(q, k, window=4, first_token=False, diagonal=False)
+    assert fit.n_distance.tolist() == [0, 8, 7, 6, 0, 0, 0, 0, 0, 0]
+    assert fit.n_query.tolist() == [0, 0, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert fit.n_key.tolist() == [0, 3, 3, 3, 3, 3, 3, 2, 1, 0]
+    for part, count in [(fit.a, fit.n_distance), (fit.b, fit.n_query), (fit.c, fit.n_key)]:
+        assert torch.equal(part.isnan(), (count == 0).expand_as(part))
+
+
+def test_softmax_does_not_see_the_query_axis():
+    q, k = random_qk(30, constant=0.5)
+    fit = three_axis_from_qk(q, k, 0.3)
+    everything = torch.arange(30)
+    fitted = fit.fitted(everything, everything)
+    hidden = fitted.isnan()
+    patterns = [(fitted - shift).masked_fill(hidden, -math.inf).softmax(-1) for shift in (0, fit.b[:, :, None])]
+    torch.testing.assert_close(patterns[0], patterns[1])
+
+
+def test_shifting_rows_raises_r_and_leaves_r_within_rows():
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(1, 60, 60, generator=generator)
+    plain = three_axis_from_scores(scores)
+    shifted = three_axis_from_scores(scores + 10 * torch.randn(1, 60, 1, generator=generator))
+    assert plain.r < 0.5
+    assert shifted.r > 0.9
+    torch.testing.assert_close(shifted.r_within_rows, plain.r_within_rows, atol=1e-5, rtol=0)
+
+
+# Nulls
+
+
+@pytest.mark.parametrize("pairs", [CausalPairs(40), CausalPairs(40, window=10, first_token=False)], ids=str)
+def test_iid_r_is_what_gaussian_noise_reaches(pairs):
+    noise = torch.randn(600, 40, 40, generator=torch.Generator().manual_seed(6))
+    fit = three_axis_from_scores(noise, **options(pairs))
+    assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.pairs.iid_r, rel=0.02)
+    within = math.sqrt((pairs.rank - pairs.size) / (pairs.n_pairs - pairs.size))
+    assert math.sqrt(fit.r_within_rows.square().mean()) == pytest.approx(within, rel=0.02)
+
+
+def test_iid_r_at_the_usual_lengths():
+    assert [round(CausalPairs(n).iid_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
+
+
+def test_iid_r_of_few_tokens_is_nearly_one():
+    assert math.isnan(CausalPairs(1).iid_r)  # one pair has no correlation
+    pairs = [CausalPairs(2, window=1), CausalPairs(3), *(CausalPairs(n) for n in (4, 10, 20, 100))]
+    assert [round(some.iid_r, 3) for some in pairs] == [1, 1, 0.943, 0.694, 0.518, 0.242]
+
+
+def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
+    noise = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(7))
+    noise[:, :, 0] += 6
+    moments = pair_moments_from_scores(noise)
+    assert moments.without_first_token is not None
+    with_first, without = fit_three_axis(moments), fit_three_axis(moments.without_first_token)
+    assert 0.5 < with_first.r.mean() < 0.8
+    assert without.r.mean() == pytest.approx(without.pairs.iid_r, abs=0.01)
+
+
+@pytest.mark.parametrize("constant", [0.0, 7.3])
+def test_constant_scores_have_no_r(constant):
+    q, k = torch.ones(1, 50, 4), torch.full((1, 50, 4), constant)
+    for fit in (three_axis_from_qk(q, k, 0.1), three_axis_from_scores(0.1 * q @ k.mT)):
+        assert fit.r.isnan().all()
+        assert fit.r_within_rows.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("mean", "size", "constant"),
+    [(0, 1e-30, False), (0, 1e-37, False), (0, 1e-39, True), (1e6, 1, False), (1e6, 1e-2, True)],
+)
+def test_scores_that_float32_cannot_tell_from_a_constant_have_none(mean, size, constant):
+    scores = mean + size * torch.randn(1, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    moments = pair_moments_from_scores(scores)
+    assert moments.is_constant(moments.tss).item() == moments.is_constant(moments.within_rows).item() == constant
+
+
+def test_scores_that_no_axis_explains_have_no_correlation():
+    scores = torch.tensor([[0.0, 0, 0, 0], [1, -1, 0, 0], [-1, 0, 1, 0], [0, 1, -1, 0]])[None]  # every sum is 0
+    fit = three_axis_from_scores(scores)
+    assert (fit.r.tolist(), fit.r_within_rows.tolist(), fit.iterations) == ([0], [0], 0)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_fit_stops_at_the_tolerance_of_the_residual(tolerance, size):
+    """In the norm of the preconditioner, by the sums of what the fit leaves; a step gains a factor of about five."""
+    pairs, scores = CausalPairs(60), size * torch.randn(1, 60, 60, generator=torch.Generator().manual_seed(9)).double()
+    fit = three_axis_from_scores(scores, tolerance=tolerance)
+    x, w = design(pairs).toarray(), entries(scores, pairs)[0]
+    left = [x.T @ (w - values) / np.sqrt(x.sum(0)) for values in (fitted_entries(fit, pairs)[0], w.mean())]
+    reached = np.linalg.norm(left[0]) / np.linalg.norm(left[1])
+    assert tolerance / 30 < reached <= tolerance
+
+
+def test_heads_far_larger_do_not_end_the_fit_of_the_others():
+    scores = torch.randn(2, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    alone = three_axis_from_scores(scores[:1])
+    together = three_axis_from_scores(scores * torch.tensor([1.0, 1e16])[:, None, None])
+    torch.testing.assert_close(together.r[0], alone.r[0])
+    torch.testing.assert_close(together.c[0], alone.c[0])
+
+
+def test_fits_of_some_heads_are_those_of_these_heads():
+    q, k = random_qk(20, heads=4)
+    some, alone = three_axis_from_qk(q, k).of_heads(slice(1, 3)), three_axis_from_qk(q[1:3], k[1:3])
+    for name in ("r", "r_within_rows", "a", "b", "c", "tss"):
+        torch.testing.assert_close(getattr(some, name), getattr(alone, name))
+    assert (some.pairs, some.n_key.tolist()) == (alone.pairs, alone.n_key.tolist())
+
+
+def test_a_constant_head_does_not_disturb_the_others():
+    scores = torch.randn(3, 30, 30, generator=torch.Generator().manual_seed(8))
+    alone = three_axis_from_scores(scores[1:])
+    scores[0] = 4.0
+    together = three_axis_from_scores(scores)
+    assert together.r[0].isnan()
+    torch.testing.assert_close(together.r[1:], alone.r)
+    torch.testing.assert_close(together.a[0], torch.full((30,), 4.0, dtype=torch.float64))
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
+    fit = three_axis_from_scores(torch.arange(12.0)[:, None].expand(1, 12, 12))
+    assert fit.r.tolist() == pytest.approx([1.0])
+    assert fit.r_within_rows.isnan().all()
+
+
+# Many heads, and bad input
+
+
+def test_pooled_r_is_one_correlation_over_the_entries_of_all_heads():
+    q, k = random_qk(30, heads=3)
+    k[1] *= 4
+    scores = q.double() @ k.double().mT
+    w, (_, fitted) = entries(scores, CausalPairs(30)), reference(scores, CausalPairs(30))
+    centred = [values - values.mean(1, keepdims=True) for values in (w, fitted)]
+    fit = three_axis_from_qk(q, k)
+    assert pooled_r(fit.r, fit.tss) == pytest.approx(np.corrcoef(*(x.ravel() for x in centred))[0, 1], abs=1e-6)
+
+
+def test_pooled_r_leaves_out_heads_of_constant_scores():
+    assert pooled_r(torch.tensor([0.6, math.nan]), torch.tensor([2.0, 0.0])) == pytest.approx(0.6)
+
+
+def test_a_set_without_pairs_is_refused():
+    for empty in ({"n_tokens": 1, "first_token": False}, {"n_tokens": 9, "window": 1, "diagonal": False}):
+        with pytest.raises(InputError, match="no \\(query, key\\) pair is left"):
+            CausalPairs(**empty)
+    with pytest.raises(InputError, match="window must be at least 1"):
+        CausalPairs(4, window=0)
+
+
+def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):
+    monkeypatch.setattr(equations, "MAX_ITERATIONS", 30)
+    monkeypatch.setattr(equations, "BAND_ENTRIES", 200)
+    equations.preconditioner_band.cache_clear()
+    q, k = random_qk(200)
+    with pytest.raises(InputError, match="a window of 2 ties 200 tokens"):
+        three_axis_from_qk(q, k, window=2)
+    assert three_axis_from_qk(q, k).r.isfinite().all()
+    equations.preconditioner_band.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_raised_to_float32(dtype):
+    q, k = (x.to(dtype) for x in random_qk(60))
+    torch.testing.assert_close(three_axis_from_qk(q, k).r, three_axis_from_qk(q.float(), k.float()).r)
+
+
+def test_one_token_cannot_lose_its_first():
+    assert pair_moments(*random_qk(1)).without_first_token is None

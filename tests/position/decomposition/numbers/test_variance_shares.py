@@ -1,0 +1,206 @@
+"""The variance decomposition against brute force over every triple (query, key, distance)."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.variance_shares import COMPONENTS, TripleMoments, variance_shares
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+
+ROPES = {
+    "half": Rope(inverse_frequencies(6, 50.0)),
+    "adjacent": Rope(inverse_frequencies(6, 50.0), pairing="adjacent"),
+    "partial, odd rest, scaled": Rope(inverse_frequencies(4, 50.0), scaling=1.4),
+    "no planes": Rope(),
+}
+D_HEAD = {"partial, odd rest, scaled": 7}
+
+
+def random_qk(n_q: int, n_k: int, d_head: int, seed: int = 0, heads: int = 2):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(heads, n_q, d_head, dtype=torch.float64, generator=generator) + 0.7
+    return q, torch.randn(heads, n_k, d_head, dtype=torch.float64, generator=generator) - 0.4
+
+
+def all_triples(q, k, rope: Rope, scale: float, n_distances: int) -> torch.Tensor:
+    """w[head, query, key, distance] = scale <R_d q_i, R_0 k_j>, one rotation at a time."""
+    here = rotate(k, torch.zeros(k.shape[1]), rope)
+    turned = [rotate(q, torch.full((q.shape[1],), float(d)), rope) for d in range(n_distances)]
+    return scale * torch.stack([x @ here.mT for x in turned], -1)
+
+
+def hoeffding(w: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Variance of every component by inclusion and exclusion of conditional means, in the order of COMPONENTS."""
+    axes = {"q": 1, "k": 2, "d": 3}
+
+    def mean_over(x: torch.Tensor, name: str) -> torch.Tensor:
+        return (x * weights).sum(3, keepdim=True) if name == "d" else x.mean(axes[name], keepdim=True)
+
+    def conditional(kept: str) -> torch.Tensor:
+        x = w
+        for name in axes:
+            x = x if name in kept else mean_over(x, name)
+        return x
+
+    variances = []
+    for component in COMPONENTS:
+        effect = torch.zeros(())
+        for chosen in product([True, False], repeat=len(component)):
+            kept = "".join(name for name, yes in zip(component, chosen, strict=True) if yes)
+            effect = effect + (-1) ** (len(component) - len(kept)) * conditional(kept)
+        variances.append((effect.square().expand_as(w) * weights).sum(3).mean((1, 2)))
+    return torch.stack(variances, -1)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "causal", torch.tensor([3.0, 0.0, 1.0, 1.0, 5.0])], ids=str)
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_every_component_equals_brute_force(rope, weights):
+    d_head = 7 if rope.scaling != 1 else 6
+    q, k = random_qk(6, 6, d_head)
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 5, weights=weights)
+    p = {"uniform": torch.ones(5), "causal": torch.arange(5.0, 0, -1)}[weights] if isinstance(weights, str) else weights
+    p = p.double() / p.sum()
+    w = all_triples(q, k, rope, 0.3, 5)
+    variances = hoeffding(w, p)
+    mean = (w * p).sum(3).mean((1, 2))
+    total = ((w - mean[:, None, None, None]).square() * p).sum(3).mean((1, 2))
+    torch.testing.assert_close(found.shares * found.total[:, None], variances, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(found.total, total)
+    torch.testing.assert_close(found.mean, mean)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(2, 8),
+    half=st.integers(1, 4),
+    n_distances=st.integers(1, 40),
+    causal=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_shares_add_up_to_one(n, half, n_distances, causal, seed):
+    rope = Rope(inverse_frequencies(2 * half, 100.0))
+    moments = TripleMoments.from_qk(*random_qk(n, n, 2 * half, seed), rope)
+    found = variance_shares(moments, rope, 1.0, n_distances, weights="causal" if causal else "uniform")
+    assert bool((found.shares >= 0).all())
+    torch.testing.assert_close(found.shares.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("constant", "gone"),
+    [("q", ("q", "qk", "qd", "qkd")), ("k", ("k", "qk", "kd", "qkd")), ("d", ("d", "qd", "kd", "qkd"))],
+)
+def test_a_factor_that_does_not_vary_has_no_share(constant, gone):
+    rope = ROPES["half"]
+    q, k = random_qk(6, 6, 6)
+    q = q[:, :1].expand_as(q) if constant == "q" else q
+    k = k[:, :1].expand_as(k) if constant == "k" else k
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 1 if constant == "d" else 9)
+    assert float(found.share(*gone).abs().max()) < 1e-12
+    assert float(found.shares.sum(-1).min()) == pytest.approx(1)
+
+
+def test_a_large_constant_costs_no_digits():
+    rope = Rope(torch.zeros(3, dtype=torch.float64))
+    q, k = random_qk(20, 20, 6)
+    found = variance_shares(TripleMoments.from_qk(q + 1e5, k, rope), rope, 1.0, 3)
+    w = all_triples(q + 1e5, k, rope, 1.0, 3)
+    expected = hoeffding(w, torch.full((3,), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(found.shares * found.total[:, None], expected, rtol=1e-4, atol=1e-4)
+
+
+# What the shares mean
+
+
+def test_additive_r_is_the_correlation_with_the_best_two_axis_split():
+    rope = ROPES["half"]
+    q, k = random_qk(7, 6, 6)
+    w = all_triples(q, k, rope, 1.0, 5)
+    moments = TripleMoments.from_qk(q, q, rope)
+    moments = TripleMoments(moments.q, TripleMoments.from_qk(k, k, rope).k)
+    best = w.mean(2, keepdim=True) + w.mean(3, keepdim=True) - w.mean((2, 3), keepdim=True)
+    expected = [torch.corrcoef(torch.stack([w[h].flatten(), best[h].flatten()]))[0, 1] for h in range(2)]
+    found = variance_shares(moments, rope, 1.0, 5)
+    torch.testing.assert_close(found.additive_r, torch.stack(expected))
+
+
+def test_three_axis_share_is_what_the_best_sum_of_three_explains():
+    rope = ROPES["half"]
+    q, k = random_qk(6, 6, 6)
+    w = all_triples(q, k, rope, 1.0, 5)
+    mean = w.mean((1, 2, 3), keepdim=True)
+    best = w.mean((2, 3), keepdim=True) + w.mean((1, 3), keepdim=True) + w.mean((1, 2), keepdim=True) - 2 * mean
+    expected = 1 - (w - best).square().mean((1, 2, 3)) / (w - mean).square().mean((1, 2, 3))
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5)
+    torch.testing.assert_close(found.three_axis_share, expected)
+
+
+def test_shares_within_rows_are_those_of_the_score_less_each_querys_mean():
+    rope = ROPES["half"]
+    q, k = random_qk(6, 6, 6)
+    w = all_triples(q, k, rope, 1.0, 5)
+    variances = hoeffding(w - w.mean((2, 3), keepdim=True), torch.full((5,), 0.2, dtype=torch.float64))
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5).within_rows
+    torch.testing.assert_close(found.shares, variances / variances.sum(-1, keepdim=True), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(found.total, variances.sum(-1))
+
+
+def test_causal_weights_are_the_distances_of_a_text():
+    rope = ROPES["half"]
+    moments = TripleMoments.from_qk(*random_qk(6, 6, 6), rope)
+    counts = torch.tensor([float(sum(i - j == d for i in range(7) for j in range(i + 1))) for d in range(7)])
+    causal, counted = (variance_shares(moments, rope, 1.0, 7, weights=w).shares for w in ("causal", counts))
+    torch.testing.assert_close(causal, counted)
+
+
+# Moments
+
+
+def test_moments_of_prompts_add_up_to_those_of_the_corpus():
+    rope = ROPES["partial, odd rest, scaled"]
+    q, k = random_qk(30, 30, 7)
+    parts = [TripleMoments.from_qk(q[:, part], k[:, part], rope) for part in (slice(3), slice(3, 20), slice(20, 30))]
+    together, added = TripleMoments.from_qk(q, k, rope), parts[0] + parts[1] + parts[2]
+    for whole, merged in [(together.q, added.q), (together.k, added.k)]:
+        assert whole.n == merged.n
+        torch.testing.assert_close(merged.mean, whole.mean)
+        torch.testing.assert_close(merged.about_mean.plain, whole.about_mean.plain)
+        torch.testing.assert_close(merged.about_mean.conjugate, whole.about_mean.conjugate)
+
+
+def test_the_first_token_can_be_left_out():
+    rope = ROPES["half"]
+    q, k = random_qk(9, 9, 6)
+    found = TripleMoments.from_qk(q, k, rope, first_token=False)
+    torch.testing.assert_close(found.k.mean, TripleMoments.from_qk(q[:, 1:], k[:, 1:], rope).k.mean)
+    assert found.q.n == 8
+
+
+def test_a_head_that_never_varies_has_no_shares():
+    rope = Rope(torch.zeros(2, dtype=torch.float64))
+    found = variance_shares(
+        TripleMoments.from_qk(torch.full((1, 6, 4), 0.1), torch.full((1, 6, 4), 0.7), rope), rope, 1.0, 4
+    )
+    assert found.shares.isnan().all()
+    assert found.additive_r.isnan().all()
+
+
+# Bad input
+
+
+def test_a_prompt_of_one_token_cannot_lose_it():
+    with pytest.raises(InputError, match="no token is left of a prompt of 1;"):
+        TripleMoments.from_qk(*random_qk(1, 1, 6), ROPES["half"], first_token=False)
+
+
+def test_a_bias_by_distance_joins_the_distance_share():
+    q, k = random_qk(6, 6, 6)
+    rope, weights = ROPES["half"], torch.full((5,), 1 / 5, dtype=torch.float64)
+    bias = -0.4 * torch.arange(5, dtype=torch.float64).expand(2, 5)
+    w = all_triples(q, k, rope, 0.5, 5) + bias[:, None, None]
+    shares = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.5, 5, bias=bias)
+    torch.testing.assert_close(shares.shares * shares.total[:, None], hoeffding(w, weights), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(shares.mean, w.mean((1, 2, 3)))

@@ -1,0 +1,332 @@
+"""Splits against pair-by-pair formulas and against least squares over the full product, in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.position.decomposition.layer_fits import fit_capture
+from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
+from tl_posgen.position.substitution.numbers.splits import (
+    DistanceDistribution,
+    add_residual,
+    attention_kl,
+    attention_profile,
+    below_quantile,
+    point_mass,
+    positional_profile,
+    running_mean_key,
+    split_scores,
+    triangle,
+    uniform,
+)
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.scores_at import scores_at_positions
+
+SCALE, N, D_HEAD = 0.3, 9, 8
+ROPES = {
+    "half": Rope(inverse_frequencies(8, 100.0)),
+    "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
+    "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
+    "none": Rope(),
+}
+DISTRIBUTIONS = {
+    "point": point_mass(1000),
+    "triangle": triangle(5),
+    "uniform": uniform(7),
+    "fractional": DistanceDistribution(torch.tensor([0.5, 3.0]), torch.tensor([0.25, 0.75], dtype=torch.float64)),
+    "per head": triangle(torch.tensor([2.0, 4.5])),
+}
+VISIBLE = torch.ones(N, N).tril().bool()
+
+
+@pytest.fixture(params=ROPES.values(), ids=ROPES.keys())
+def rope(request) -> Rope:
+    return request.param
+
+
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.3
+
+
+@pytest.fixture
+def head() -> tuple[torch.Tensor, torch.Tensor]:
+    return random_tensor(2, N, D_HEAD, seed=0), random_tensor(2, N, D_HEAD, seed=1)
+
+
+def scores_over_distances(q, x, rope, distances):
+    """scale <R_d q_i, R_0 x_j> for each distance: [head, distance, query, key]."""
+    unturned = rotate(x, torch.zeros(x.shape[1]), rope)
+    every = [rotate(q, torch.full((q.shape[1],), float(d)), rope) @ unturned.mT for d in distances]
+    return SCALE * torch.stack(every, dim=1)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_the_parts_equal_their_formulas_pair_by_pair(rope, distribution, head):
+    q, k = head
+    split = split_scores(q, k, rope, SCALE, distribution)
+    mean = k.mean(1, keepdim=True)
+    position = torch.arange(N)
+    expected = scores_at_positions(q, mean.expand_as(k), rope, SCALE, position, position)
+    torch.testing.assert_close(split.position, expected)
+    weights = distribution.weights.expand(2, -1)
+    content = scores_over_distances(q, k - mean, rope, distribution.distances.tolist())
+    torch.testing.assert_close(split.content, torch.einsum("hd,hdij->hij", weights, content))
+
+
+def test_the_residual_of_a_point_mass_is_the_turned_difference(rope, head):
+    q, k = head
+    position = torch.arange(N)
+    exact = scores_at_positions(q, k, rope, SCALE, position, position)
+    left = exact - split_scores(q, k, rope, SCALE, point_mass(3)).scores
+    spread = k - k.mean(1, keepdim=True)
+    expected = scores_at_positions(q, spread, rope, SCALE, position, position)
+    expected = expected - scores_over_distances(q, spread, rope, [3])[:, 0]
+    torch.testing.assert_close(left, expected)
+
+
+def test_the_split_is_exact_at_the_dummy_distance(rope, head):
+    q, k = head
+    position = torch.arange(N)
+    exact = scores_at_positions(q, k, rope, SCALE, position, position)
+    split = split_scores(q, k, rope, SCALE, point_mass(3)).scores
+    torch.testing.assert_close(split[:, position[3:], position[:-3]], exact[:, position[3:], position[:-3]])
+
+
+def test_no_other_split_is_closer_over_the_full_product(head):
+    """Projection of w(q, k, d) on f(q, d) + g(q, k) under p: E[w | q, d] + E[w | q, k] - E[w | q]."""
+    q, k = head
+    distribution, rope = triangle(6), ROPES["half"]
+    w = scores_over_distances(q, k, rope, distribution.distances.tolist())
+    p = distribution.weights[None, :, None, None]
+    over_keys, over_distances = w.mean(-1, keepdim=True), (p * w).sum(1, keepdim=True)
+    best = over_keys + over_distances - over_distances.mean(-1, keepdim=True)
+    mean = k.mean(1, keepdim=True)
+    f = scores_over_distances(q, mean, rope, distribution.distances.tolist())
+    g = split_scores(q, k, rope, SCALE, distribution).content[:, None]
+    torch.testing.assert_close(f + g, best)
+
+
+def test_a_turn_taken_from_a_distribution_splits_as_it(rope, head):
+    q, k = head
+    distribution = triangle(torch.tensor([2.0, 5.0]))
+    turn = distribution.mean_turn(rope, D_HEAD)
+    split, expected = (split_scores(q, k, rope, SCALE, either) for either in (turn, distribution))
+    torch.testing.assert_close(split.scores, expected.scores)
+
+
+def test_a_positional_profile_is_the_softmax_of_the_position_part(rope, head):
+    q, k = head
+    distribution = positional_profile(q, k, rope, SCALE)
+    f = scores_over_distances(q, k.mean(1, keepdim=True), rope, range(N))[..., 0]
+    torch.testing.assert_close(distribution.weights, f.softmax(1).mT)
+
+
+def test_a_distribution_per_query_equals_one_split_per_query(rope, head):
+    q, k = head
+    distribution = positional_profile(q, k, rope, SCALE)
+    found = split_scores(q, k, rope, SCALE, distribution)
+    for i in range(N):
+        own = DistanceDistribution(distribution.distances, distribution.weights[:, i])
+        torch.testing.assert_close(found.content[:, i], split_scores(q, k, rope, SCALE, own).content[:, i])
+
+
+def test_without_the_query_the_authors_simplified_logits_remain(mini, alice):
+    """`k_q_simplify`: <R_d qbar, kbar> + <mean_t R_t qbar, k_j>, but for a constant a head, which softmax ignores."""
+    found = {}
+
+    def compare(capture):
+        q, k, n, geometry = capture.q.double(), capture.k.double(), capture.length, capture.geometry
+        mean_q, mean_k = q.mean(1, keepdim=True), k.mean(1, keepdim=True)
+        turned = rotate(mean_q.expand(-1, n, -1), torch.arange(n), geometry.rope)
+        position = geometry.scale * (turned @ mean_k.mT)[..., 0]
+        content = geometry.scale * (turned.mean(1, keepdim=True) @ k.mT)
+        distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
+        gap = (by_split(all_positions, query="mean")(capture) - position[:, distance] - content)[:, VISIBLE]
+        found[capture.layer] = float((gap - gap.mean(1, keepdim=True)).abs().max() / position.abs().max())
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
+    assert len(found) == mini.cfg.n_layers
+    assert max(found.values()) < 1e-5
+
+
+def test_the_mean_query_over_near_distances_is_the_split_of_the_mean_query(mini, alice):
+    def compare(capture):
+        q = capture.q.mean(1, keepdim=True).expand_as(capture.q)
+        split = split_scores(q, capture.k, capture.geometry.rope, capture.geometry.scale, uniform(4))
+        scores = by_split(uniform(4), query="mean")(capture)
+        torch.testing.assert_close(scores, split.scores)
+        # a(i - j) + c(j): the second difference along the diagonals and keys is 0
+        second = scores[:, 1:, 1:] - scores[:, :-1, :-1]
+        torch.testing.assert_close(second, second[:, -1:].expand_as(second), atol=1e-4, rtol=0)
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
+
+
+@pytest.mark.parametrize("weights", [None, near(3), "attention"], ids=str)
+def test_weighted_fits_stand_in_as_the_measure_fits_them(mini, alice, weights):
+    def compare(capture):
+        fit = fit_capture(capture, weights=weights)[0]
+        expected = fit.fitted(capture.positions, capture.positions)[:, VISIBLE]
+        found = by_three_axis(capture, weights)[:, VISIBLE]
+        torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
+
+    run_capture(mini, prompts_of_one_length(mini, alice, N, 1), compare)
+
+
+def test_constant_keys_leave_no_content(rope, head):
+    q, k = head
+    split = split_scores(q, k[:, :1].expand_as(k), rope, SCALE, triangle(4))
+    torch.testing.assert_close(split.content, torch.zeros_like(split.content))
+
+
+def test_a_given_mean_key_is_used(head):
+    q, k = head
+    own = split_scores(q, k, ROPES["half"], SCALE, triangle(4))
+    given_key = split_scores(q, k, ROPES["half"], SCALE, triangle(4), mean_key=k.mean(1))
+    other = split_scores(q, k, ROPES["half"], SCALE, triangle(4), mean_key=k[:, 0])
+    assert torch.equal(own.scores, given_key.scores)
+    assert not torch.allclose(own.scores, other.scores)
+
+
+def test_a_mean_key_per_query_equals_one_split_per_query(rope, head):
+    q, k = head
+    running = running_mean_key(k)
+    found = split_scores(q, k, rope, SCALE, triangle(4), mean_key=running)
+    for i in range(N):
+        expected = split_scores(q, k, rope, SCALE, triangle(4), mean_key=running[:, i])
+        torch.testing.assert_close(found.position[:, i], expected.position[:, i])
+        torch.testing.assert_close(found.content[:, i], expected.content[:, i])
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, N, 50])
+def test_running_mean_key_is_the_mean_of_the_visible_keys(head, window):
+    _, k = head
+    found = running_mean_key(k, window)
+    for i in range(N):
+        first = 0 if window is None else max(0, i - window + 1)
+        torch.testing.assert_close(found[:, i], k[:, first : i + 1].mean(1))
+
+
+@settings(max_examples=20, deadline=None)
+@given(width=st.floats(0.1, 300))
+def test_a_triangle_is_a_distribution_that_falls_with_distance(width):
+    distribution = triangle(width)
+    assert abs(distribution.weights.sum().item() - 1) < 1e-12
+    assert (distribution.weights.diff() < 0).all()
+    assert distribution.distances.max() < width
+
+
+def test_triangles_per_head_are_those_of_each_width():
+    distribution = triangle(torch.tensor([2, 5]))
+    torch.testing.assert_close(distribution.weights[1], triangle(5).weights)
+    torch.testing.assert_close(distribution.weights[0, :2], triangle(2).weights)
+    assert (distribution.weights[0, 2:] == 0).all()
+
+
+def test_a_uniform_distribution_weighs_every_distance_alike():
+    distribution = uniform(4)
+    assert (distribution.distances.tolist(), distribution.weights.tolist()) == ([0, 1, 2, 3], [0.25] * 4)
+
+
+def test_width_one_is_the_point_mass_at_zero(head):
+    q, k = head
+    one = split_scores(q, k, ROPES["half"], SCALE, triangle(1)).scores
+    assert torch.equal(one, split_scores(q, k, ROPES["half"], SCALE, point_mass(0)).scores)
+
+
+def test_attention_profile_is_the_mean_of_each_diagonal():
+    pattern = random_tensor(2, N, N).masked_fill(~VISIBLE, -torch.inf).softmax(-1)
+    distribution = attention_profile(pattern)
+    expected = torch.stack([pattern.diagonal(-d, 1, 2).sum(-1) for d in range(N)], 1) / N
+    torch.testing.assert_close(distribution.weights, expected)
+
+
+def test_residual_share_runs_from_the_split_to_the_exact_scores():
+    exact, approximate = random_tensor(2, N, N, seed=0), random_tensor(2, N, N, seed=1)
+    masked = exact.masked_fill(~VISIBLE, -torch.inf)
+    assert torch.equal(add_residual(approximate, masked, 0), approximate)
+    torch.testing.assert_close(add_residual(approximate, masked, 1)[:, VISIBLE], exact[:, VISIBLE])
+    torch.testing.assert_close(add_residual(approximate, exact, 0.25), 0.75 * approximate + 0.25 * exact)
+
+
+@settings(max_examples=30, deadline=None)
+@given(gamma=st.floats(0, 1), seed=st.integers(0, 999))
+def test_each_head_replaces_its_own_gamma_share_of_the_smallest_scores(gamma, seed):
+    scores = random_tensor(2, N, N, seed=seed) * torch.tensor([1.0, 9.0])[:, None, None]
+    replaced = below_quantile(scores.masked_fill(~VISIBLE, -torch.inf), VISIBLE, gamma)
+    n = int(VISIBLE.sum())
+    assert not replaced[:, ~VISIBLE].any()
+    for head in range(2):
+        assert abs(replaced[head].sum().item() - gamma * n) <= 1
+        kept = VISIBLE & ~replaced[head]
+        if kept.any() and replaced[head].any():
+            assert scores[head][replaced[head]].max() < scores[head][kept].min()
+
+
+@settings(max_examples=30, deadline=None)
+@given(gamma=st.floats(0.2, 0.99), seed=st.integers(0, 999))
+def test_one_threshold_a_layer_is_a_quantile_of_the_last_row_of_the_first_head(gamma, seed):
+    scores = random_tensor(3, N, N, seed=seed) * torch.tensor([1.0, 9.0, 0.1])[:, None, None]
+    replaced = below_quantile(scores.masked_fill(~VISIBLE, -torch.inf), VISIBLE, gamma, "layer")
+    threshold = sorted(scores[0, -1].tolist())[int(gamma * N) - 1]
+    assert torch.equal(replaced, (scores <= threshold) & VISIBLE)
+
+
+@pytest.mark.parametrize("threshold", ["head", "layer"])
+@pytest.mark.parametrize(("gamma", "share"), [(0, 0.0), (1, 1.0)])
+def test_gamma_zero_replaces_nothing_and_one_everything(gamma, share, threshold):
+    replaced = below_quantile(random_tensor(2, N, N), VISIBLE, gamma, threshold)
+    assert replaced[:, VISIBLE].double().mean() == share
+
+
+def test_a_row_constant_does_not_change_attention():
+    scores = random_tensor(2, N, N)
+    kl = attention_kl(scores, scores + random_tensor(2, N, 1, seed=1), VISIBLE)
+    torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-12, rtol=0)
+
+
+def test_attention_kl_equals_the_definition():
+    exact, approximate = random_tensor(2, N, N, seed=0), random_tensor(2, N, N, seed=1)
+    p, q = (x[1, 4, :5].softmax(-1) for x in (exact, approximate))
+    torch.testing.assert_close(attention_kl(exact, approximate, VISIBLE)[1, 4], (p * (p / q).log()).sum())
+
+
+def test_float32_heads_split_in_float32_close_to_float64(rope, head):
+    q, k = head
+    single = split_scores(q.float(), k.float(), rope, SCALE, point_mass(1000)).scores
+    assert single.dtype == torch.float32
+    exact = split_scores(q, k, rope, SCALE, point_mass(1000)).scores
+    torch.testing.assert_close(single.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_the_distribution_so_that_it_can_be_searched(head):
+    q, k = head
+
+    def energy(logits):
+        distribution = DistanceDistribution(torch.arange(3), logits.softmax(-1))
+        return split_scores(q, k, ROPES["half"], SCALE, distribution).scores.square().sum()
+
+    logits, direction = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), random_tensor(2, 3)
+    (gradient,) = torch.autograd.grad(energy(logits), logits)
+    step = 1e-5 * direction
+    slope = (energy(logits + step) - energy(logits - step)) / 2e-5
+    torch.testing.assert_close((gradient * direction).sum(), slope.detach(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: point_mass(-1), "0 or more"),
+        (lambda: triangle(0), "above 0"),
+        (lambda: triangle(torch.tensor([3.0, -1.0])), "above 0"),
+        (lambda: uniform(0), "1 or more"),
+        (lambda: below_quantile(torch.zeros(1, 2, 2), torch.ones(2, 2).bool(), 1.5), "outside"),
+    ],
+)
+def test_bad_input_is_refused(call, match):
+    with pytest.raises(InputError, match=match):
+        call()

@@ -1,0 +1,118 @@
+"""Cone measures against what a cone built by hand must give."""
+
+import math
+
+import pytest
+import torch
+
+from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
+from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
+
+D_MODEL = 24
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs_on_a_cone(angle=0.4, n=60):
+    """Unit vectors at one angle from the first axis, in random directions around it."""
+    around = torch.nn.functional.normalize(draw(n, D_MODEL - 1), dim=-1)
+    around = torch.nn.functional.normalize(torch.cat([around, -around]), dim=-1)
+    along = torch.full((2 * n, 1), math.cos(angle), dtype=torch.float64)
+    return torch.cat([along, math.sin(angle) * around], dim=-1)
+
+
+def test_cone_built_by_hand_is_found():
+    found = fit_cone(inputs_on_a_cone(angle=0.4))
+    torch.testing.assert_close(found.axis, torch.eye(D_MODEL, dtype=torch.float64)[0])
+    assert found.cosine.mean().item() == pytest.approx(math.cos(0.4))
+    assert found.cosine.std(correction=0).item() == pytest.approx(0, abs=1e-7)
+    assert found.r1.item() == pytest.approx(math.cos(0.4) ** 2)
+
+
+def test_inputs_in_random_directions_lie_on_no_cone():
+    found = fit_cone(draw(500, D_MODEL))
+    assert found.cosine.mean() < 0.2
+    assert found.r1 < 3 / D_MODEL
+
+
+def test_cone_r1_is_that_of_the_spectrum():
+    inputs = draw(30, D_MODEL) + 0.5
+    torch.testing.assert_close(fit_cone(inputs).r1, spectrum(inputs).r1)
+
+
+def test_gain_is_one_on_average_over_random_axes():
+    weight = draw(4, D_MODEL, 8)
+    gains = [axis_projection(draw(5, D_MODEL), axis, weight).gain.square() for axis in torch.eye(D_MODEL).double()]
+    torch.testing.assert_close(torch.stack(gains).mean(0), torch.ones(4, dtype=torch.float64))
+
+
+def test_axis_share_is_the_energy_left_by_the_counterfactual():
+    inputs, weight = draw(40, D_MODEL) + 0.3, draw(3, D_MODEL, 8, seed=1)
+    found = axis_projection(inputs, fit_cone(inputs).axis, weight).axis_share
+    expected = (rank_one(inputs) @ weight).square().sum((1, 2)) / (inputs @ weight).square().sum((1, 2))
+    torch.testing.assert_close(found, expected)
+
+
+def test_axis_part_and_the_rest_share_out_the_energy():
+    inputs, weight = draw(40, D_MODEL) + 0.3, draw(3, D_MODEL, 8, seed=1)
+    axis_part, rest = rank_one(inputs) @ weight, (inputs - rank_one(inputs)) @ weight
+    total = axis_part.square().sum() + rest.square().sum()
+    torch.testing.assert_close(total, (inputs @ weight).square().sum())
+
+
+def test_projection_onto_the_axis_gives_rank_one_whatever_the_inputs():
+    inputs = draw(40, D_MODEL) + 0.3
+    axis = fit_cone(inputs).axis
+    weight = (axis[:, None] * draw(1, 8))[None]
+    found = axis_projection(inputs, axis, weight)
+    assert (found.axis_share.item(), found.r1_input.item()) == (pytest.approx(1), pytest.approx(1))
+    assert found.gain.item() == pytest.approx(D_MODEL**0.5)
+
+
+def test_the_sum_is_that_with_the_bias_in_every_row_and_the_bias_share_is_of_their_energies():
+    inputs, weight, bias = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1), draw(2, 8, seed=2)
+    found = axis_projection(inputs, fit_cone(inputs).axis, weight, bias)
+    part = inputs @ weight
+    torch.testing.assert_close(found.r1_input, spectrum(part).r1)
+    torch.testing.assert_close(found.r1_sum, spectrum(part + bias[:, None]).r1)
+    free, energy = 40 * bias.square().sum(-1), part.square().sum((1, 2))
+    torch.testing.assert_close(found.bias_share, free / (free + energy))
+
+
+def test_large_bias_raises_r1_of_the_sum_and_not_of_the_input_part():
+    inputs, weight = draw(40, D_MODEL), draw(2, D_MODEL, 8, seed=1)
+    found = axis_projection(inputs, fit_cone(inputs).axis, weight, 100 * torch.ones(2, 8))
+    assert (found.r1_sum > 0.99).all()
+    assert (found.r1_input < 0.5).all()
+    assert (found.bias_share > 0.99).all()
+
+
+def test_projection_without_bias_has_no_bias_share():
+    inputs = draw(4, D_MODEL)
+    found = axis_projection(inputs, fit_cone(inputs).axis, draw(2, D_MODEL, 8))
+    assert found.bias_share.tolist() == [0, 0]
+    assert found.r1_sum.equal(found.r1_input)
+
+
+def slash_of_inputs(inputs, w_q, w_k, rope):
+    positions = torch.arange(len(inputs))
+    q, k = (rotate(inputs @ weight, positions, rope) for weight in (w_q, w_k))
+    return slash_statistics_from_qk(q, k, scale=4.0)
+
+
+def test_axis_alone_carries_the_slash_of_a_head_that_reads_the_axis():
+    rope = Rope(inverse_frequencies(16, base=100.0))
+    inputs = inputs_on_a_cone(angle=0.3)
+    read = torch.zeros(2, D_MODEL, 16, dtype=torch.float64)
+    read[:, 0] = 1.0
+    w_q = rotate(read[:1], torch.full((D_MODEL,), -5), rope)  # looks five tokens back
+    whole = slash_of_inputs(inputs, w_q, read[1:], rope).score[0]
+    axis = slash_of_inputs(rank_one(inputs), w_q, read[1:], rope).score[0]
+    rest = slash_of_inputs(inputs - rank_one(inputs), w_q, read[1:], rope)
+    assert whole[5] > 0.8
+    assert axis[5] > 0.8
+    assert rest.score[0, 5] < 2 * rest.uniform[5]

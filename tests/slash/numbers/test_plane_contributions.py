@@ -1,0 +1,246 @@
+"""Plane contributions, ablations and the rank-one profile against score matrices written out."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
+from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, inverse_frequencies, rotate
+from tl_posgen.slash.numbers.ablations import ablate, drop, freeze, keep
+from tl_posgen.slash.numbers.plane_contributions import (
+    match_profiles,
+    plane_contributions,
+    rank_one_profile,
+    score_of_profile,
+)
+from tl_posgen.slash.numbers.slash_scores import slash_statistics_from_qk
+
+N, D_HEAD = 40, 16
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ropes():
+    return st.builds(
+        Rope,
+        st.sampled_from([8, 12, 16]).map(lambda dim: inverse_frequencies(dim, base=100.0)),
+        st.sampled_from(["half", "adjacent"]),
+        st.sampled_from([1.0, 1.2]),
+    )
+
+
+def inner_products(q, k, rope):
+    """InnerProd(i, j, l) by its cosine formula, [plane, query, key]."""
+    z_q, z_k = complex_planes(q, rope), complex_planes(k, rope)
+    distance = (torch.arange(N)[:, None] - torch.arange(N)).double()
+    angle = complex_frequencies(rope, D_HEAD)[:, None, None] * distance
+    phase = z_q.angle().T[:, :, None] - z_k.angle().T[:, None, :]
+    scaling = torch.ones(len(angle), dtype=torch.float64)
+    scaling[: len(rope.inv_freq)] = rope.scaling**2
+    sizes = z_q.abs().T[:, :, None] * z_k.abs().T[:, None, :]
+    return scaling[:, None, None] * sizes * torch.cos(angle + phase)
+
+
+@settings(deadline=None, max_examples=15)
+@given(rope=ropes(), window=st.none() | st.integers(1, N), seed=st.integers(0, 99))
+def test_plane_contributions_are_the_diagonal_means_less_the_visible_mean(rope, window, seed):
+    q, k = draw(2, 1, N, D_HEAD, seed=seed)
+    products = inner_products(q[0], k[0], rope)
+    diagonals = torch.stack([products.diagonal(-d, 1, 2).mean(-1) for d in range(N)], -1)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    seen = (distance >= 0) & (distance < (window or N))
+    expected = 0.5 * (diagonals - products[:, seen].mean(-1, keepdim=True))
+    found = plane_contributions(q, k, rope, scale=0.5, window=window)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_plane_contributions_add_up_to_the_mean_logit_by_distance():
+    rope, (q, k) = Rope(inverse_frequencies(12)), draw(2, 3, N, D_HEAD)
+    logits = rotate(q, torch.arange(N), rope) @ rotate(k, torch.arange(N), rope).mT
+    expected = torch.stack([logits.diagonal(-d, 1, 2).mean(-1) for d in range(N)], -1)
+    expected = expected - logits[:, torch.ones(N, N).tril().bool()].mean(-1, keepdim=True)
+    torch.testing.assert_close(plane_contributions(q, k, rope).sum(1), expected)
+
+
+@pytest.mark.parametrize("n_planes", [3, 4, 5, 16, 64])
+def test_thirds_put_each_plane_in_one_band_fastest_first(n_planes):
+    bands = bands_by_thirds(n_planes)
+    assert (bands.sum(0) == 1).all()
+    assert bands.int().argmax(0).diff().ge(0).all()
+    assert bands.sum(1).max() - bands.sum(1).min() <= 1
+
+
+def test_wavelengths_put_each_plane_in_one_band():
+    rope = Rope(inverse_frequencies(64))
+    wavelength = 2 * torch.pi / rope.inv_freq
+    high, medium, low = bands_by_wavelength(rope, n=512)
+    assert (high == (wavelength < 32)).all()
+    assert (medium == (wavelength >= 32) & (wavelength <= 512)).all()
+    assert (low == (wavelength > 512)).all()
+    assert (torch.stack([high, medium, low]).sum(1) > 0).all()
+    assert ((high.int() + medium + low) == 1).all()
+
+
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+def test_drop_and_keep_of_a_band_share_out_the_score(pairing):
+    rope = Rope(inverse_frequencies(D_HEAD), pairing)
+    band = bands_by_thirds(8)[1]
+    q, k = draw(2, 2, N, D_HEAD)
+    without, only = ((lambda a, b: a @ b.mT)(*ablate(q, k, rope, kind, band)) for kind in ("drop", "keep"))
+    whole = (lambda a, b: a @ b.mT)(*ablate(q, k, rope, "none"))
+    torch.testing.assert_close(without + only, whole)
+
+
+def test_drop_spares_the_unrotated_remainder_and_keep_does_not():
+    rope, x = Rope(inverse_frequencies(8)), draw(3, D_HEAD)
+    band = torch.ones(4, dtype=torch.bool)
+    assert drop(x, rope, band)[..., 8:].equal(x[..., 8:])
+    assert keep(x, rope, band)[..., 8:].abs().max() == 0
+
+
+def test_frozen_planes_do_not_turn_and_keep_their_content():
+    rope, band = Rope(inverse_frequencies(D_HEAD)), bands_by_thirds(8)[0]
+    x = draw(1, N, D_HEAD)
+    frozen = complex_planes(ablate(x, x, rope, "freeze", band)[0], rope)
+    torch.testing.assert_close(frozen[..., band], complex_planes(x, rope)[..., band])
+    turned = complex_planes(rotate(x, torch.arange(N), rope), rope)
+    torch.testing.assert_close(frozen[..., ~band], turned[..., ~band])
+
+
+def test_freeze_leaves_the_rope_it_was_given():
+    rope = Rope(inverse_frequencies(8))
+    freeze(rope, torch.ones(4, dtype=torch.bool))
+    assert (rope.inv_freq > 0).all()
+
+
+def slash_head(back=6):
+    """Queries and keys of rank one, unequal in length, that look `back` tokens back."""
+    rope = Rope(inverse_frequencies(D_HEAD, base=50.0))
+    direction = torch.ones(D_HEAD, dtype=torch.float64)
+    ahead = rotate(direction.expand(1, 1, -1), torch.tensor([-back]), rope)
+    lengths = 1 + 0.03 * draw(2, 1, N, 1).tanh()
+    return lengths[0] * ahead, lengths[1] * direction, rope
+
+
+def test_slash_vanishes_without_rope_and_survives_rank_one_truncation():
+    q, k, rope = slash_head()
+    q, k = q + 0.1 * draw(1, N, D_HEAD, seed=3), k + 0.1 * draw(1, N, D_HEAD, seed=4)
+    score = {
+        kind: slash_statistics_from_qk(*ablate(q, k, rope, kind), scale=2.0).score[0, 6].item()
+        for kind in ("none", "rank_one", "no_rope", "means", "means_no_rope")
+    }
+    uniform = slash_statistics_from_qk(q, k, scale=0.0).score[0, 6].item()
+    assert min(score["none"], score["rank_one"], score["means"]) > 0.7
+    assert score["no_rope"] < 2 * uniform
+    assert score["means_no_rope"] == pytest.approx(uniform)
+
+
+def test_rank_one_ablation_truncates_q_and_k():
+    q, k = draw(2, 2, N, D_HEAD)
+    found = ablate(q, k, Rope(), "rank_one")
+    for x, truncated in zip((q, k), found, strict=True):
+        s = torch.linalg.svdvals(x - truncated)
+        torch.testing.assert_close(s[:, :-1], torch.linalg.svdvals(x)[:, 1:])
+
+
+def test_unknown_ablation_is_refused_with_what_there_is():
+    with pytest.raises(InputError, match="choose one of none, drop"):
+        ablate(draw(1, 4, 8), draw(1, 4, 8), Rope(inverse_frequencies(8)), "vanish")
+
+
+@pytest.mark.parametrize("band", [None, torch.ones(3, dtype=torch.bool)])
+def test_band_ablation_without_a_band_of_all_planes_is_refused(band):
+    with pytest.raises(InputError, match="each of the 4 planes"):
+        ablate(draw(1, 4, 8), draw(1, 4, 8), Rope(inverse_frequencies(8)), "drop", band)
+
+
+@settings(deadline=None, max_examples=15)
+@given(rope=ropes(), seed=st.integers(0, 99))
+def test_profile_is_exact_for_constant_queries_and_keys(rope, seed):
+    q, k = draw(2, 1, 1, D_HEAD, seed=seed).expand(2, 1, N, D_HEAD)
+    logits = 0.5 * rotate(q, torch.arange(N), rope) @ rotate(k, torch.arange(N), rope).mT
+    found = rank_one_profile(q, k, rope, scale=0.5)
+    torch.testing.assert_close(found.logit, logits[:, -1].flip(-1))
+    expected = slash_statistics_from_qk(rotate(q, torch.arange(N), rope), rotate(k, torch.arange(N), rope), 0.5)
+    torch.testing.assert_close(found.score, expected.score)
+
+
+def test_profiles_of_several_heads_are_those_of_each_alone():
+    rope = Rope(inverse_frequencies(D_HEAD, base=100.0))
+    q, k = draw(3, N, D_HEAD), draw(3, N, D_HEAD, seed=1)
+    together = rank_one_profile(q, k, rope, 0.3)
+    for head in range(3):
+        alone = rank_one_profile(q[head : head + 1], k[head : head + 1], rope, 0.3)
+        torch.testing.assert_close(together.score[head], alone.score[0])
+
+
+def test_profile_is_the_sum_of_its_cosines():
+    rope, (q, k) = Rope(inverse_frequencies(12), scaling=1.1), draw(2, 2, N, D_HEAD)
+    found = rank_one_profile(q, k, rope, scale=0.5)
+    theta = complex_frequencies(rope, D_HEAD)[:, None]
+    waves = torch.cos(theta * torch.arange(N) + found.phase[..., None])
+    torch.testing.assert_close(found.logit, (found.amplitude[..., None] * waves).sum(1))
+
+
+def test_profile_predicts_the_peak_of_a_slash_head():
+    q, k, rope = slash_head(back=6)
+    measured = slash_statistics_from_qk(*ablate(q, k, rope, "none"), scale=2.0).score
+    predicted = rank_one_profile(q, k, rope, scale=2.0).score
+    match = match_profiles(measured, predicted, torch.zeros_like(measured))
+    assert (match.predicted_peak.item(), match.best_distance.item()) == (6, 6)
+    assert match.score_at_peak.item() == 1
+    assert match.correlation > 0.98
+
+
+def test_match_tells_when_the_predicted_peak_is_elsewhere():
+    late = [1.0] * 4  # at least half the prompt away, where nothing is looked at
+    predicted, measured = torch.tensor([[0.9, 0.1, 0.0, 0.0, *late]]), torch.tensor([[0.2, 0.8, 0.0, 0.0, *late]])
+    match = match_profiles(measured, predicted, torch.zeros(1, 8))
+    assert (match.predicted_peak.item(), match.best_distance.item()) == (0, 1)
+    assert match.best_score.item() == pytest.approx(0.8)
+    assert match.score_at_peak.item() == pytest.approx(0.25)
+
+
+def test_a_match_stands_beside_the_mean_over_all_other_heads():
+    profiles = draw(3, 4, 13).exp()
+    measured, predicted, uniform = profiles
+    for peaks, of in (([1, 1, 0, 2], measured), ([0, 1, 1, 2], predicted)):
+        of[range(4), peaks] += 100.0
+    match = match_profiles(measured, predicted, uniform)
+    near = [(x - uniform)[:, :6].numpy() for x in (measured, predicted)]
+    for head in range(4):
+        r = [np.corrcoef(near[1][head], near[0][other])[0, 1] for other in range(4)]
+        assert match.correlation[head].item() == pytest.approx(r[head])
+        assert match.chance_correlation[head].item() == pytest.approx(np.mean(np.delete(r, head)))
+    torch.testing.assert_close(match.same_peak, torch.tensor([0.0, 1, 0, 1]).double())
+    torch.testing.assert_close(match.chance_peak, torch.tensor([1, 1, 2, 0]).double() / 3)
+    alone = match_profiles(*(x[:1] for x in profiles))
+    assert alone.chance_peak.isnan()
+    assert alone.chance_correlation.isnan()
+
+
+def test_of_three_tokens_only_the_diagonal_is_looked_at():
+    score = torch.tensor([[0.5, 0.9, 0.1]])
+    assert match_profiles(score, score, torch.zeros(1, 3)).best_distance.item() == 0
+
+
+def test_score_of_a_profile_with_huge_logits_is_finite():
+    logit = torch.zeros(1, 300, dtype=torch.float64)
+    logit[0, 200] = 5000.0
+    score = score_of_profile(logit)
+    assert score[0, 200].item() == pytest.approx(1)
+    assert score.isfinite().all()
+
+
+def test_the_mask_of_a_band_goes_to_the_device_of_what_it_is_taken_of():
+    """Operands on "meta" and the CPU are refused, as on accelerators."""
+    rope, band = Rope(torch.ones(2)), torch.tensor([True, False])
+    x = torch.empty(1, 3, 6, device="meta")
+    for function in (drop, keep):
+        assert function(x, rope, band).device.type == "meta"
+    assert freeze(Rope(torch.ones(2, device="meta")), band).inv_freq.device.type == "meta"

@@ -1,0 +1,137 @@
+"""Forward passes that are the user's own: measured while they run, or from a cache."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tl_posgen.core import registry
+from tl_posgen.core.engine import Measures, require_prompts, supported
+from tl_posgen.core.feed import Feed, one_pass
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.numbers import TRAINED
+from tl_posgen.core.random_inits import RandomInits, check_seed
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result, joined
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.provenance import model_label, provenance_of
+from tl_posgen.models.selection import select_heads
+from tl_posgen.models.wrapped import wrap
+
+
+@contextmanager
+def attach(
+    model: Any,
+    measures: Measures = None,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+    seed: int = 0,
+) -> Iterator["Attached"]:
+    """Register measures as hooks: any forward pass inside the block feeds them, beside the user's own hooks.
+
+    The scores that the pass ends up with are measured, whatever the order in which hooks were added: under edited
+    scores measures of scores and patterns take those, and measures of queries and keys refuse; under an edited pattern
+    measures of patterns take that; the results say so. Every forward pass counts as a prompt, also those that
+    `generate(use_past_kv_cache=False)` makes, one a token, on both kinds of model. Padding is left out where a
+    mask or a padding token of its own tells it. A KV cache is refused. The hooks are removed at the end of the block,
+    whatever happens inside. Measures that run the model themselves cannot be attached.
+
+    Yields:
+        An `Attached`; its `report()` may be called inside or after the block.
+
+    Example:
+        >>> import torch, tl_posgen
+        >>> model = tl_posgen.load_model("mini")
+        >>> with tl_posgen.attach(model, ["three_axis"]) as run:
+        ...     _ = model(torch.arange(40)[None])
+        >>> run.report()["three_axis"].frame().shape[0] == 16
+        True
+    """
+    run = Attached(model, collecting(measures, "attach", model), layers, heads, check_seed(seed))
+    with capturing(model, run.feed, needs=run.feed.needs, layers=layers, heads=heads):
+        yield run
+
+
+def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
+    """Return the measures that forward passes of somebody else can feed; of the usual ones, those that can."""
+    wrap(model)  # refuse what is no model
+    asked = registry.requested(measures)
+    if measures is None:
+        asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
+    for measure in asked:
+        if measure.runs_model:
+            raise InputError(f"{where}: {measure.name} runs the model itself; call it, or name it in analyze")
+        if "logits" in measure.needs:
+            raise InputError(
+                f"{where}: {measure.name} needs the logits of whole prompts; call it, or name it in analyze"
+            )
+    return supported(asked, model, skip=False)
+
+
+class Attached:
+    """Measures attached to a model, and what they have been fed so far."""
+
+    def __init__(self, model: Any, measures: Sequence[Measure], layers: Any, heads: Any, seed: int):
+        self.model, self.measures, self.seed = model, measures, seed
+        self.where: dict[str, Any] = {"layers": layers, "heads": heads}
+        self.feed = Feed(measures)
+
+    def report(self, *, null_seeds: Sequence[int] = ()) -> Report:
+        """Return what was found. With null_seeds the same tokens also go, unhooked, through random inits."""
+        n_layers = len(select_heads(self.model, **self.where))
+        sides = [self.feed.datasets(self.model, model_label(self.model), n_layers)]
+        rows, random_inits = self.feed.known_prompts(), RandomInits(self.model, null_seeds)
+        if null_seeds and len(rows) < len(self.feed.prompts):
+            raise InputError("null_seeds: some forward passes were not given token ids; run the null yourself")
+        for label, other in random_inits.models():
+            sides.append(one_pass(other, rows, self.measures, **self.where, label=label))
+        return attached_report(self.measures, sides, self.feed, self.model, random_inits, self.seed)
+
+
+def attached_report(
+    measures: Sequence[Measure], sides: Sequence[Any], feed: Feed, model: Any, random_inits: Sequence[int], seed: int
+) -> Report:
+    """Return the report of captured prompts: the model's datasets first, then those of its random inits."""
+    for measure in measures:
+        require_prompts(measure, model, feed.captured_prompts())
+        measure.prepare(model, feed.captured_prompts())
+    provenance = provenance_of(model, feed.known_prompts(), random_inits, seed) | feed.counted()
+    results = {}
+    for measure in measures:
+        each = {init: side[measure.name] for init, side in zip([TRAINED, *map(str, random_inits)], sides, strict=True)}
+        labels = [str(data.attrs["model"]) for data in each.values()]
+        options = {"options": measure.options()} if measure.options() else {}
+        results[measure.name] = Result(measure, joined(measure, each, labels), provenance | options)
+    return Report(results, provenance)
+
+
+def analyze_cache(
+    model: Any,
+    cache: Any,
+    *,
+    tokens: Any = None,
+    measures: Measures = None,
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+    seed: int = 0,
+) -> Report:
+    """Measure from an existing ActivationCache of `model.run_with_cache`; no forward pass is made, and no null.
+
+    The names that the cache must hold are `tl_posgen.models.needed_names(model, needs=...)`.
+
+    Args:
+        tokens: the ids that were run [batch, pos], or what the tokenizer returned (input_ids and attention_mask); of a
+            single prompt they may be left out. Padding is left out by them.
+
+    Raises:
+        InputError: the cache lacks what a measure needs (the message names the hook); several prompts without `tokens`.
+        UnsupportedModelError: the cached scores or pattern are not those of the cached q and k, which a measure needs.
+    """
+    measured = collecting(measures, "analyze_cache", model)
+    feed = Feed(measured)
+    seed = check_seed(seed)
+    for capture in captures_from_cache(cache, model, layers=layers, heads=heads, tokens=tokens, needs=feed.needs):
+        feed(capture)
+    return attached_report(measured, [feed.datasets(model, model_label(model))], feed, model, (), seed)

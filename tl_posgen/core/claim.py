@@ -1,0 +1,187 @@
+"""A claim of a paper: a predicate over numbers, its words, and the same words for random inits."""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
+from tl_posgen.core.result import Result
+from tl_posgen.report.figures import finish, model_label
+
+Verdict = Literal["held", "partly", "not held", "open"]
+COLUMNS = ("says", "verdict", "measured", "null", "criterion")
+
+
+class Judgement(NamedTuple):
+    """A verdict, the numbers that it rests on in words, and the same words for the random inits."""
+
+    verdict: Verdict
+    measured: str
+    null: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper.
+
+    Attributes:
+        paper: "position", "slash" or "coupling".
+        number: as numbered in the documentation.
+        says: the claim, in our words.
+        criterion: from which numbers on we say that it held; ours.
+        needs: names of the measures that it reads. Where one is missing, the claim is open and says which.
+        judge: from their results, in order, to a judgement. None of a claim that one model cannot show.
+        options: of a measure, by its name, where the claim needs others than the usual ones.
+    """
+
+    paper: str
+    number: int | str
+    says: str
+    criterion: str
+    needs: tuple[str, ...]
+    judge: Callable[..., Judgement] | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper} {self.number}"
+
+
+def judgement(verdict: Verdict, words: Callable[..., str], *results: Result) -> Judgement:
+    """Return a judgement whose words are made of the model's numbers, and once more of the random inits'.
+
+    Args:
+        words: from the `Numbers` of each result to a phrase.
+    """
+    known = all(result.numbers.inits for result in results)
+    null = words(*(result.numbers.of_inits for result in results)) if known else NO_NULL
+    return Judgement(verdict, words(*(result.numbers for result in results)), null)
+
+
+def each_init(own: Numbers) -> list[Numbers]:
+    """Return the numbers of every random init as if it were the model: with intervals of its own."""
+    alone = (own.dataset.sel(init=[one]).assign_coords(init=[TRAINED]) for one in own.inits)
+    return [Numbers(own.measure, dataset) for dataset in alone]
+
+
+def highest(values: Iterable[float]) -> float:
+    """Return the highest of the random inits' values; NaN, which leaves a claim open, of none or an undefined one."""
+    return float(np.max([*values] or [math.nan]))
+
+
+def lowest(values: Iterable[float]) -> float:
+    """Return the lowest of the random inits' values; NaN of none or an undefined one."""
+    return float(np.min([*values] or [math.nan]))
+
+
+def where_known(verdict: Verdict, *numbers: float) -> Verdict:
+    """Return the verdict that rests on these numbers; open where one is not defined, such as the end of an interval."""
+    return "open" if any(math.isnan(number) for number in numbers) else verdict
+
+
+def threshold(value: float, held: float, partly: float) -> Verdict:
+    """Return the verdict of a number of which more is better; open where it is not defined."""
+    return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)
+
+
+# All claims of one model
+
+BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
+    "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
+    "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
+}
+
+
+def judged(
+    claims: Sequence[Claim],
+    results: Mapping[str, Result],
+    label: str,
+    provenance: Mapping[str, Any],
+    reasons: Mapping[str, str] | None = None,
+) -> Result:
+    """Return every claim as a row of a Result named "claims", all of it words.
+
+    Args:
+        reasons: why a measure could not be had.
+    """
+    judgements = [judgement_of(claim, results, {**BY_ITSELF, **(reasons or {})}) for claim in claims]
+    columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
+    columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
+    data = {name: ("claim", columns[name]) for name in COLUMNS}
+    coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
+    measure = Claims()
+    known = {name: value for name, value in provenance.items() if name != "options"}
+    return Result(measure, measure.describe(xr.Dataset(data, coords)), known)
+
+
+def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str]) -> Judgement:
+    """Return the claim's own judgement; open where what it needs is missing, or there is no random init."""
+    lacking = [name for name in claim.needs if name not in results]
+    if lacking or claim.judge is None:
+        why = "; ".join(reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
+        return Judgement("open", f"not measured: {why}", "not measured")
+    found = claim.judge(*(results[name] for name in claim.needs))
+    return found._replace(verdict="open") if found.null == NO_NULL else found
+
+
+FILLS = {"held": "#d7eddf", "partly": "#f6ecd0", "not held": "#f6d9d0", "open": "#e8eaee"}
+WIDTHS = {"claim": 70, "says": 260, "verdict": 60, "measured": 320, "null": 320}
+CHARACTERS_PER_PIXEL = 1 / 6.4
+
+
+def claims_table(result: Result) -> go.Figure:
+    """Draw a row a claim, coloured by its verdict; the random init's numbers are its last column."""
+    data = result.own
+    cells, lines = [], [1] * data.sizes["claim"]
+    for name, width in WIDTHS.items():
+        texts = [textwrap.wrap(str(text), int(width * CHARACTERS_PER_PIXEL)) for text in data[name].values]
+        lines = [max(most, len(text)) for most, text in zip(lines, texts, strict=True)]
+        cells.append(["<br>".join(text) for text in texts])
+    fill = [FILLS[str(verdict)] for verdict in data["verdict"].values]
+    table = go.Table(
+        columnwidth=list(WIDTHS.values()),
+        header={"values": [f"<b>{name}</b>" for name in WIDTHS], "align": "left"},
+        cells={
+            "values": cells,
+            "align": "left",
+            "fill_color": [fill],
+            "height": 20,
+            "font": {"size": 11, "color": "#1f2937"},
+        },
+    )
+    subtitle = "verdicts by criteria of ours; null: randomly initialised model of the same shape"
+    title = f"Claims · {model_label(data)}"
+    return finish(go.Figure(table), title, subtitle, height=180 + 15 * sum(lines) + 11 * len(lines))
+
+
+@dataclass(frozen=True)
+class Claims(Measure):
+    """Verdicts on the claims of the papers.
+
+    A row a claim, in our words: the verdict, the numbers it rests on, and the same numbers for a randomly initialised
+    model. The criteria are ours and stand beside the verdicts.
+
+    Source: the claims: the papers; how each is measured and judged: ours
+    """
+
+    question = "What the papers claim, on this model"
+    rows = ("claim",)
+    variables = {
+        "says": Variable("claim", "", "in our words", ("claim",), "says"),
+        "verdict": Variable("verdict", "", "held, partly, not held, or open", ("claim",), "verdict"),
+        "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),
+        "null": Variable("random init", "", "the same numbers of a random init", ("claim",), "null"),
+        "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
+    }
+    figures = {"table": claims_table}
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        return pd.DataFrame({name: own.data[name].values for name in ("claim", *COLUMNS)})

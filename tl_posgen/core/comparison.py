@@ -1,0 +1,248 @@
+"""Two reports side by side: the change of every number a head, between two models, two texts, or under hooks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.numbers import ALL, KEPT, TRAINED, AtHead, Number, Numbers, at_init, interval_of, mean_of
+from tl_posgen.core.options import fits
+from tl_posgen.core.report import Report, load
+from tl_posgen.core.result import Result, columns_of
+from tl_posgen.errors import InputError
+from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
+from tl_posgen.stats.intervals import difference_interval
+
+SIDES = ("first", "second")
+DRAWN = 6  # maps of differences: those that change most
+SAME_PROMPTS = ("tokens_sha256", "heads")
+
+
+def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> Report:
+    """difference = second - first, of every per-head number of two reports, beside that of their random inits.
+
+    Between a model and what was made of it (fine-tuned, ablated), or between two texts; layers and heads are matched by
+    their indices. Where both reports are of the same prompts the 95 % intervals are paired: the same groups of prompts
+    are left out of both. Elsewhere they are those of two independent numbers.
+
+    Args:
+        first, second: a `Report`, or the path of a saved one.
+        names: of the two in sentences and pictures; those of their models, if left out.
+
+    Returns:
+        A `Report` with one result, "comparison".
+
+    Raises:
+        InputError: something that is no report; no number that both have for the same heads.
+
+    Source: ours.
+
+    Example:
+        >>> import tl_posgen
+        >>> text = "Down, down, down. Would the fall never come to an end? " * 4
+        >>> quick = {"measures": "variance", "length": 16, "n_prompts": 4, "null_seeds": (), "progress": False}
+        >>> whole = tl_posgen.analyze("mini", text, **quick)
+        >>> result = tl_posgen.compare(whole, whole)["comparison"]
+        >>> float(abs(result.measure.difference(result.dataset)).max())
+        0.0
+    """
+    first, second = (load(one) if not isinstance(one, Report) else one for one in (first, second))
+    before, after = named(first, second, names)
+    measure = Comparison()
+    paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
+    values = [per_head(one) for one in (first, second)]
+    shared = [name for name in values[0] if name in values[1]]
+    both = [side_by_side(values[0][name], values[1][name]) for name in shared]
+    kept = {name: one for name, one in zip(shared, both, strict=True) if one.size}
+    if not kept:
+        raise InputError(
+            f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
+        )
+    value = xr.concat(list(kept.values()), xr.Variable("number", np.array(list(kept))), join="outer")
+    labels = [first_label(name, values[0][name]) for name in kept]
+    data = xr.Dataset({"value": value, "label": ("number", labels)})
+    if paired and "loss" in first and "loss" in second:
+        losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
+        data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
+    inits = [f"{after} - {before}", *("random init" for _ in data["init"].values[1:])]
+    data = data.assign_coords(init_label=("init", inits))
+    data = measure.describe(data.assign_attrs(first=before, second=after, paired=int(paired)))
+    provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
+    return Report({measure.name: Result(measure, data, provenance)}, provenance)
+
+
+def named(first: Report, second: Report, names: Any) -> tuple[str, str]:
+    """Return two different names for the reports."""
+    if names is None:
+        found = [str(one.provenance.get("model", "model")) for one in (first, second)]
+        names = found if found[0] != found[1] else [f"{name} ({side})" for name, side in zip(found, SIDES, strict=True)]
+    if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2:
+        raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
+    return names[0], names[1]
+
+
+def per_head(report: Report) -> dict[str, xr.DataArray]:
+    """Return every headline and every number with an interval that has a value a head, by "measure.variable, label"."""
+    found: dict[str, xr.DataArray] = {}
+    for result in report.values():
+        for name, variable in result.measure.variables.items():
+            shown = set(HEAD) <= set(variable.dims) and (variable.headline or variable.interval)
+            if shown and name in result.dataset:
+                array = result.dataset[name].drop_vars("init_label", errors="ignore")
+                columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
+                found |= {one: column.assign_attrs(label=variable.label) for one, column in columns.items()}
+    return found
+
+
+def first_label(name: str, array: xr.DataArray) -> str:
+    """Return the label of a number: that of its variable, and its labels along other dims."""
+    return ", ".join([array.attrs["label"], *name.split(", ")[1:]])
+
+
+def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
+    """Return two arrays [init, group, layer, head] as one along `report`, for the heads and inits that both have."""
+    one, other = (array.astype(float) for array in (first, second))
+    one, other = xr.align(one, other, join="inner", exclude=["group"])
+    shares = [array.coords.get("prompt_share") for array in (one, other)]
+    both = xr.concat(
+        [array.drop_vars("prompt_share", errors="ignore") for array in (one, other)],
+        xr.Variable("report", np.array(SIDES)),
+        join="outer",
+        combine_attrs="drop",
+    )
+    if "group" not in both.dims:
+        return both
+    groups = [ALL, *(str(label) for label in both["group"].values if label != ALL)]
+    both = both.reindex(group=groups)
+    if any(share is None for share in shares):
+        return both.sel(group=[ALL])
+    share = np.stack([one.reindex(group=groups).values for one in shares if one is not None])
+    return both.assign_coords(prompt_share=(("report", "group"), share))
+
+
+@dataclass(frozen=True)
+class Comparison(Measure):
+    """difference = second - first.
+
+    Every per-head number that both reports have, head by head: the second less the first. Intervals over prompts are
+    paired where both are of the same prompts. One head in twenty lies beyond its own interval by chance.
+
+    Source: ours
+    """
+
+    question = "What changes?"
+    rows = ("number", *HEAD)
+    variables = {
+        "value": Variable("value", "", "of both reports", ("report", "number", *HEAD), interval=True),
+        "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
+        "label": Variable("name of the number", "", "", ("number",)),
+    }
+    legend = "means over heads of both sides; from, to: 95% interval of the mean difference."
+
+    def difference(self, data: xr.Dataset) -> xr.DataArray:
+        """Return second - first of the model, all prompts."""
+        value = mean_of(at_init(data["value"], TRAINED))
+        return value.sel(report="second", drop=True) - value.sel(report="first", drop=True)
+
+    def change(self, own: Numbers, array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+        """Return the difference and the ends of its interval, at every place of an array [report, ...]."""
+        first, second = (array.sel(report=side, drop=True) for side in SIDES)
+        if own.attrs["paired"]:
+            return interval_of(second - first)
+        ends = [interval_of(one) for one in (first, second)]
+        low, high = difference_interval(*([end.values for end in one] for one in ends))
+        value = ends[1][0] - ends[0][0]
+        return value, value.copy(data=low), value.copy(data=high)
+
+    def mean_change(self, own: Numbers, number: str) -> Number:
+        """Return the mean difference over heads."""
+        array = own.dataset["value"].sel(number=number).mean(HEAD)
+        value, low, high = self.change(own, at_init(array, TRAINED))
+        differences = mean_of(array).sel(report="second") - mean_of(array).sel(report="first")
+        inits = tuple(float(differences.sel(init=one)) for one in own.inits)
+        return Number(float(value), float(low), float(high), inits)
+
+    def findings(self, own: Numbers) -> list[str]:
+        kind = "paired by prompt" if own.attrs["paired"] else "of two sets of prompts"
+        lines = [f"What changes from {own.attrs['first']} to {own.attrs['second']}; intervals {kind}."]
+        if "loss" in own:
+            loss = own.dataset["loss"]
+            change = own.number(loss.sel(report="second") - loss.sel(report="first"))
+            lines.append(
+                f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
+            )
+        lines += [self.sentence(own, str(number)) for number in own.data["number"].values]
+        return lines
+
+    def sentence(self, own: Numbers, number: str) -> str:
+        """Return the change of one number."""
+        one = at_init(own.dataset["value"], TRAINED).sel(number=number)
+        value, low, high = self.change(own, one)
+        n_known, n_changed = int(low.notnull().sum()), int(((low > 0) | (high < 0)).sum())
+        size = abs(value).transpose(*HEAD).to_series().dropna()
+        mean = self.mean_change(own, number)
+        label = str(own.data["label"].sel(number=number).values)
+        if not len(size) or not size.max():
+            return f"{label}: no head changes."
+        heads = f"; beyond its interval in {n_changed} of {n_known} heads" if n_known else ""
+        layer, head = size.idxmax()
+        largest = AtHead(int(layer), int(head), Number(float(size.max())))
+        return f"{label}: {mean.with_interval:+.3f} on average ({mean.null:+.3f}){heads}; most in {largest:.3f}."
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        data, numbers = own.data, [str(one) for one in own.data["number"].values]
+        frame = pd.DataFrame({"number": numbers, "what": data["label"].values})
+        for side in SIDES:
+            frame[own.attrs[side]] = data["value"].sel(report=side).mean(HEAD).values
+        changes = [self.mean_change(own, number) for number in numbers]
+        for column, name in (("difference", "value"), ("from", "low"), ("to", "high")):
+            frame[column] = [getattr(change, name) for change in changes]
+        return frame
+
+    figures = {"maps": lambda result: draw_maps(result), "heads": lambda result: draw_heads(result)}
+
+
+def draw_maps(result: Any) -> go.Figure:
+    """Draw layer x head maps of the differences that are largest beside the spread of their number."""
+    data, change = result.own, result.measure.difference(result.dataset)
+    first = data["value"].sel(report="first")
+    size = abs(change).mean(HEAD) / first.std(HEAD)
+    chosen = np.argsort(-size.fillna(0).values, kind="stable")[:DRAWN]
+    labels = [str(label) for label in data["label"].values[chosen]]
+    panels = Panels(labels, columns=3, row_height=max(170, min(28 * data.sizes["layer"], 700)))
+    change = change.isel(number=chosen)
+    limit = float(abs(change).max()) or 1.0
+    for panel in range(len(chosen)):
+        array = change.isel(number=panel).reset_coords(drop=True).transpose("layer", "head")
+        panels.add(panel, heat(array, texttemplate="%{z:.2f}" if array.size <= 128 else None))
+    panels.axes("head", "layer").figure.update_xaxes(type="category").update_yaxes(type="category")
+    panels.figure.update_layout(coloraxis=colour_axis(-limit, limit, DIVERGING))
+    return panels.finish(
+        f"Difference per head · {model_label(data)}", "second less first; the numbers that change most"
+    )
+
+
+def draw_heads(result: Any) -> go.Figure:
+    """Draw every head of one side against the other, a panel a number; the random inits' in grey."""
+    data = result.own
+    panels = Panels([str(label) for label in data["label"].values], columns=4, row_height=260)
+    for side, whole, colour in reversed(sides(result)):
+        name = "heads" if whole is data else side
+        for panel, number in enumerate(data["number"].values):
+            one = whole["value"].sel(number=number).stack(place=HEAD)
+            x, y = (one.sel(report=report).values for report in SIDES)
+            style = {"size": 6, "opacity": 0.7, "color": colour}
+            text = head_names(one["place"].values)
+            panels.add(panel, go.Scatter(x=x, y=y, mode="markers", text=text, name=name, marker=style))
+    for panel, number in enumerate(data["number"].values):
+        both = data["value"].sel(number=number)
+        ends = [float(both.min()), float(both.max())]
+        panels.add(panel, equality(ends[1]).update(x=ends, y=ends))
+    attrs = result.dataset.attrs
+    panels.axes(attrs["first"], attrs["second"])
+    return panels.finish(f"Heads on both sides · {model_label(data)}", "the dotted line: nothing changes")

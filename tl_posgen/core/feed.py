@@ -1,0 +1,146 @@
+"""The forward passes that measures share: each layer of each prompt, captured once, goes to every measure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.core.groups import PromptGroups
+from tl_posgen.core.measure import Measure
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.selection import select_heads
+from tl_posgen.models.tokens import token_strings
+
+
+def one_pass(
+    model: Any,
+    rows: Sequence[Int[Tensor, " _"]],
+    measures: Sequence[Measure],
+    *,
+    layers: Any = None,
+    heads: Any = None,
+    label: str,
+    intervals: bool = False,
+) -> dict[str, xr.Dataset]:
+    """Run the model once on every prompt, and return the dataset of each measure by name.
+
+    Args:
+        intervals: whether numbers are also computed without each group of prompts, for intervals.
+    """
+    feed = Feed(measures, intervals)
+    for row in rows:
+        feed.first_prompt = len(feed.prompts)
+        logits = run_capture(model, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
+        if logits is not None:
+            feed.add_logits(row, logits[0])
+    return feed.datasets(model, label, len(select_heads(model, layers, heads)))
+
+
+class Feed:
+    """Gives every captured layer to every measure, and adds up what they compute in groups of prompts.
+
+    Attributes:
+        needs: what the measures need of a layer beyond q and k.
+        prompts: token ids by number, None where they are not known.
+        first_prompt: number of the first prompt of the pass that is captured.
+    """
+
+    def __init__(self, measures: Sequence[Measure], intervals: bool = True):
+        self.measures = measures
+        self.needs = frozenset[str]().union(*(measure.needs for measure in measures))
+        self.prompts: dict[int, Int[Tensor, " pos"] | None] = {}
+        self.first_prompt = 0
+        self._groups = {measure.name: PromptGroups(measure, intervals) for measure in measures}
+        self._lengths: dict[int, int] = {}
+        self._n_layers: dict[int, int] = {}  # captured, of each prompt
+        self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
+        self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
+        self._proved = True
+
+    def __call__(self, capture: LayerCapture) -> None:
+        capture.prompt += self.first_prompt
+        self.prompts.setdefault(capture.prompt, capture.tokens)
+        self._lengths.setdefault(capture.prompt, capture.length)
+        self._n_layers[capture.prompt] = self._n_layers.get(capture.prompt, 0) + 1
+        self._proved &= capture.proved
+        if isinstance(capture, EditedCapture):
+            self._edits.setdefault(capture.layer, capture.why)
+        if capture.edited_pattern:
+            self._edited_patterns.add(capture.layer)
+        for measure in self.measures:
+            sums = self._groups[measure.name].sums_of(capture.prompt)
+            if type(measure).of_layer is not Measure.of_layer:
+                sums.add_layer(capture, measure.of_layer(capture))
+
+    def add_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
+        """Give the logits of a whole prompt to the measures that need them."""
+        for measure in self.measures:
+            if "logits" in measure.needs:
+                values = measure.of_logits(tokens, logits)
+                sums = self._groups[measure.name].sums_of(self.first_prompt)
+                sums.add(self.first_prompt, len(tokens), values)
+
+    # What was captured
+
+    def counted(self) -> dict[str, Any]:
+        """Return number and length of all prompts, whether or not their token ids are known."""
+        lengths = sorted(set(self._lengths.values()))
+        return {"prompts": len(self.prompts), "length": lengths[0] if len(lengths) == 1 else lengths}
+
+    def captured_prompts(self) -> list[Int[Tensor, " _"]]:
+        """Return all prompts; zeros for token ids that are not known."""
+        rows = self.prompts.items()
+        return [torch.zeros(self._lengths[n], dtype=torch.long) if ids is None else ids for n, ids in rows]
+
+    def known_prompts(self) -> list[Int[Tensor, " _"]]:
+        """Return the prompts whose token ids are known."""
+        return [tokens for tokens in self.prompts.values() if tokens is not None]
+
+    def datasets(self, model: Any, label: str, n_layers: int | None = None) -> dict[str, xr.Dataset]:
+        """Return the dataset of every measure by name; token ids with their texts.
+
+        Args:
+            n_layers: how many layers were asked for of each prompt; as many as any had, if left out.
+
+        Raises:
+            InputError: no pass was captured, or one that ended early.
+        """
+        if not self.prompts:
+            raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
+        whole = max(self._n_layers.values()) if n_layers is None else n_layers
+        if short := [prompt for prompt, layers in self._n_layers.items() if layers < whole]:
+            raise InputError(
+                f"prompt {short[0]} was captured in {self._n_layers[short[0]]} of {whole} layers: its forward pass "
+                "ended early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
+            )
+        attrs: dict[str, Any] = {"model": label} | ({} if self._proved else {"unproved": 1})
+        if self._edits:
+            layers = sorted(self._edits)
+            attrs |= {"edited_layers": layers, "edited": self._edits[layers[0]]}
+        found = {}
+        for measure in self.measures:
+            data = self._groups[measure.name].dataset().assign_attrs(attrs)
+            if self._edited_patterns and "pattern" in measure.needs:
+                data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
+            found[measure.name] = with_token_texts(data, model)
+        return found
+
+
+def with_token_texts(data: xr.Dataset, model: Any) -> xr.Dataset:
+    """Return the dataset with the text of the tokens for each variable that holds token ids: `<name>_text`."""
+    texts: dict[str, tuple] = {}
+    for name, array in data.variables.items():
+        if array.attrs.get("holds") != "token ids":
+            continue
+        ids, place = np.unique(array.values, return_inverse=True)
+        known = ids[ids >= 0]  # -1 fills up where there are fewer than elsewhere
+        known_ids = torch.from_numpy(known.astype(np.int64))
+        words = [""] * (len(ids) - len(known)) + token_strings(model, known_ids)
+        texts[f"{name}_text"] = (array.dims, np.array(words, dtype=object)[place].reshape(array.shape))
+    return data.assign(texts)

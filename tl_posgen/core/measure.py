@@ -1,0 +1,308 @@
+"""A measure: one frozen dataclass whose fields are its options and whose docstring is its description."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.core.json_values import jsonable
+from tl_posgen.core.options import check_options, require_name
+from tl_posgen.errors import InputError
+
+if TYPE_CHECKING:
+    from tl_posgen.core.numbers import Numbers
+    from tl_posgen.core.result import Result
+    from tl_posgen.core.run import Run
+    from tl_posgen.core.sums import Sums
+    from tl_posgen.models.layers.capture import LayerCapture
+
+HEAD = ("layer", "head")
+TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
+ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One quantity of a measure's dataset; written into it as CF attributes.
+
+    Attributes:
+        label: its name on axes and in tables (`long_name`).
+        unit: such as "nats", "logits", "tokens" (`units`); "" for a pure number.
+        description: its formula or meaning, one line.
+        dims: its dimensions, `init` and `group` left out; (layer, head) at the usual labels of the other dims makes it
+            a column of `Result.frame()`.
+        headline: its column in the per-head table of a report; "" for none.
+        short: its heading in the terminal's table, which has room for few letters; a legend spells it out. If left
+            out, its label, or the labels of a dim that it has a column each for.
+        interval: whether it is also computed without each group of prompts, for a 95 % interval over prompts. For
+            smooth functions of sums over prompts, see `tl_posgen.stats.intervals`.
+        bounds: the range of its values, (-1, 1) of a correlation, which its interval does not leave; None for none.
+        holds: "token ids" where the tokens' texts are to be stored too, as `<name>_text`.
+    """
+
+    label: str
+    unit: str = ""
+    description: str = ""
+    dims: tuple[str, ...] = HEAD
+    headline: str = ""
+    short: str = ""
+    interval: bool = False
+    bounds: tuple[int | float, int | float] | None = None
+    holds: str = ""
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """CF attributes: long_name, units, description."""
+        words = {"long_name": self.label, "units": self.unit, "description": self.description, "holds": self.holds}
+        return {name: one for name, one in words.items() if one}
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """A token-level picture by circuitsvis.
+
+    Attributes:
+        labels: from a dataset to one line for each example that can be shown.
+        show: from a dataset and the number of an example to circuitsvis' page.
+    """
+
+    labels: Callable[[xr.Dataset], list[str]]
+    show: Callable[[xr.Dataset, int], Any]
+
+
+class _OfClass:
+    """A property of the class and of its instances."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self.function(owner)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Base of a measure: subclasses are frozen dataclasses whose fields are options; called on a model and prompts, an
+    instance gives its `Result`.
+
+    A measure defines `of_layer`, from one layer of one prompt to arrays that are averaged over prompts (or to objects
+    with a `+`), in the forward pass that all measures share; or `of_model`, which runs the model itself; or both.
+
+    The class docstring is the measure's description: its first paragraph the formula, its second the explanation shown
+    on pages, then `Args:` (the options), `Source:` and `Example:`.
+
+    Attributes:
+        question: the question that it answers; the heading of its section.
+        variables: every variable of its dataset.
+        needs: what `of_layer` reads beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"}; "logits" of
+            the whole prompt go to `of_logits`.
+        after: measures whose datasets `of_model` reads by `run.found(...)`.
+        one_length: whether prompts must have one length within the training context.
+        matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once in streamed passes,
+            the forward pass's own included; 0 if its memory is linear in the length.
+        min_prompts: fewer are refused before anything runs.
+        precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
+        has_null: whether it is also measured on random inits.
+        rows: dims of one row of `Result.frame()`.
+        whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
+        figures: kind -> function from a Result to a plotly Figure.
+        curves: per-head variables with one dim more, which the page draws in the panel of a head.
+        by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
+        off_page: kinds that the page leaves out because token views show the same.
+        legend: the meaning of the headings of `table`.
+        token_view: its token-level picture.
+        no_token_view: why it has none, and what has one instead.
+        caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
+        without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
+    """
+
+    question: ClassVar[str] = ""
+    variables: ClassVar[Mapping[str, Variable]] = {}
+    needs: ClassVar[frozenset[str]] = frozenset()
+    after: ClassVar[tuple[type["Measure"], ...]] = ()
+    one_length: ClassVar[bool] = False
+    matrices: ClassVar[int] = 0
+    min_prompts: ClassVar[int] = 1
+    precise: ClassVar[bool] = False
+    has_null: ClassVar[bool] = True
+    rows: ClassVar[tuple[str, ...]] = HEAD
+    whole_rows: ClassVar[bool] = False
+    figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}
+    curves: ClassVar[tuple[str, ...]] = ()
+    by_head: ClassVar[frozenset[str]] = frozenset()
+    off_page: ClassVar[frozenset[str]] = frozenset()
+    legend: ClassVar[str] = ""
+    token_view: ClassVar[TokenView | None] = None
+    no_token_view: ClassVar[str] = ""
+    caveats: ClassVar[Mapping[str, str]] = {}
+    without_meaning: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        require_name(cls.name, "measure")
+        if odd := [name for name in cls.variables if not str(name).isidentifier()]:
+            raise InputError(f"measure {cls.name}: variable {odd[0]!r} must be letters, digits and underscores")
+
+    def __post_init__(self) -> None:
+        check_options(self, self.name)
+
+    # Its description
+
+    @_OfClass
+    def name(cls: Any) -> str:
+        """Its name in text and on the command line: "three_axis" of ThreeAxis."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @_OfClass
+    def explanation(cls: Any) -> str:
+        """The paragraph below the heading of its section: the second of the docstring."""
+        paragraphs = paragraphs_of(cls)
+        return paragraphs[min(1, len(paragraphs) - 1)]
+
+    @_OfClass
+    def source(cls: Any) -> str:
+        """The paper, or "ours"; a reconstruction is called one."""
+        found = [one.removeprefix("Source:").strip() for one in paragraphs_of(cls) if one.startswith("Source:")]
+        return found[0] if found else "ours"
+
+    def options(self) -> dict[str, Any]:
+        """Options by name, JSON-ready."""
+        return jsonable({one.name: getattr(self, one.name) for one in fields(self)})
+
+    @classmethod
+    def with_options(cls, options: Mapping[str, Any]) -> "Measure":
+        """Return the measure with these options.
+
+        Raises:
+            InputError: an option that it lacks, or one that is needed and not given.
+        """
+        known = [one.name for one in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise InputError(
+                f"{cls.name} has no option {unknown[0]!r}; "
+                + (f"it has {', '.join(known)}" if known else "it has none")
+            )
+        needed = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+        if missing := [name for name in needed if name not in options]:
+            raise InputError(f"{cls.name} needs the option {missing[0]!r}")
+        return cls(**options)
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        """Return the labels of its own dims, such as those that an option chooses; all know `tokens` and `side`."""
+        return {}
+
+    def usual(self) -> Mapping[str, Any]:
+        """Return the label that a number has along each dim where none is given; `tokens` is "all" if left out."""
+        return {}
+
+    # Its computation
+
+    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+        """Return the token ids of every prompt that `of_model` measures."""
+        from tl_posgen.models.loss import prompts_of_one_length
+        from tl_posgen.models.tokens import to_prompts
+
+        cut = prompts_of_one_length if self.one_length else to_prompts
+        return list(cut(model, prompts, length, n_prompts))
+
+    def requires(self, model: Any) -> None:
+        """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
+        """Return the measure with options that were left out filled in; refuse prompts that it cannot be had of."""
+        return self
+
+    def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any]:
+        """Return, by name, an array [*dims of the variable, layer left out] or an object with a `+`, of one prompt."""
+        raise NotImplementedError
+
+    def of_logits(self, tokens: Tensor, logits: Tensor) -> Mapping[str, Any]:
+        """Return, by name, arrays of the logits [pos, vocabulary] of one prompt; for measures that need "logits"."""
+        raise NotImplementedError
+
+    def finish(self, sums: "Sums") -> xr.Dataset:
+        """Return the dataset of the sums over prompts: means, unless overridden."""
+        return sums.means()
+
+    def of_model(self, run: "Run") -> xr.Dataset:
+        """Return the dataset of a running model."""
+        raise NotImplementedError
+
+    @_OfClass
+    def is_fed(cls: Any) -> bool:
+        """Whether the shared forward pass feeds it."""
+        return cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits
+
+    @_OfClass
+    def runs_model(cls: Any) -> bool:
+        """Whether it runs the model itself."""
+        return cls.of_model is not Measure.of_model
+
+    # Its words and pictures
+
+    def findings(self, own: "Numbers") -> list[str]:
+        """Return what was found, in sentences made of numbers."""
+        return []
+
+    def table(self, own: "Numbers") -> pd.DataFrame | None:
+        """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
+        return None
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        """Return the kinds of figures that a dataset has data for."""
+        return list(self.figures)
+
+    # Its call
+
+    def __call__(self, model: Any, prompts: Any, **settings: Any) -> "Result":
+        """Return the `Result` of this measure alone; settings are those of `tl_posgen.analyze`.
+
+        Example:
+            >>> from tl_posgen.position import MeanKey
+            >>> MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=()).frame().shape
+            (16, 3)
+        """
+        from tl_posgen.core.engine import analyze
+
+        return analyze(model, prompts, measures=[self], **settings)[self.name]
+
+    def describe(self, data: xr.Dataset) -> xr.Dataset:
+        """Return the dataset with label, unit and description of every variable in its attributes (CF names)."""
+        described = data.copy()
+        for name, variable in self.variables.items():
+            if name in described:
+                described[name].attrs |= variable.attributes
+        return described
+
+
+def paragraphs_of(cls: type) -> list[str]:
+    """Return the paragraphs of a class's docstring, each as one line."""
+    text = inspect.cleandoc(cls.__doc__ or cls.__name__)
+    return [re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n")]
+
+
+def by_tokens(everything: Mapping[str, Tensor], rest: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Stack values of all tokens and values without the first token along a first axis; NaN where there are none.
+
+    Example:
+        >>> import torch
+        >>> by_tokens({"r": torch.tensor([0.5])}, None)["r"].tolist()
+        [[0.5], [nan]]
+    """
+    import torch
+
+    found = {}
+    for name, value in everything.items():
+        other = torch.full_like(value, torch.nan) if rest is None else rest[name]
+        shape = [max(sizes) for sizes in zip(value.shape, other.shape, strict=True)]
+        both = torch.full((2, *shape), torch.nan, dtype=torch.float64, device=value.device)
+        for row, one in zip(both, (value, other), strict=True):
+            row[tuple(map(slice, one.shape))] = one
+        found[name] = both
+    return found

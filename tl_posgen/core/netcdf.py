@@ -1,0 +1,88 @@
+"""NetCDF4 files with a checksum: a file whose bytes have changed is refused before it is parsed."""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5netcdf
+import xarray as xr
+from xarray.backends import H5NetCDFStore
+
+from tl_posgen.errors import InputError, PosgenError
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+TRAILER = re.compile(rb"\ntl_posgen sha256 ([0-9a-f]{64})\n")
+TRAILER_SIZE = len("\ntl_posgen sha256 \n") + 64
+
+
+def netcdf_bytes(groups: Mapping[str, xr.Dataset]) -> bytes:
+    """Return a NetCDF4 file of these groups, followed by the SHA-256 of its bytes, which HDF5 ignores.
+
+    Any program that reads NetCDF4 reads it: xarray.open_datatree(path), ncdump.
+    """
+    memory = io.BytesIO()  # HDF5 that cannot finish writing to a full disk takes the process down
+    with h5netcdf.File(memory, "w") as file:
+        for group, dataset in groups.items():
+            dataset.dump_to_store(H5NetCDFStore(file, group=group, mode="a"))
+    digest = hashlib.sha256(memory.getvalue()).hexdigest()
+    memory.seek(0, io.SEEK_END)
+    memory.write(b"\ntl_posgen sha256 %s\n" % digest.encode())
+    return memory.getvalue()
+
+
+def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
+    """Return the groups of a file of `netcdf_bytes`, in memory, by name: "/" and "/<group>".
+
+    Raises:
+        InputError: the file is damaged, was changed, or is something else.
+    """
+    require_undamaged(path)
+    groups = xr.open_groups(path, engine="h5netcdf")
+    try:
+        return {name: group.load() for name, group in groups.items()}
+    finally:
+        for group in groups.values():
+            group.close()
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a file of `netcdf_bytes` without reading arrays; errors as in `read_netcdf`."""
+    require_undamaged(path)
+    with h5netcdf.File(path, "r") as file:
+        return dict(file.attrs)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn every error of h5py, xarray, json or the system inside the block into an InputError that names the path."""
+    try:
+        yield
+    except PosgenError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: cannot be read ({reason}); give a .nc file that .save() wrote") from error
+
+
+def require_undamaged(path: Path) -> None:
+    """Refuse a file whose bytes are not those that were written."""
+    size, digest = path.stat().st_size - TRAILER_SIZE, hashlib.sha256()
+    with path.open("rb") as file:
+        if file.read(len(SIGNATURE)) != SIGNATURE:
+            raise InputError(f"{path}: not a results file; give a .nc file that .save() wrote")
+        file.seek(max(size, 0))
+        trailer = TRAILER.fullmatch(file.read())
+        if trailer is None:
+            raise InputError(
+                f"{path}: ends without its checksum: cut short, changed, or saved before version 0.2; measure anew"
+            )
+        file.seek(0)
+        while part := file.read(min(size, 2**20)):
+            digest.update(part)
+            size -= len(part)
+    if digest.hexdigest().encode() != trailer[1]:
+        raise InputError(f"{path}: damaged, its checksum does not fit; copy it again, or measure anew")

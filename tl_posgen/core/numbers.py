@@ -1,0 +1,324 @@
+"""Numbers: a value with its 95 % interval and its random inits, computed from labelled arrays, formatted by itself."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tl_posgen.core.measure import ENDS, TOKENS
+from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
+
+if TYPE_CHECKING:
+    from tl_posgen.core.measure import Measure
+
+TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds
+ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
+SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
+KEPT = ("init", "group", "end", *SAMPLED)
+MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
+NO_NULL = "no null measured"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value, the ends of its 95 % interval (NaN for none), and the values of the random inits.
+
+    Formatted as "0.917 [0.905, 0.929] (random init 0.350 ± 0.071)": the interval is over prompts; the random inits are
+    given by their mean and, from two seeds on, their standard deviation.
+
+    Attributes:
+        value, low, high: of the model.
+        inits: a value for each random init.
+        spread: of a mean over random inits, their standard deviation; None elsewhere.
+
+    Example:
+        >>> r = Number(0.917, 0.905, 0.929, (0.3, 0.4))
+        >>> f"{r:.3f}", f"{r.with_interval:.3f}", f"{r.null:.2f}", f"{r.plain:.0%}"
+        ('0.917 [0.905, 0.929] (random init 0.350 ± 0.071)', '0.917 [0.905, 0.929]', 'random init 0.35 ± 0.07', '92%')
+        >>> f"{r.of_inits.with_interval:.2f}", float(r), f"{Number(float('nan')).plain:.2f}"
+        ('0.35 ± 0.07', 0.917, 'not defined')
+    """
+
+    value: float
+    low: float = np.nan
+    high: float = np.nan
+    inits: tuple[float, ...] = ()
+    spread: float | None = None
+
+    def __format__(self, form: str) -> str:
+        return f"{self.with_interval:{form}} ({self.null:{form}})"
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __bool__(self) -> bool:
+        """Whether it is defined."""
+        return self.value == self.value
+
+    @property
+    def plain(self) -> "Formatted":
+        """The value alone."""
+        return Formatted(lambda form: format_number(self.value, form))
+
+    @property
+    def with_interval(self) -> "Formatted":
+        """The value with its interval; a mean over random inits with its standard deviation."""
+
+        def text(form: str) -> str:
+            value = format_number(self.value, form)
+            if self.spread is not None:
+                return f"{value} ± {format_number(self.spread, form.lstrip('+'))}"
+            if np.isnan(self.low):
+                return value
+            return f"{value} [{format_number(self.low, form)}, {format_number(self.high, form)}]"
+
+        return Formatted(text)
+
+    @property
+    def null(self) -> "Formatted":
+        """The random inits: "random init 0.35 ± 0.07", or that there are none."""
+        return Formatted(lambda form: f"random init {self.of_inits.with_interval:{form}}" if self.inits else NO_NULL)
+
+    @property
+    def of_inits(self) -> "Number":
+        """The mean over the random inits for which it is defined, and their standard deviation."""
+        known = [one for one in self.inits if one == one]
+        spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
+        return Number(float(np.mean(known)) if known else np.nan, spread=spread)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return value, low, high and inits, JSON-ready: None where not defined."""
+        ends = {"value": self.value, "low": self.low, "high": self.high}
+        found: dict[str, Any] = {name: one if np.isfinite(one) else None for name, one in ends.items()}
+        return found | {"inits": [one if np.isfinite(one) else None for one in self.inits]}
+
+
+@dataclass(frozen=True)
+class Formatted:
+    """A number with the way in which a format specification is applied to it."""
+
+    text: Callable[[str], str]
+
+    def __format__(self, form: str) -> str:
+        return self.text(form)
+
+
+@dataclass(frozen=True)
+class AtHead:
+    """A head and its number: "layer 3 head 6 (0.642)"."""
+
+    layer: int
+    head: int
+    number: Number
+
+    def __format__(self, form: str) -> str:
+        return f"layer {self.layer} head {self.head} ({self.number.plain:{form}})" if self.number else "none"
+
+
+class Numbers:
+    """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
+
+    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim.
+
+    Args:
+        measure: of the result.
+        dataset: with the dim init, "trained" first, and the dim group where there are intervals.
+
+    Attributes:
+        data: the model's own dataset, all prompts: for options, counts and attributes.
+        attrs: its attributes.
+        is_null: whether these are the numbers of the random inits.
+    """
+
+    def __init__(self, measure: "Measure", dataset: xr.Dataset, *, is_null: bool = False):
+        self.measure, self.dataset, self.is_null = measure, dataset, is_null
+        self.attrs = dataset.attrs
+        self.data = one_side(dataset)
+
+    def __call__(self, name: str, **labels: Any) -> Number:
+        variable = self.measure.variables.get(name)
+        return self.number(self.array(name, **labels), variable.bounds if variable else None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.dataset
+
+    @property
+    def inits(self) -> list[str]:
+        """Labels of the random inits."""
+        return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
+
+    @property
+    def of_inits(self) -> "Numbers":
+        """The same numbers of the random inits: their means and standard deviations."""
+        return Numbers(self.measure, self.dataset, is_null=True)
+
+    @property
+    def side(self) -> xr.Dataset:
+        """The dataset of the model, or of the first random init: for tables of what has no mean over random inits."""
+        return one_side(self.dataset, self.inits[0]) if self.is_null and self.inits else self.data
+
+    def array(self, name: str, **labels: Any) -> xr.DataArray:
+        """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
+        such arrays are given to `number`."""
+        array = self.dataset[name]
+        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
+
+    def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
+        """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item, group
+        or end (of a single number), its random inits from the dim init.
+
+        Args:
+            bounds: the range of the quantity, where it has one.
+        """
+        over = [dim for dim in array.dims if dim not in KEPT]
+        if any(array.sizes[dim] > 1 for dim in over):
+            array = without_ends(array)
+        array = array.astype(float).mean(over)
+        own, low, high = interval_of(at_init(array, TRAINED), bounds)
+        inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
+        found = Number(float(own), float(low), float(high), inits)
+        return found.of_inits if self.is_null else found
+
+    def intervals(self, name: str, **labels: Any) -> xr.Dataset:
+        """Return value, low and high of a variable of the model at every place, for figures and tables; means over
+        prompts are taken, other dims stay."""
+        variable = self.measure.variables.get(name)
+        return intervals_of(self.array(name, **labels), variable.bounds if variable else None)
+
+    def extreme(self, name: str, largest: bool = True, **labels: Any) -> AtHead:
+        """Return the head where a per-head variable of the model is largest, or smallest."""
+        array = mean_of(at_init(self.array(name, **labels), TRAINED))
+        series = array.transpose("layer", "head").to_series().dropna()
+        if series.empty:
+            return AtHead(-1, -1, Number(np.nan))
+        layer, head = series.index[int(series.to_numpy().argmax() if largest else series.to_numpy().argmin())]
+        return AtHead(int(layer), int(head), Number(float(series[layer, head])))
+
+    def frame(self, columns: Mapping[str, xr.DataArray], *rows: str) -> pd.DataFrame:
+        """Return a row for each label of these dims and a column an array: the value of `number` at each place."""
+        averaged = {
+            name: mean_of(self._side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
+            for name, array in columns.items()
+        }
+        data = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
+        return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
+
+    def _side(self, array: xr.DataArray) -> xr.DataArray:
+        """Return the model's part of an array, or the mean over random inits."""
+        if self.is_null and "init" in array.dims:
+            return array.sel(init=self.inits).mean("init")
+        return at_init(array, TRAINED)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return every number of few labels for summary.json: name, labels, value, interval and random inits."""
+        found = []
+        for name, array in self.dataset.data_vars.items():
+            over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            variable = self.measure.variables.get(str(name))
+            if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
+                continue
+            if variable is not None and variable.holds:  # ids have no mean
+                continue
+            for place in np.ndindex(*(array.sizes[dim] for dim in over)):
+                one = array.isel(dict(zip(over, place, strict=True)))
+                labels = {
+                    dim: one[dim].item() if dim in one.coords else at for dim, at in zip(over, place, strict=True)
+                }
+                number = self.number(one, variable.bounds if variable else None)
+                found.append({"name": name, **labels, **number.as_dict()})
+        return found
+
+
+def at_init(array: Any, init: str) -> Any:
+    """Return the part of one init; an array without that dim as it is."""
+    return array.sel(init=init, drop=True) if "init" in array.dims else array
+
+
+def one_side(dataset: xr.Dataset, init: str = TRAINED) -> xr.Dataset:
+    """Return the dataset of one init, all prompts."""
+    data = at_init(dataset, init)
+    return (data.sel(group=ALL, drop=True) if "group" in data.dims else data).drop_vars("prompt_share", errors="ignore")
+
+
+def mean_of(array: xr.DataArray) -> xr.DataArray:
+    """Return the estimate of all prompts: the mean over prompts or items, or that of the group "all"."""
+    array = without_ends(array)
+    if "group" in array.dims:
+        array = array.sel(group=ALL, drop=True)
+    return array.mean([dim for dim in SAMPLED if dim in array.dims])
+
+
+def without_ends(array: xr.DataArray) -> xr.DataArray:
+    """Return the values of an array that holds the ends of its intervals along the dim end; others as they are."""
+    return array.sel(end=ENDS[0], drop=True) if "end" in array.dims else array
+
+
+def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
+    """Return value, low and high of the model at every place of an array that is no prompt, item, group or init."""
+    value, low, high = interval_of(at_init(array, TRAINED), bounds)
+    return xr.Dataset({"value": value, "low": low, "high": high})
+
+
+def interval_of(array: xr.DataArray, bounds: Bounds | None = None) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Return the estimate and the ends of its 95 % interval: those along the dim end, else Student's over prompts or
+    items, the delete-a-group jackknife's over groups of prompts; NaN ends where there are fewer than four, or neither.
+
+    Args:
+        array: [*place], with one of the dims end, prompt, item and group, or none.
+    """
+    value = mean_of(array)
+    if "end" in array.dims:
+        return value, *(array.sel(end=end, drop=True) for end in ENDS[1:])
+    low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
+    sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
+    if sampled is not None:
+        low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
+    elif "group" in array.dims and array.sizes["group"] > FEWEST:
+        without = array.drop_sel(group=ALL).transpose("group", ...)
+        known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
+        without, shares = without[known], without["prompt_share"].values[known]
+        low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
+    return value, low, high
+
+
+def leave_one_out(array: xr.DataArray, over: str = "prompt") -> xr.DataArray:
+    """Return the mean over prompts and the means without each, along the dim group: functions of means over prompts
+    have an interval by these."""
+    n = array.sizes[over]
+    mean = array.mean(over)
+    without = (n * mean - array) / (n - 1)
+    groups = without.rename({over: "group"}).assign_coords(group=[str(one) for one in range(n)])
+    whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
+    return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))
+
+
+def format_number(value: float | None, form: str) -> str:
+    """Return a number in this format, never "-0.000"; "not defined" for NaN.
+
+    Example:
+        >>> [format_number(-0.0001, form) for form in (".3f", ".1%", "+.2f", ".4f")]
+        ['0.000', '0.0%', '+0.00', '-0.0001']
+    """
+    if value is None or value != value:
+        return "not defined"
+    text = format(value, form)
+    return text if text.strip("+-0.%") else format(0.0, form)
+
+
+def format_bound(values: Sequence[float], digits: int = 3) -> str:
+    """Return the largest of some values, rounded up so that it holds as a bound.
+
+    Example:
+        >>> format_bound([0.25]), format_bound([0.0, 2e-5])
+        ('0.250', '0.001')
+    """
+    largest = max(values)
+    if not math.isfinite(largest):
+        return format_number(largest, f".{digits}f")
+    # a float's own error is not rounded up
+    return f"{math.ceil(round(largest * 10**digits, 6)) / 10**digits:.{digits}f}"

@@ -1,0 +1,158 @@
+"""Options of measures: dataclass fields whose annotations say which values are allowed, such as Share or Count."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pandas as pd
+
+from tl_posgen.errors import InputError
+
+NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a word", type(None): "None"}
+NAMES |= {os.PathLike: "a path", pd.DataFrame: "a DataFrame"}
+LARGEST = 2**63  # files hold no larger whole number
+
+
+class Within:
+    """A constraint on a number: low <= value <= high, finite.
+
+    Args:
+        low, high: the ends of the range.
+        words: the range as an error message says it.
+        excluded: which ends are not allowed themselves, of "low" and "high".
+    """
+
+    def __init__(
+        self, low: int | float = -np.inf, high: int | float = np.inf, words: str = "", *, excluded: Sequence[str] = ()
+    ):
+        self.low, self.high, self.words, self.excluded = low, high, words, excluded
+
+    def __call__(self, value: Any) -> bool:
+        above = value > self.low if "low" in self.excluded else value >= self.low
+        below = value < self.high if "high" in self.excluded else value <= self.high
+        return above and below and abs(value) != np.inf
+
+
+class Each:
+    """A constraint on a list: so many entries at least, no entry twice."""
+
+    def __init__(self, least: int = 1):
+        self.least, self.words = least, "a list of one at least, each once" if least else "a list, each once"
+
+    def __call__(self, value: Sequence[Any]) -> bool:
+        return len(value) >= self.least and len(set(value)) == len(value)
+
+
+Real = int | float
+Whole = Annotated[int, Within(0, words="a whole number, 0 or more")]
+Count = Annotated[int, Within(1, words="a whole number, 1 or more")]
+Share = Annotated[Real, Within(0, 1, "a share, 0 to 1")]
+Positive = Annotated[Real, Within(0, words="a number above 0", excluded=("low",))]
+NonNegative = Annotated[Real, Within(0, words="a number, 0 or more")]
+Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",))]
+
+
+@cache
+def annotations_of(owner: type) -> dict[str, Any]:
+    """Return the annotation of every field of a dataclass, constraints included."""
+    names = vars(sys.modules[owner.__module__])
+    written = {one.name: one.type for one in fields(owner)}  # as text in modules that postpone annotations
+    return {name: eval(one, names) if isinstance(one, str) else one for name, one in written.items()}
+
+
+def check_options(owner: Any, name: str) -> None:
+    """Refuse values of a dataclass's fields that their annotations do not allow.
+
+    Raises:
+        InputError: the first such value; the message says what is allowed.
+    """
+    for field, annotation in annotations_of(type(owner)).items():
+        value = getattr(owner, field)
+        if wanted := refusal(value, annotation):
+            raise InputError(f"{name}: {field} = {value!r}: give {wanted}")
+
+
+def refusal(value: Any, annotation: Any) -> str:
+    """Return what is allowed instead of a value, or "" where the value is allowed.
+
+    Example:
+        >>> refusal(0.5, Share), refusal([0, 2], Sequence[Share]), refusal(None, Share | None)
+        ('', 'a list, each a share, 0 to 1', '')
+    """
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        base, *constraints = inside
+        if why := refusal(value, base):
+            return constraints[0].words if not listed(base) else why
+        return next((one.words for one in constraints if not one(value)), "")
+    if origin in (Union, UnionType):
+        return "" if any(not refusal(value, one) for one in inside) else in_words(annotation)
+    if listed(annotation):
+        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+        return "" if fitting and not any(refusal(one, inside[0]) for one in value) else in_words(annotation)
+    return "" if fits(value, annotation) else in_words(annotation)
+
+
+def listed(annotation: Any) -> bool:
+    """Return whether an annotation is that of a list."""
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
+
+
+def in_words(annotation: Any) -> str:
+    """Return an annotation as an error message says it."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return in_words(inside[0]) if listed(inside[0]) else inside[1].words
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(in_words(one) for one in inside))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inside))}"
+    if listed(annotation):
+        return f"a list, each {in_words(inside[0])}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a mapping"
+    return NAMES.get(annotation, str(getattr(annotation, "__name__", annotation)))
+
+
+def require(name: str, value: Any, annotation: Any) -> None:
+    """Refuse a value of another type than `fits` allows."""
+    if not fits(value, annotation):
+        raise InputError(f"{name} = {value!r}: give {in_words(annotation)}")
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether a value is of an option's type: numbers, words, Literals, sequences of them, and unions of these.
+
+    Example:
+        >>> fits(1, float), fits(True, int), fits(10**30, int), fits([0, 2], Sequence[int]), fits("02", Sequence[int])
+        (True, False, False, True, False)
+    """
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return not refusal(value, annotation)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inside)
+    if origin is Literal:
+        return isinstance(value, str | int) and not isinstance(value, bool) and value in inside
+    if listed(annotation):
+        is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+        return is_list and all(fits(one, inside[0]) for one in value)
+    if origin is not None:
+        return isinstance(value, origin)
+    if annotation in (int, float):
+        numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
+        fitting = isinstance(value, numbers) and not isinstance(value, bool)
+        return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < LARGEST)
+    return isinstance(value, annotation) if isinstance(annotation, type) else True
+
+
+def require_name(name: Any, what: str) -> None:
+    """Refuse a name that files and pages cannot use, as that of a group or an anchor."""
+    if not isinstance(name, str) or not name.isidentifier() or name == "null":
+        raise InputError(f"{what} {name!r}: its name must be letters, digits and underscores, and not null")

@@ -1,0 +1,91 @@
+"""Random inits: randomly initialised models of one model's shape, a seed each, built when they are needed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tl_posgen.core.options import fits
+from tl_posgen.errors import InputError
+from tl_posgen.models.conversion.weights import release
+from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
+
+
+class RandomInits(Sequence[int]):
+    """Randomly initialised models of one model's shape: a sequence of seeds, each model built when it is needed.
+
+    Example:
+        >>> from tl_posgen.models.loading.load import load_model
+        >>> random_inits = RandomInits(load_model("mini"), [0])
+        >>> [(label, model.cfg.n_layers) for label, model in random_inits.models()]
+        [('random init (seed 0)', 4)]
+    """
+
+    def __init__(self, model: Any, seeds: Sequence[int]):
+        self.model, self.seeds = model, check_seeds(seeds)
+        self._fingerprint = ""
+        self._held: tuple[int, str, Any] | None = None  # the last one that was built
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.seeds[index]
+
+    def models(self, *, in_place: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield (label, model) of every seed, each in the place of the one before: use it before the next is asked for.
+        The label says where it has the very weights of the model.
+
+        Args:
+            in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
+        """
+        for seed in self.seeds:
+            yield self.build(seed, in_place=in_place)
+
+    def build(self, seed: int, *, in_place: bool = False) -> tuple[str, Any]:
+        """Return (label, model) of one seed, as `models` yields it."""
+        if self._held is None or self._held[0] != seed:
+            if not self._fingerprint:
+                self._fingerprint = fingerprint(self.model)
+            self.let_go()
+            if in_place:
+                release(self.model)
+            made = random_like(self.model, seed)
+            same = fingerprint(made) == self._fingerprint
+            self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
+        return self._held[1:]
+
+    def let_go(self) -> None:
+        """Give the memory of the last one back."""
+        if self._held is not None:
+            release(self._held[2])
+            self._held = None
+
+    def for_model(self, model: Any) -> "RandomInits":
+        """Return these, or for another model (the same weights on another backend, say) ones of its own."""
+        return self if model is self.model else RandomInits(model, self.seeds)
+
+
+def random_inits_of(model: Any, seeds: Sequence[int]) -> RandomInits:
+    """Return random inits of these seeds, or those given where they are already built."""
+    return seeds.for_model(model) if isinstance(seeds, RandomInits) else RandomInits(model, seeds)
+
+
+MOST = 2**63  # what a torch generator takes
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Return seeds as a list; InputError for anything else than a sequence of different integers."""
+    if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST for seed in seeds):
+        raise InputError(
+            f"null_seeds={seeds!r}: give whole numbers, 0 or more, such as (0,) or (0, 1, 2), or () for no random init"
+        )
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"null_seeds={list(seeds)}: each seed may stand only once")
+    return [int(seed) for seed in seeds]
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed of draws; InputError for anything else than a whole number, 0 or more."""
+    if not fits(seed, int) or not 0 <= seed < MOST:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
+    return int(seed)

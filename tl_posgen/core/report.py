@@ -1,0 +1,200 @@
+"""Report: the results of an analysis; shown, written as a page, saved and loaded."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import xarray as xr
+
+from tl_posgen.core import registry
+from tl_posgen.core.files import as_path, require_free, write_together, write_whole
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
+from tl_posgen.core.options import require
+from tl_posgen.core.result import Result
+from tl_posgen.errors import InputError
+
+FORMAT = 2  # of saved files; raised when this version can no longer read them as they were
+
+
+class Report(Mapping[str, Result]):
+    """The results of an analysis: a mapping of measure name to `Result`.
+
+    Attributes:
+        results: the results by name, in the order they are reported.
+        provenance: model, backend, versions, prompts, seeds: what is needed to run the same analysis again.
+
+    Example:
+        >>> import tl_posgen
+        >>> report = tl_posgen.analyze("mini", "Alice was beginning to get very tired of sitting by her sister.")
+        >>> list(report)[:3]
+        ['three_axis', 'variance', 'mean_key']
+        >>> report.heads("three_axis", top=2).columns.tolist()
+        ['layer', 'head', 'r']
+    """
+
+    def __init__(self, results: Mapping[str, Result], provenance: Mapping[str, Any]):
+        self.results = dict(results)
+        for name, result in self.results.items():
+            if name != result.name:
+                raise InputError(f"report: {result.name} is given under the name {name!r}; a result keeps its own")
+        self.provenance = dict(provenance)
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self.results:
+            raise InputError(f"no result {name!r} in this report; it has {', '.join(self.results)}")
+        return self.results[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.results
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: findings, a table, the first figure; `show` has the whole page."""
+        from tl_posgen.report.cell import of_report
+
+        return of_report(self)
+
+    def show(self, height: int = 900) -> Any:
+        """Show the page that `write` writes in a notebook's cell."""
+        from tl_posgen.report.cell import Page
+
+        return Page(self.html(), height)
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(self.results)}; {self.provenance.get('model', 'model')})"
+
+    def findings(self) -> list[str]:
+        """Return what was found, in sentences."""
+        return [sentence for result in self.results.values() for sentence in result.findings()]
+
+    def frame(self, *, null: bool = False) -> pd.DataFrame:
+        """Return a row a head with the headlines of every per-head result; `null=True`: of the first random init."""
+        from tl_posgen.report.tables import head_table
+
+        return head_table(self.results, null=null)
+
+    def heads(self, name: str, top: int = 5, by: str | None = None) -> pd.DataFrame:
+        """Return the `top` heads of a result, see `Result.heads`; interventions and measures take it as `heads=`."""
+        return self[name].heads(top, by)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the report in one JSON-ready dictionary: model, prompts, versions, heads, means, all numbers."""
+        from tl_posgen.report.tables import summary_of
+
+        return summary_of(self.results, self.provenance)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write all results to one NetCDF4 file, which `tl_posgen.load` reads back.
+
+        Raises:
+            OutputError: the place cannot be written, or the disk is full.
+        """
+        return write_whole(path, self.as_bytes())
+
+    def as_bytes(self) -> bytes:
+        """Return all results as the bytes of one NetCDF4 file, a group each."""
+        attributes = {"format": FORMAT, "order": json.dumps(list(self)), "provenance": json.dumps(self.provenance)}
+        groups = {"/": xr.Dataset(attrs=attributes)}
+        for name, result in self.results.items():
+            groups[name] = result.dataset.assign_attrs(provenance=json.dumps(dict(result.provenance)))
+        return netcdf_bytes(groups)
+
+    def html(self) -> str:
+        """Return the report as one page that opens with no network."""
+        from tl_posgen.report.page import render_page
+
+        return render_page(self.results, self.provenance)
+
+    def page_files(self) -> dict[str, bytes]:
+        """Return index.html and summary.json, which `write` puts beside the results."""
+        summary = json.dumps(self.summary(), indent=1, allow_nan=False) + "\n"
+        return {"index.html": self.html().encode(), "summary.json": summary.encode()}
+
+    def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
+        """Write index.html, summary.json and results.nc into `directory`, all of them or none; returns index.html.
+
+        Args:
+            force: replace what another analysis left there; its own report of before is always replaced.
+
+        Raises:
+            OutputError: the directory holds another report, or cannot be written.
+        """
+        require("force", force, bool)
+        require_free(directory, force or self._is_in(as_path(directory)))
+        write_together(as_path(directory), self.page_files() | {"results.nc": self.as_bytes()})
+        return as_path(directory) / "index.html"
+
+    def _is_in(self, directory: Path) -> bool:
+        """Whether a directory holds a report of the same measures of the same model and prompts."""
+        try:
+            attributes = read_attributes(directory / "results.nc")
+            then = [json.loads(attributes[name]) for name in ("order", "provenance")]
+        except (OSError, ValueError, KeyError):  # none, a damaged one, or something else
+            return False
+        return then == json.loads(json.dumps([list(self.results), self.provenance]))
+
+
+def load(path: str | os.PathLike) -> Report:
+    """Return the Report of a file that `Report.save`, `Report.write` or `Result.save` wrote.
+
+    Args:
+        path: the .nc file, or the directory that `write` made.
+
+    Raises:
+        InputError: no such file, one that is damaged or was changed, of another version, or not a results file.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r}: give the path of a .nc file that .save() wrote, or of its directory")
+    path = Path(path)
+    with readable(path):
+        path = path / "results.nc" if path.is_dir() else path
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; give a .nc file that .save() wrote")
+        groups = read_netcdf(path)
+        whole = groups["/"].attrs
+        if (version := whole["format"]) != FORMAT:
+            raise InputError(f"{path}: {other_format(version)}")
+        results = {}
+        for name in json.loads(whole["order"]):
+            dataset = groups[f"/{name}"]
+            provenance = json.loads(dataset.attrs.pop("provenance"))
+            results[name] = Result(measure_named(name, provenance.get("options", {})), dataset, provenance)
+        return Report(results, json.loads(whole["provenance"]))
+
+
+def other_format(version: Any) -> str:
+    """Return what to do with a file of another format."""
+    if version == 1:
+        return (
+            "saved by tl_posgen 0.2 (format 1), and this version reads format 2; measure again, or read it with "
+            "tl-posgen==0.2.0"
+        )
+    return f"saved in format {version} by another version of tl_posgen, and this one reads {FORMAT}; install that one"
+
+
+def load_provenance(path: Path) -> dict[str, Any]:
+    """Return the provenance of the report in a file that `load` reads, and none of its arrays."""
+    with readable(path):
+        return json.loads(read_attributes(path)["provenance"])
+
+
+def measure_named(name: str, options: Mapping[str, Any]) -> Measure:
+    """Return the measure of a saved result with its options; one that maps heads where it is not installed."""
+    from tl_posgen.report.unknown import unknown_measure
+
+    kind = registry.find_or_none(name)
+    if kind is None:
+        return unknown_measure(name)
+    try:
+        return kind.with_options(options)
+    except InputError:  # options that JSON cannot hold, or of another version
+        return kind.with_options({})

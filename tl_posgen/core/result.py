@@ -1,0 +1,365 @@
+"""Result: the numbers that one measure found of one model beside its random inits; selected, drawn and saved."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
+from tl_posgen.errors import InputError
+from tl_posgen.models.provenance import SAME_WEIGHTS
+from tl_posgen.report.caveats import caveat
+
+MOST_COLUMNS = 8  # of one variable in a frame: a column for each label of a dim
+
+
+@dataclass(frozen=True)
+class Result:
+    """The numbers of one measure.
+
+    Attributes:
+        measure: with the options that it was measured with.
+        dataset: labelled arrays. Along `init` stand the model ("trained") and each random init (its seed); along
+            `group` all prompts ("all") and, of variables with an interval, all but one group of prompts.
+        provenance: model, versions, dtype, seeds, options, prompt hash.
+    """
+
+    measure: Measure
+    dataset: xr.Dataset
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.measure.name
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """Every number with its interval and random inits: `result.numbers("r", tokens="all")`."""
+        return Numbers(self.measure, self.dataset)
+
+    def sel(self, *, init: str | int = TRAINED, **labels: Any) -> xr.Dataset:
+        """Return the arrays of one init, all prompts, at these labels: `result.sel(tokens="without first")`.
+
+        Raises:
+            InputError: a label or a dim that the result lacks.
+        """
+        data = self._of_init(str(init))
+        for dim, label in labels.items():
+            if dim not in data.dims:
+                dims = ", ".join(map(str, data.dims))
+                raise InputError(f"{self.name} has no dim {dim!r}; it has {dims}")
+            try:
+                data = data.sel({dim: label})
+            except (KeyError, ValueError) as error:
+                known = ", ".join(map(str, data[dim].values[:20]))
+                raise InputError(f"{self.name}: no {dim} {label!r}; it has {known}") from error
+        return data
+
+    def _of_init(self, init: str) -> xr.Dataset:
+        known = [str(one) for one in self.dataset["init"].values]
+        if init not in known:
+            raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
+        label = str(self.dataset["init_label"].sel(init=init).values) if "init_label" in self.dataset.coords else init
+        whole = self.dataset
+        if init != TRAINED:  # what was measured of the model alone is not of a random init
+            whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
+        data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
+        return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
+
+    @cached_property
+    def own(self) -> xr.Dataset:
+        """The arrays of the model, all prompts."""
+        return self._of_init(TRAINED)
+
+    @cached_property
+    def nulls(self) -> tuple[xr.Dataset, ...]:
+        """The arrays of every random init."""
+        return tuple(self._of_init(init) for init in self.numbers.inits)
+
+    @property
+    def null(self) -> xr.Dataset | None:
+        """The arrays of the first random init, which figures draw; None without one."""
+        return self.nulls[0] if self.nulls else None
+
+    # Words
+
+    @property
+    def encodings(self) -> list[str]:
+        """How the model's layers know positions; empty where that is not known."""
+        return [name for name in str(self.provenance.get("encoding", "")).split(", ") if name]
+
+    def findings(self) -> list[str]:
+        """Return what was found, in sentences, with what the model's encoding and hooks make of it."""
+        meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
+        sentences = list(self.measure.findings(self.numbers)) if meaningful else []
+        return [*sentences, *([self.caveat] if self.caveat else []), *self.warnings]
+
+    @cached_property
+    def caveat(self) -> str | None:
+        """What to keep in mind for the model's encoding; None where the measure means what it says."""
+        return caveat(self.name, self.measure.caveats, self.encodings)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What sets this result apart from that of the plain model beside its random inits."""
+        found = [] if self.edits is None else [self.edits]
+        attrs = self.dataset.attrs
+        if layers := listed(attrs.get("edited_patterns", [])):
+            found.append(
+                f"{self.name}: measured from patterns that are not the softmax of the scores, in layer {layers}: hooks "
+                "edit them."
+            )
+        if attrs.get("unproved"):
+            found.append(
+                f"{self.name}: recomputed from cached q and k, and not compared with the scores that the pass used: "
+                "the cache holds neither hook_attn_scores nor hook_pattern."
+            )
+        if hooks := self.provenance.get("fwd_hooks"):
+            found.append(f"{self.name}: measured under hooks, the random inits too: {', '.join(hooks)}.")
+        if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
+            found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
+        return found
+
+    @property
+    def edits(self) -> str | None:
+        """In which layers the pass used other scores than those of q and k, and how the first differ; None in none."""
+        layers = listed(self.dataset.attrs.get("edited_layers", []))
+        text = f"{self.name}: measured from scores that are not those of q and k, in layer {layers}."
+        return f"{text} {self.dataset.attrs['edited']}" if layers else None
+
+    # Tables
+
+    def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
+        """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
+        prompts and draws.
+
+        Args:
+            init: "trained", or the seed of a random init.
+            every: all quantities that have one number a row, not the headlines alone; as the measure chooses if None.
+            labels: such as tokens="without first"; the usual ones where left out.
+        """
+        rows, data = list(self.measure.rows), self.sel(init=init)
+        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        every = self.measure.whole_rows if every is None else every
+        columns: dict[str, xr.DataArray] = {}
+        for name, array in data.data_vars.items():
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
+            few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
+            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
+                one = array if set(SAMPLED) & set(rows) else mean_of(array)
+                columns |= columns_of(one, str(name), rows, chosen)
+        named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
+        table = xr.Dataset(columns, {name: data.coords[name] for name in named})
+        if not columns:
+            return pd.DataFrame(columns=rows)
+        frame = table.to_dataframe(dim_order=rows).reset_index()
+        return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
+
+    def _is_headline(self, name: str) -> bool:
+        variables = self.measure.variables
+        some = any(one.headline for one in variables.values())
+        return bool(variables[name].headline) if some and name in variables else not some
+
+    def page_frame(self) -> pd.DataFrame:
+        """Return the frame that the page shows."""
+        return self.frame()
+
+    def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
+        """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
+        data = self.null if null else self.own
+        if tuple(self.measure.rows) != HEAD or data is None:
+            return None
+        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
+        columns: dict[str, xr.DataArray] = {}
+        for name, (headline, _) in self._headlines().items():
+            if name in data and not set(data[name].dims) & set(SAMPLED):
+                columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
+        if not columns:
+            return None
+        return xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
+
+    def headline_labels(self) -> dict[str, tuple[str, str]]:
+        """Return, for every column of `headline_frame`, its short heading and its label."""
+        chosen = {"tokens": TOKENS[0], **self.measure.usual()}
+        found: dict[str, tuple[str, str]] = {}
+        for name, (headline, variable) in self._headlines().items():
+            array = mean_of(self.own[name])
+            one = not set(array.dims) - {*HEAD, *chosen}
+            titles = zip(
+                columns_of(array, headline, list(HEAD), chosen, "_"),
+                columns_of(array, variable.short or (variable.label if one else ""), list(HEAD), chosen, " "),
+                columns_of(array, variable.label, list(HEAD), chosen),
+                strict=True,
+            )
+            found |= {column: (short, label) for column, short, label in titles}
+        return found
+
+    def _headlines(self) -> dict[str, tuple[str, Variable]]:
+        """Return, by name, the column and the declaration of each headline that has a value a head; of a measure
+        without headlines, of each quantity of one number a head."""
+        declared = {name: one for name, one in self.measure.variables.items() if name in self.own}
+        found = {name: (one.headline, one) for name, one in declared.items() if one.headline}
+        if not any(one.headline for one in self.measure.variables.values()):
+            usual = {"tokens", *self.measure.usual()}
+            plain = {name: one for name, one in declared.items() if set(self.own[name].dims) - usual == set(HEAD)}
+            found = {name: (f"{self.name}_{name}", one) for name, one in plain.items()}
+        return {name: one for name, one in found.items() if set(HEAD) <= set(self.own[name].dims)}
+
+    def table(self, *, null: bool = False) -> pd.DataFrame | None:
+        """Return the short table of the measure, or of its random inits; None where it has none."""
+        return self.measure.table(self.numbers.of_inits if null else self.numbers)
+
+    def heads(self, top: int = 5, by: str | None = None, **labels: Any) -> pd.DataFrame:
+        """Return the `top` heads by a quantity: layer, head and the quantity, largest first.
+
+        Args:
+            by: a per-head variable; the measure's first headline if left out.
+            labels: such as tokens="without first".
+        """
+        variables = self.measure.variables
+        known = [str(name) for name, array in self.own.data_vars.items() if set(HEAD) <= set(array.dims)]
+        headlines = [name for name in known if name in variables and variables[name].headline]
+        by = by or next(iter(headlines or known), "")
+        if by not in known:
+            raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
+        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        array = self.own[by].sel({dim: label for dim, label in chosen.items() if dim in self.own[by].dims})
+        if more := [str(dim) for dim in array.dims if dim not in HEAD]:
+            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
+        series = array.transpose(*HEAD).to_series().dropna().astype(float)
+        return series.nlargest(top).rename(by).reset_index()[["layer", "head", by]]
+
+    def as_summary(self) -> list[dict[str, Any]]:
+        """Return its part of summary.json: every number of few labels, with its interval and random inits."""
+        return self.numbers.summary()
+
+    def filled_in(self, text: str) -> str:
+        """Return a text with the options and attributes that it names."""
+        return text.format(**{**self.own.attrs, **self.measure.options()})
+
+    # Pictures
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of figures that `plot` can draw of this result."""
+        drawn = self.measure.kinds(self.own)
+        return [kind for kind in self.measure.figures if kind in drawn]
+
+    def plot(self, kind: str | None = None):
+        """Return a plotly Figure of this result beside its first random init: of this kind, the first if left out."""
+        if not self.kinds:
+            raise InputError(f"{self.name} has no figure; its numbers are in .dataset and .frame()")
+        kind = self.kinds[0] if kind is None else kind
+        if kind not in self.kinds:
+            raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
+        return self.measure.figures[kind](self)
+
+    def token_labels(self) -> list[str]:
+        """Return a line for each token-level picture."""
+        return [] if self.measure.token_view is None else self.measure.token_view.labels(self.own)
+
+    def token_page(self, example: int) -> Any:
+        """Return a token-level picture."""
+        assert self.measure.token_view is not None
+        return self.measure.token_view.show(self.own, example)
+
+    def show(self, example: int = 0):
+        """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
+        from tl_posgen.report.circuits import titled
+
+        view = self.measure.token_view
+        if view is None:
+            why = self.measure.no_token_view or "its numbers are not of single tokens; use .plot()"
+            raise InputError(f"{self.name} has no token-level view: {why}")
+        labels = self.token_labels()
+        if not 0 <= example < len(labels):
+            raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
+        return titled(self.token_page(example), labels[example])
+
+    # Files and notebooks
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write NetCDF4 to `path`, whole or not at all; `tl_posgen.load` reads it back."""
+        from tl_posgen.core.report import Report
+
+        return Report({self.name: self}, self.provenance).save(path)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: findings, a table, the first figure."""
+        from tl_posgen.report.cell import of_result
+
+        return of_result(self)
+
+    def __repr__(self) -> str:
+        return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"
+
+
+def columns_of(
+    array: xr.DataArray, title: str, rows: Sequence[str], chosen: Mapping[str, Any], joint: str = ", "
+) -> dict[str, xr.DataArray]:
+    """Return an array as columns over `rows`: at the chosen labels of its other dims, else a column a label.
+
+    Example:
+        >>> share = xr.DataArray([[0.2, 0.8]], {"head": [0], "part": ["q", "k"]}, ("head", "part"))
+        >>> list(columns_of(share, "share", ["head"], {})), list(columns_of(share, "share", ["head"], {"part": "k"}))
+        (['share, q', 'share, k'], ['share'])
+    """
+    array = array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and dim not in rows}, drop=True)
+    over = [dim for dim in array.dims if dim not in rows]
+    found = {}
+    for place in np.ndindex(*(array.sizes[dim] for dim in over)):
+        one = array.isel(dict(zip(over, place, strict=True)))
+        labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
+        scalars = [name for name, coord in one.coords.items() if not coord.ndim]
+        words = [title, *(label for label in labels if label != TOKENS[0])]
+        found[joint.join(filter(None, words))] = one.drop_vars(scalars)
+    return found
+
+
+def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[str]) -> xr.Dataset:
+    """Return the datasets of the model and of its random inits as one along `init`.
+
+    A variable that a random init lacks has no dim init. Groups of prompts are those of the model.
+
+    Args:
+        sides: by label along `init`, the model first.
+        labels: the model's name, and which random init each is.
+    """
+    own, *nulls = (side.drop_vars("prompt_share", errors="ignore") for side in sides.values())
+    shares = next(iter(sides.values())).coords.get("prompt_share")
+    names = [name for name in own.data_vars if all(name in null for null in nulls)]
+    both = xr.concat(
+        [side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override"
+    )
+    both = both.reindex({dim: own[dim] for dim in own.dims if dim in both.dims and same_labels(own, both, str(dim))})
+    whole = both.merge(
+        own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
+    )
+    whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
+    if shares is not None:
+        whole = whole.assign_coords(prompt_share=("group", shares.values))
+    attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
+    return measure.describe(contiguous(whole).assign_attrs(attrs))
+
+
+def contiguous(data: xr.Dataset) -> xr.Dataset:
+    """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
+    round alike."""
+    return data.assign({name: one.copy(data=np.ascontiguousarray(one.values)) for name, one in data.data_vars.items()})
+
+
+def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:
+    """Return whether an outer join added no labels along a dim, so that it only sorted them."""
+    return dim in own.coords and own.sizes[dim] == both.sizes[dim]
+
+
+def listed(layers: Any) -> str:
+    """Return "0, 2" of an attribute, which a file gives back as an array or a single number."""
+    return ", ".join(str(int(layer)) for layer in np.atleast_1d(layers))

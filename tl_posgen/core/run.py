@@ -1,0 +1,146 @@
+"""The running model as a measure sees it: prompts, chosen heads, losses under hooks, grids of conditions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.core.measure import LABELS
+from tl_posgen.core.numbers import one_side
+from tl_posgen.core.sums import Sums
+from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.progress import passes_begun
+
+if TYPE_CHECKING:
+    from tl_posgen.core.measure import Measure
+
+Consumer = Callable[[Any], None]
+
+
+@dataclass
+class Run:
+    """One model (the trained one, or a random init) under a measure that runs it.
+
+    Attributes:
+        measure: with all its options filled in.
+        model, prompts: the model, and the prompts as the user gave them.
+        rows: token ids of every prompt.
+        where: {"layers": ..., "heads": ...} as the user chose them, for hooks and captures.
+        seed: of draws.
+        init: seed of the random init; None for the model itself.
+        n_inits: how many random inits follow.
+        before: datasets of this model by the name of the measure.
+        trained: of a random init, what this measure found of the model itself: heads that all of them show.
+    """
+
+    measure: "Measure"
+    model: Any
+    prompts: Any
+    rows: Sequence[Int[Tensor, " _"]]
+    where: Mapping[str, Any]
+    seed: int = 0
+    init: int | None = None
+    n_inits: int = 0
+    label: str = ""
+    before: Mapping[str, xr.Dataset] = field(default_factory=dict)
+    planner: Callable[..., None] = lambda each, once=0: None
+    trained: xr.Dataset | None = None
+
+    @cached_property
+    def tokens(self) -> Int[Tensor, "prompt pos"]:
+        """Prompts of one length, stacked."""
+        return torch.stack(list(self.rows))
+
+    @property
+    def data(self) -> xr.Dataset:
+        """What `of_layer` of this measure gave for this model, all prompts."""
+        return self.found(type(self.measure))
+
+    def found(self, measure: type["Measure"]) -> xr.Dataset:
+        """Return the dataset, for this model, of a measure that `after` names."""
+        return one_side(self.before[measure.name])
+
+    @cached_property
+    def loss(self) -> Float[Tensor, "prompt target"]:
+        """The loss of every token, nothing changed, in nats."""
+        return token_losses(self.model, self.tokens)
+
+    def losses(self, tokens: Int[Tensor, "row pos"], hooks: Any = ()) -> Float[Tensor, "row target"]:
+        """Return the loss of every token of other prompts, under hooks."""
+        return token_losses(self.model, tokens, hooks)
+
+    def losses_under(
+        self, hooks: Any, consumer: Consumer | None = None, needs: frozenset[str] = frozenset()
+    ) -> Float[Tensor, "prompt target"]:
+        """Return the loss of every token of the prompts under hooks.
+
+        Args:
+            consumer: is given every layer of the same passes as a `LayerCapture`.
+            needs: as `Measure.needs`, of the consumer.
+        """
+        if consumer is None:
+            return token_losses(self.model, self.tokens, hooks)
+        with capturing(self.model, consumer, needs=needs, **self.where):
+            return token_losses(self.model, self.tokens, hooks)
+
+    def capture(self, consumer: Consumer, needs: frozenset[str] = frozenset(), rows: Any = None) -> None:
+        """Give the consumer every chosen layer of every prompt (or of other rows of token ids), one pass a prompt."""
+        for number, row in enumerate(self.rows if rows is None else rows):
+
+            def numbered(layer: Any, number: int = number) -> None:
+                layer.prompt = number
+                consumer(layer)
+
+            run_capture(self.model, row[None], numbered, needs=needs, **self.where)
+
+    def sums(self) -> Sums:
+        """Return empty sums over prompts for variables of this measure."""
+        return Sums(self.measure.variables, self.measure.labels())
+
+    def plan(self, n_passes: int, once: int = 0) -> None:
+        """Announce forward passes to the progress bar, one a prompt: of every model, and of the trained one alone."""
+        if self.init is None:
+            self.planner(n_passes, once)
+
+    def grid(self, cell: Callable[..., Mapping[str, Any]], **labels: Sequence[Any]) -> xr.Dataset:
+        """Return `cell(**{dim: label})` at all combinations of labels, as variables with these dims in front.
+
+        The first cell tells the progress bar how many passes the others take.
+
+        Args:
+            cell: returns, by variable, a DataArray, or an array of the declared dims of the variable less those of
+                `labels`.
+            labels: dim -> its labels.
+        """
+        sizes = [len(one) for one in labels.values()]
+        values: dict[str, np.ndarray] = {}
+        dims: dict[str, tuple] = {}
+        coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items()}
+        begun = passes_begun()
+        for number, place in enumerate(product(*map(range, sizes))):
+            found = cell(**{dim: one[at] for (dim, one), at in zip(labels.items(), place, strict=True)})
+            for name, value in found.items():
+                array = value.values if isinstance(value, xr.DataArray) else np.asarray(value)
+                if name not in values:
+                    kind: Any = object if array.dtype.kind in "OU" else float
+                    values[name] = np.full((*sizes, *array.shape), np.nan, dtype=kind)
+                    declared = tuple(dim for dim in self.measure.variables[name].dims if dim not in labels)
+                    dims[name] = value.dims if isinstance(value, xr.DataArray) else declared
+                if isinstance(value, xr.DataArray):
+                    coords |= {str(dim): value[dim].values for dim in value.dims if dim in value.coords}
+                values[name][place] = array
+            if number == 0:
+                self.plan((passes_begun() - begun) * prod(sizes))
+        data = {name: ((*labels, *dims[name]), array) for name, array in values.items()}
+        used = {dim for all_dims, _ in data.values() for dim in all_dims}
+        known = {**LABELS, **self.measure.labels(), **coords}
+        return xr.Dataset(data, {dim: np.asarray(one) for dim, one in known.items() if dim in used})

@@ -1,0 +1,245 @@
+"""Finished parts of long work: named, checksummed files, each written whole and found again by what it depends on.
+
+Kept parts of an analysis, jobs of a study and parts of claims are such files; each holds a `Report`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_posgen.core.files import as_path, require_writable, write_together
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.netcdf import netcdf_bytes, read_netcdf
+from tl_posgen.core.options import require
+from tl_posgen.core.registry import BUILT_IN
+from tl_posgen.core.report import Report, load
+from tl_posgen.errors import InputError, OutputError
+from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import fingerprint, versions
+from tl_posgen.models.wrapped import wrap
+
+
+def key_of(configuration: Mapping[str, Any]) -> str:
+    """Return sixteen letters of this configuration and these versions.
+
+    Example:
+        >>> key_of({"length": 8, "seed": 0}) == key_of({"seed": 0, "length": 8}) != key_of({"seed": 1, "length": 8})
+        True
+    """
+    text = json.dumps({**configuration, "versions": versions()}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def part_path(directory: Path, name: str, configuration: Mapping[str, Any]) -> Path:
+    """Return the path of a part's file: a readable name, and the key by which it is found."""
+    return Path(directory) / f"{in_file_name(name)}-{key_of(configuration)}.nc"
+
+
+def in_file_name(name: str) -> str:
+    """Return what a file's name shows of a part's name."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
+
+
+def write_part(path: Path, data: bytes) -> None:
+    """Write a finished part whole; its file is the only sign that it is finished.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_together(path.parent, {path.name: data})
+
+
+def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
+    """Return the Report of a finished part, or what else is read of it.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        return read(path)
+    except (InputError, KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
+        ) from error
+
+
+class Parts:
+    """The finished parts of analyses: datasets of one model or one random init each. A stopped analysis that is called
+    again continues with those of the one before.
+
+    Its maker enters it: when the block is stopped it prints what is kept.
+
+    Args:
+        directory: where they are kept; None for nowhere.
+
+    Attributes:
+        files: of the parts that this object has measured or read.
+    """
+
+    def __init__(self, directory: str | os.PathLike | None = None):
+        self.directory = None if directory is None else require_writable(as_path(directory))
+        self.files: list[Path] = []
+
+    @classmethod
+    def kept_in(cls, keep: "str | os.PathLike | Parts | None") -> "AbstractContextManager[Parts]":
+        """Return the argument `keep` as a context manager: a new one of a directory, a caller's own as it is."""
+        require("keep", keep, str | os.PathLike | Parts | None)
+        return nullcontext(keep) if isinstance(keep, Parts) else cls(keep)
+
+    def __enter__(self) -> "Parts":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and self.files:
+            n = len(self.files)
+            kept = "1 part is finished and kept" if n == 1 else f"{n} parts are finished and kept"
+            tqdm.write(f"{kept} in {self.directory}; the same again goes on from there", file=sys.stderr)
+
+    def report(self, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
+        """Return the finished Report of this configuration, or `make()`, kept if it can be written."""
+        return self._kept(name, configuration, make, lambda report: report.as_bytes(), load)
+
+    def datasets(
+        self,
+        name: str,
+        measures: Sequence[Measure],
+        configuration: Mapping[str, Any],
+        make: Callable[[], Mapping[str, xr.Dataset]],
+    ) -> dict[str, xr.Dataset]:
+        """Return the datasets of these measures for one model, by name: of a finished part, or `make()`.
+
+        With a measure among them that is not built in nothing is kept, as nothing tells when its code changes.
+        """
+        if any(measure.name not in BUILT_IN for measure in measures):
+            return dict(make())
+        asked = {measure.name: measure.options() for measure in measures}
+        return self._kept(name, {**configuration, "measures": asked}, make, netcdf_bytes, read_datasets)
+
+    def _kept(
+        self,
+        name: str,
+        configuration: Mapping[str, Any],
+        make: Callable[[], Any],
+        to_bytes: Callable[[Any], bytes],
+        read: Callable[[Path], Any],
+    ) -> Any:
+        if self.directory is None:
+            return make()
+        path = part_path(self.directory, name.rstrip(")"), configuration)
+        if path.is_file():
+            found = read_part(path, read)
+        else:
+            found = make()
+            try:
+                write_part(path, to_bytes(found))
+            except OutputError as error:
+                tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
+                return found
+        self.files.append(path)
+        return found
+
+    def discard(self) -> None:
+        """Delete them, and their directory if nothing else is in it."""
+        with suppress(OSError):
+            for path in self.files:
+                path.unlink(missing_ok=True)
+            if self.directory is not None and not any(self.directory.iterdir()):
+                self.directory.rmdir()
+
+
+def read_datasets(path: Path) -> dict[str, xr.Dataset]:
+    """Return the datasets of a part by name."""
+    return {name.strip("/"): data for name, data in read_netcdf(path).items() if name != "/"}
+
+
+def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
+    """Refuse hooks, given for a run or at the model's hook points: another run might use their numbers as its own.
+    Hooks that torch alone knows are not seen, as a bridge has some of its own.
+
+    Raises:
+        InputError: there is a hook.
+    """
+    if given:
+        raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")
+    if any(point.fwd_hooks for point in model.hook_dict.values()):
+        raise InputError(
+            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
+        )
+
+
+def configuration_of(model: Model, prompts: Any, **settings: Any) -> dict[str, Any]:
+    """Return all that an analysis depends on beside its measures, by content and JSON-ready.
+
+    Raises:
+        InputError: prompts whose content cannot be read.
+    """
+    wrapped, weight = wrap(model), next(model.parameters())
+    origin = wrapped.origin
+    layers = [replace(one.geometry, error=None) for one in wrapped.found() if isinstance(one, Probed)]
+    plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
+    config = Path(origin.directory or "", "config.json")  # which random inits are made by
+    return {
+        "weights": fingerprint(model),
+        "layers": content(layers),
+        "cfg": {name: value for name, value in plain.items() if name not in ("model_name", "device", "seed")},
+        "config": config.read_text(encoding="utf-8") if origin.directory and config.is_file() else None,
+        "initialisation": origin.initialisation,
+        "tokenizer": tokenizer_digest(model),
+        "backend": origin.backend,
+        "dtype": str(weight.dtype),
+        "device": weight.device.type,
+        "prompts": content(prompts),
+        **{name: content(value) for name, value in settings.items()},
+    }
+
+
+def tokenizer_digest(model: Model) -> str | None:
+    """Return a digest of all that its tokenizer does, where there is one; of a slow tokenizer, of its vocabulary."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    text = json.dumps(sorted(tokenizer.get_vocab().items())) if fast is None else fast.to_str()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def content(value: Any) -> Any:
+    """Return a value by its content, JSON-ready; of an array its dtype, shape and digest.
+
+    Example:
+        >>> content(((1, 2.0), {"text": "tea"}))
+        [[1, 2.0], {'text': 'tea'}]
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Tensor):
+        value = (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    if isinstance(value, xr.Dataset):
+        return {str(name): content(array.values) for name, array in sorted(value.variables.items())}
+    if isinstance(value, np.ndarray | np.generic):
+        is_text = value.dtype.kind in "OU"  # a file gives back the one for the other
+        held = json.dumps(value.tolist()).encode() if is_text else value.tobytes()
+        kind = "text" if is_text else str(value.dtype)
+        return [kind, list(value.shape), hashlib.sha256(held).hexdigest()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: content(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): content(one) for name, one in value.items()}
+    if isinstance(value, Sequence):
+        return [content(one) for one in value]
+    raise InputError(f"keep: the content of a {type(value).__name__} cannot be read; give texts or token ids")

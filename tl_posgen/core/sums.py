@@ -1,0 +1,171 @@
+"""Sums over prompts of what a measure computed layer by layer: memory does not grow with the number of prompts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.core.measure import LABELS, Variable
+
+
+@dataclass
+class Total:
+    """Sum over prompts, and number of prompts with a value, at each place; padded to the longest prompt."""
+
+    sum: Float[np.ndarray, "*place"]
+    n: Int[np.ndarray, "*place"]
+
+    @classmethod
+    def from_values(cls, values: Float[np.ndarray, "*place"]) -> "Total":
+        known = ~np.isnan(values)
+        return cls(np.where(known, values, 0.0), known.astype(np.int64))
+
+    def __add__(self, other: "Total") -> "Total":
+        shape = tuple(max(sizes) for sizes in zip(self.sum.shape, other.sum.shape, strict=True))
+        return Total(padded(self.sum, shape) + padded(other.sum, shape), padded(self.n, shape) + padded(other.n, shape))
+
+    @property
+    def mean(self) -> Float[np.ndarray, "*place"]:
+        """NaN where no prompt has a value."""
+        return np.where(self.n > 0, self.sum / np.maximum(self.n, 1), np.nan)
+
+
+@dataclass
+class First:
+    """A value of which the sum over prompts is that of the first prompt: of examples."""
+
+    value: Any
+
+    def __add__(self, other: "First") -> "First":
+        return self
+
+
+def padded(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return values followed by zeros up to a shape."""
+    return np.pad(values, [(0, n - m) for n, m in zip(shape, values.shape, strict=True)])
+
+
+class Sums:
+    """Values by name and layer, added up over prompts; `one + other` adds those of two groups of prompts.
+
+    Tensors add up to means, or are kept prompt by prompt where their variable has the dim "prompt"; other objects are
+    added by their own `+`. Values without a layer (of logits) stand under layer -1.
+
+    Args:
+        variables: of the measure; the axes of a tensor are its variable's dims, "layer" and "prompt" left out.
+        labels: of these dims.
+
+    Attributes:
+        layers: geometry and heads of every layer.
+        lengths: tokens of every prompt.
+    """
+
+    def __init__(self, variables: Mapping[str, Variable], labels: Mapping[str, Sequence[Any]] | None = None):
+        self.dims = {name: one.dims for name, one in variables.items()}
+        self.labels = {**LABELS, **(labels or {})}
+        self.layers: dict[int, tuple[Any, list[int]]] = {}
+        self.lengths: dict[int, int] = {}
+        self._sums: dict[tuple[str, int], Any] = {}
+        self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+
+    def add_layer(self, layer: Any, values: Mapping[str, Any]) -> None:
+        """Add the values of one layer of one prompt."""
+        self.layers[layer.layer] = (layer.geometry, list(layer.heads))
+        self.add(layer.prompt, layer.length, values, layer.layer)
+
+    def add(self, prompt: int, length: int, values: Mapping[str, Any], layer: int = -1) -> None:
+        """Add values of one prompt."""
+        self.lengths[prompt] = length
+        for name, value in values.items():
+            place = name, layer
+            if isinstance(value, Tensor):
+                array = value.detach().to("cpu", torch.float64).numpy()
+                if "prompt" in self.dims.get(name, ()):
+                    self._rows.setdefault(place, {})[prompt] = array
+                    continue
+                value = Total.from_values(array)
+            self._sums[place] = self._sums[place] + value if place in self._sums else value
+
+    def __add__(self, other: "Sums") -> "Sums":
+        both = Sums({})
+        both.dims, both.labels = self.dims, self.labels
+        both.layers = self.layers | other.layers
+        both.lengths = self.lengths | other.lengths
+        both._sums = dict(self._sums)
+        for place, value in other._sums.items():
+            both._sums[place] = both._sums[place] + value if place in both._sums else value
+        both._rows = {
+            place: self._rows.get(place, {}) | other._rows.get(place, {})
+            for place in dict.fromkeys([*self._rows, *other._rows])
+        }
+        return both
+
+    def __contains__(self, name: str) -> bool:
+        return any(one == name for one, _ in [*self._sums, *self._rows])
+
+    # Datasets
+
+    def by_layer(self, name: str) -> dict[int, Any]:
+        """Return the sum of each layer."""
+        return {layer: value for (one, layer), value in sorted(self._sums.items(), key=lambda x: x[0]) if one == name}
+
+    def means(self) -> xr.Dataset:
+        """Return the means over prompts of all arrays that are variables, and the rows of those kept by prompt."""
+        arrays = {one for (one, _), value in self._sums.items() if isinstance(value, Total)}
+        names = [one for one in self.dims if one in arrays or any(one == name for name, _ in self._rows)]
+        return xr.Dataset({name: self.mean(name) for name in names})
+
+    def mean(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
+        """Return the mean over prompts (or its rows, where it is kept by prompt), NaN where no prompt has a value.
+
+        Args:
+            dims: of the array, "layer" included, where the measure declares no variable of this name.
+        """
+        if any(one == name for one, _ in self._rows):
+            return self.by_prompt(name)
+        return self.over_layers(name, {layer: one.mean for layer, one in self.by_layer(name).items()}, dims)
+
+    def sum(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
+        """Return the sum over prompts; NaN where no prompt has a value."""
+        found = {layer: np.where(one.n > 0, one.sum, np.nan) for layer, one in self.by_layer(name).items()}
+        return self.over_layers(name, found, dims)
+
+    def by_prompt(self, name: str) -> xr.DataArray:
+        """Return the values of every prompt, NaN where a prompt is shorter."""
+        of_layers = {layer: rows for (one, layer), rows in sorted(self._rows.items()) if one == name}
+        prompts, dims = sorted(self.lengths), self.dims[name]
+        without = tuple(dim for dim in dims if dim != "prompt")
+        every = [self.over_layers(name, {at: rows[n] for at, rows in of_layers.items()}, without) for n in prompts]
+        found = xr.concat(every, "prompt", join="outer").assign_coords(prompt=prompts)
+        return found.transpose(*dims)
+
+    def over_layers(self, name: str, found: Mapping[int, np.ndarray], dims: tuple[str, ...] = ()) -> xr.DataArray:
+        """Return arrays of layers as one over all layers and heads, NaN where a layer lacks a head or a place."""
+        dims = dims or self.dims[name]
+        inner = [dim for dim in dims if dim != "layer"]
+        heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
+        shape = [max(one.shape[axis] for one in found.values()) for axis in range(len(inner))]
+        if "head" in inner:
+            shape[inner.index("head")] = len(heads)
+        whole = np.full((len(found), *shape), np.nan)
+        for row, (layer, values) in zip(whole, found.items(), strict=True):
+            places = [np.arange(n) for n in values.shape]
+            if "head" in inner:
+                places[inner.index("head")] = np.array([heads.index(head) for head in self.layers[layer][1]])
+            row[np.ix_(*places)] = values
+        known = {**self.labels, "head": heads}
+        coords = {dim: np.asarray(known.get(dim, np.arange(n))) for dim, n in zip(inner, shape, strict=True)}
+        if "layer" not in dims:
+            return xr.DataArray(whole[0], coords, tuple(inner)).transpose(*dims)
+        return xr.DataArray(whole, {"layer": list(found), **coords}, ("layer", *inner)).transpose(*dims)
+
+    def join_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
+        """Return datasets of layers, each with the coordinate `layer`, as one over all layers and heads; else NaN."""
+        heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
+        whole = xr.concat(list(found), "layer", data_vars="all", join="outer")
+        return whole.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in whole.dims else {}))

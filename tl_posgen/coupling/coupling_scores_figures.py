@@ -1,0 +1,105 @@
+"""Figures of coupling against scores: a row a quantity, given the models' size, and random Jacobians by width."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.core.numbers import Number, intervals_of
+from tl_posgen.coupling.coupling_figures import error_bars
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, finish, line, model_label, sides
+
+LABELS = {
+    "coupling": "coupling (Frobenius)",
+    "trace": "coupling, trace normalisation",
+    "line_shape_score": "line-shape score",
+    "expodistance": "expodistance",
+    "growth_r2": "R² of exponential growth",
+}
+NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
+NAMED_UP_TO = 12  # models whose points carry their name
+
+
+def scatter(result: Any) -> go.Figure:
+    """Draw the score against every quantity, a row each: a point a model, with the regression line."""
+
+    def draw(data: xr.Dataset, quantity: str) -> list[go.Scatter]:
+        found = data.sel(quantity=quantity)
+        interval = intervals_of(found["measured"])
+        x = interval["value"].values
+        ends = np.array([x.min(), x.max()])
+        y = float(found["intercept"]) + float(found["slope"]) * ends
+        fitted = line(ends, y, "regression line", NULL_COLOUR, dash="dash", showlegend=False, hoverinfo="skip")
+        return [points(data, x, data["score"].values).update(error_x=error_bars(interval)), fitted]
+
+    subtitle = "a point a model, 95% interval over prompts; dashed: regression line"
+    missing = result.own.attrs["not_computed"]
+    subtitle += f"; not computed: {missing}" if missing else ""
+    title = f"Coupling, straightness and growth against {result.measure.score}"
+    return by_quantity(result, "r", draw, "{}", title, subtitle)
+
+
+def given_size(result: Any) -> go.Figure:
+    """Draw the same with what ln d_model and ln parameters explain taken out of both."""
+
+    def draw(data: xr.Dataset, quantity: str) -> list[go.Scatter]:
+        return [points(data, data["rest"].sel(quantity=quantity).values, data["rest_score"].values)]
+
+    missing = result.own.attrs["not_computed"]
+    subtitle = f"not computed: {missing}" if missing else "what ln d_model and ln parameters leave of both"
+    return by_quantity(result, "partial_r", draw, "rest of {}", f"{result.measure.score} given size", subtitle)
+
+
+def by_quantity(
+    result: Any, r: str, draw: Callable[[xr.Dataset, str], list[go.Scatter]], axis: str, title: str, subtitle: str
+) -> go.Figure:
+    """Return a row of panels a quantity, the null's beside the models', under their correlation."""
+    shown = sides(result)
+    titles = [
+        f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined"
+        for name in LABELS
+        for side, data, _ in shown
+        for number in [correlation_of(data[r].sel(quantity=name))]
+    ]
+    panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
+    for row, (name, label) in enumerate(LABELS.items()):
+        for column, (_, data, _) in enumerate(shown):
+            panels.add(row * len(shown) + column, *draw(data, name))
+            top = f", top {result.measure.k}" if name in ("coupling", "trace") else ""
+            panels.figure.update_xaxes(title_text=axis.format(f"{label}{top}"), row=row + 1, col=column + 1)
+    panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
+    panels.figure.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": "log2 d", "thickness": 12}})
+    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+
+
+def correlation_of(ends: xr.DataArray) -> Number:
+    """Return value, low and high of a correlation as a Number."""
+    value, low, high = (float(one) for one in ends.values)
+    return Number(value, low, high)
+
+
+def width(result: Any) -> go.Figure:
+    """Draw the coupling of random Jacobians alone, by width."""
+    data, figure = result.own, go.Figure()
+    widths, ks = data["width"].values, data["width_k"].values
+    for colour, norm in zip(COLOURS, data["norm"].values, strict=False):
+        one = data.sel(norm=norm)
+        name = f"{NORM_WORDS[norm]} (R² against 1/√d: {float(one['width_r2']):.4f})"
+        figure.add_trace(line(widths, one["width_coupling"].values, name, colour, mode="lines+markers"))
+    figure.add_trace(line(widths, 1 - ks**-0.5, "1 - 1/√K", NULL_COLOUR, dash="dot"))
+    figure.update_xaxes(title_text="d", type="log", tickvals=widths, ticktext=[str(width) for width in widths])
+    figure.update_yaxes(title_text="coupling")
+    share = int(widths[0] // ks[0])
+    subtitle = f"independent Gaussian matrices, K = d/{share}: with the trace normalisation width alone makes coupling"
+    return finish(figure, "Coupling of random Jacobians by width · no model", subtitle)
+
+
+def points(data: xr.Dataset, x: np.ndarray, y: np.ndarray) -> go.Scatter:
+    """Return a point a model, coloured by its width."""
+    names = [str(name) for name in data["model_name"].values]
+    found = go.Scatter(x=x, y=y, text=names, textposition="top center", textfont={"size": 10}, showlegend=False)
+    found.update(mode="markers+text" if len(names) <= NAMED_UP_TO else "markers")
+    found.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
+    return found.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>")

@@ -1,0 +1,142 @@
+"""Largest singular triplets of a matrix that is given only by its products with vectors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SingularTriplets:
+    """J v_i = s_i u_i and J' u_i = s_i v_i, s descending.
+
+    Attributes:
+        left, right: orthonormal columns u_i and v_i.
+        values: s_i.
+        left_residual, right_residual: |J v_i - s_i u_i| and |J' u_i - s_i v_i|, in the units of s.
+        products: number of columns multiplied by J or J' (0 for a dense decomposition).
+    """
+
+    left: Float[Tensor, "m k"]
+    values: Float[Tensor, " k"]
+    right: Float[Tensor, "n k"]
+    left_residual: Float[Tensor, " k"]
+    right_residual: Float[Tensor, " k"]
+    products: int = 0
+
+
+def dense_triplets(matrix: Float[Tensor, "m n"], k: int) -> SingularTriplets:
+    """J = U S V', cut to the k largest s, by LAPACK's singular value decomposition, with its residuals.
+
+    Example:
+        >>> dense_triplets(torch.diag(torch.tensor([1.0, 3.0, 2.0])), 2).values.tolist()
+        [3.0, 2.0]
+    """
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    left, values, right = left[:, :k], values[:k], right.mT[:, :k]
+    left_residual = (matrix @ right - values * left).norm(dim=0)
+    return SingularTriplets(left, values, right, left_residual, (matrix.mT @ left - values * right).norm(dim=0))
+
+
+def lanczos_triplets(
+    matvec: Product,
+    rmatvec: Product,
+    shape: tuple[int, int],
+    k: int,
+    *,
+    block: int = 16,
+    tolerance: float | None = None,
+    max_products: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> SingularTriplets:
+    r"""J V_j = U_j B_j, J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos with full reorthogonalisation.
+
+    V_1 = orth(J' Omega) with Omega Gaussian; U_j = orth(J V_j against all earlier U); V_{j+1} = orth(J' U_j against all
+    earlier V). The small matrix U' J V is decomposed, and its triplets are mapped back by U and V. A Krylov space is
+    needed for flat spectra, on which power iteration with as many products is far from converged.
+
+    Args:
+        matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b].
+        shape: (m, n).
+        k: number of triplets.
+        block: columns per product.
+        tolerance: stop when every residual of the k triplets is at most tolerance * s_1; 100 machine epsilons of
+            dtype when not given.
+        max_products: stop after this number of multiplied columns, converged or not; see the residuals. Without it,
+            stop at the latest when the basis spans the whole space.
+        seed: of the Gaussian start, drawn from a separate generator.
+        dtype, device: of the vectors.
+
+    Raises:
+        ValueError: k is not between 1 and min(m, n).
+
+    Source: Golub, Luk and Overton 1981 for the block method; full reorthogonalisation and the residuals taken from
+    the stored products (no further product is needed) are ours.
+
+    Example:
+        >>> matrix = torch.diag(torch.arange(1.0, 101.0, dtype=torch.float64))
+        >>> found = lanczos_triplets(lambda v: matrix @ v, lambda u: matrix.mT @ u, (100, 100), k=2)
+        >>> found.values.round(decimals=8).tolist()
+        [100.0, 99.0]
+    """
+    m, n = shape
+    if not 1 <= k <= min(m, n):
+        raise ValueError(f"k = {k} triplets of a {m} x {n} matrix; choose 1 to {min(m, n)}")
+    block = min(block, m, n)
+    tolerance = tolerance or 100 * torch.finfo(dtype).eps
+    omega = torch.randn(m, block, generator=torch.Generator().manual_seed(seed), dtype=dtype).to(device)
+    left, right = omega.new_zeros(m, 0), omega.new_zeros(n, 0)
+    images, back_images, start = left, right, rmatvec(omega)
+    products, next_look = block, k
+    new = _orthonormal_against(start, right)
+    while True:
+        image = matvec(new)
+        new_left = _orthonormal_against(image, left)
+        back_image = rmatvec(new_left)
+        right, images = torch.cat([right, new], dim=1), torch.cat([images, image], dim=1)
+        left, back_images = torch.cat([left, new_left], dim=1), torch.cat([back_images, back_image], dim=1)
+        products += 2 * new.shape[1]
+        space_left = min(m, n) - right.shape[1]
+        spent = max_products is not None and products >= max_products and right.shape[1] >= k
+        exhausted = space_left == 0 or spent
+        if exhausted or right.shape[1] >= next_look:
+            found = _triplets_from_bases(left, right, images, back_images, k, products)
+            worst = torch.maximum(found.left_residual, found.right_residual).max()
+            if exhausted or bool(worst <= tolerance * found.values[0]):
+                return found
+            next_look = int(1.1 * right.shape[1])  # the small decomposition costs the cube of the basis
+        new = _orthonormal_against(back_image, right)[:, :space_left]
+
+
+def _triplets_from_bases(
+    left: Tensor, right: Tensor, images: Tensor, back_images: Tensor, k: int, products: int
+) -> SingularTriplets:
+    """Return the triplets of the projection U (U' J V) V', with residuals from the stored J V and J' U."""
+    p, values, q = torch.linalg.svd(left.mT @ images)
+    p, values, q = p[:, :k], values[:k], q.mT[:, :k]
+    u, v = left @ p, right @ q
+    left_residual = (images @ q - values * u).norm(dim=0)
+    right_residual = (back_images @ p - values * v).norm(dim=0)
+    return SingularTriplets(u, values, v, left_residual, right_residual, products)
+
+
+def _orthonormal_against(columns: Tensor, basis: Tensor) -> Tensor:
+    """Return orthonormal columns outside span(basis) that together with the basis span `columns`.
+
+    Columns that lie inside span(basis), because the Krylov space is exhausted, are replaced by random directions.
+    """
+    scale = columns.norm(dim=0).max()
+    columns = columns - basis @ (basis.mT @ columns)
+    columns, triangle = torch.linalg.qr(columns)
+    exhausted = triangle.diagonal().abs() <= 10 * torch.finfo(columns.dtype).eps * scale
+    random = torch.randn(columns.shape, generator=torch.Generator().manual_seed(basis.shape[1]), dtype=columns.dtype)
+    columns = torch.where(exhausted, random.to(columns.device), columns)
+    for _ in range(2):  # one round of projection loses digits when little is left; two are enough
+        columns = torch.linalg.qr(columns - basis @ (basis.mT @ columns))[0]
+    return columns

@@ -1,0 +1,208 @@
+"""Coupling of Jacobians: how nearly the top singular vectors of one diagonalise another, and the effect of width."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.coupling.numbers.lanczos import Product, SingularTriplets, dense_triplets
+from tl_posgen.errors import InputError
+from tl_posgen.stats.partial_correlation import regression_line
+
+Norm = Literal["frobenius", "trace"]
+Side = Literal["aligned", "swapped", "chance"]
+NORMS: dict[Norm, int] = {"frobenius": 2, "trace": 1}
+
+
+def alignment(left: Float[Tensor, "*batch d k"], image: Float[Tensor, "*batch d k"]) -> Float[Tensor, "*batch k k"]:
+    r"""A = U2' (J1 V2): the first Jacobian in the top-K singular bases of the second.
+
+    Args:
+        left: U2, left singular vectors of the second Jacobian.
+        image: J1 V2, the first Jacobian applied to the right singular vectors of the second.
+
+    For the swapped version V2' J1 U2 give V2 and J1 U2. A for K' < K vectors is the leading K' x K' corner.
+
+    Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810 (definition).
+
+    Example:
+        >>> jacobian = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> basis = torch.eye(3)[:, :2]
+        >>> alignment(basis, jacobian @ basis).tolist()
+        [[3.0, 0.0], [0.0, 2.0]]
+    """
+    return einsum(left, image, "... d row, ... d column -> ... row column")
+
+
+def misalignment(
+    aligned: Float[Tensor, "*batch k k"],
+    values: Float[Tensor, "*#batch k"],
+    norm: Norm = "frobenius",
+    *,
+    signed: bool = False,
+) -> Float[Tensor, "*batch"]:
+    r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise; with `signed`, A instead of |A|.
+
+    The signs of a left and a right singular vector are free only together, which leaves the diagonal of A unchanged.
+    So |A| discards the sign of negative diagonal entries, which is information: J2 = -J1 has a coupling 1 - m_K of 1
+    with |A| and of -1 with A.
+
+    Args:
+        aligned: A of the first Jacobian in the second's bases.
+        values: s_1 .. s_K, the top singular values of the FIRST Jacobian.
+        norm: "frobenius" is p = 2, the headline. "trace" is p = 1, for comparison with published figures only: it
+            gives independent Jacobians a misalignment of about 1 / sqrt(K), so it falls with K for every model.
+
+    Zero where the two Jacobians share their top bases. Not symmetric. NaN where the first Jacobian is zero.
+
+    Source: arXiv 2407.07810: its printed formula is signed, the authors' code takes |A|. The warning about p = 1 is
+    ours.
+
+    Example:
+        >>> values = torch.tensor([3.0, 2.0])
+        >>> negative = -torch.diag(values)
+        >>> misalignment(negative, values).item(), misalignment(negative, values, signed=True).item()
+        (0.0, 2.0)
+        >>> round(misalignment(torch.zeros(2, 2), values, "trace").item(), 3)  # sqrt(13) / 5
+        0.721
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm {norm!r}; choose one of {', '.join(NORMS)}")
+    difference = (aligned if signed else aligned.abs()) - torch.diag_embed(values)
+    return difference.flatten(-2).norm(dim=-1) / values.norm(p=NORMS[norm], dim=-1)
+
+
+def random_bases(
+    d: int, k: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> tuple[Float[Tensor, "count d k"], Float[Tensor, "count d k"]]:
+    r"""Return pairs (U, V) of independent, uniformly distributed orthonormal k-frames of R^d.
+
+    A' = U' J V for such a pair is distributed like the alignment of J with a Jacobian of any spectrum whose singular
+    bases are independent of J's: the chance level of the coupling of J, given J's own spectrum.
+
+    Source: ours.
+
+    Example:
+        >>> left, right = random_bases(8, 2, 1, torch.Generator().manual_seed(0))
+        >>> bool((left.mT @ left - torch.eye(2, dtype=left.dtype)).abs().max() < 1e-12)
+        True
+    """
+    gaussian = torch.randn(2, count, d, k, generator=generator, dtype=torch.float64)
+    frames = torch.linalg.qr(gaussian)[0].to(dtype)
+    return frames[0], frames[1]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Alignments of a set of Jacobians, each in the top singular bases of every other.
+
+    Attributes:
+        aligned: U_b' J_a V_b for first = a, second = b.
+        swapped: V_b' J_a U_b.
+        chance: U' J_a V for random orthonormal U and V, one pair of frames per sample.
+        values: top singular values of J_a.
+    """
+
+    aligned: Float[Tensor, "first second k k"]
+    swapped: Float[Tensor, "first second k k"]
+    chance: Float[Tensor, "first sample k k"]
+    values: Float[Tensor, "first k"]
+
+    def coupling(
+        self, k: int, norm: Norm = "frobenius", side: Side = "aligned", *, signed: bool = False
+    ) -> Float[Tensor, "first other"]:
+        """1 - m_k of every pair, first k vectors: 1 for shared bases, about 0 (Frobenius) for independent ones."""
+        return 1 - misalignment(getattr(self, side)[..., :k, :k], self.values[:, None, :k], norm, signed=signed)
+
+    def negative_share(self, k: int) -> Float[Tensor, "first second"]:
+        """Return the share of negative entries among the first k diagonal entries of A: 1/2 for independent bases."""
+        return (self.aligned.diagonal(dim1=-2, dim2=-1)[..., :k] < 0).double().mean(-1)
+
+
+def every_pair(
+    jacobians: Sequence[Product], triplets: Sequence[SingularTriplets], samples: int, generator: torch.Generator
+) -> Pairs:
+    r"""U_b' J_a V_b for all a and b, from one product per Jacobian: J_a [V_1 .. V_n, U_1 .. U_n, random frames].
+
+    Args:
+        jacobians: X -> J_a X for every member.
+        triplets: the k top triplets of every member.
+        samples: number of random frames for the chance level.
+        generator: draws the random frames.
+
+    Example:
+        >>> jacobian = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> found = dense_triplets(jacobian, 2)
+        >>> pairs = every_pair([jacobian.matmul] * 2, [found] * 2, 1, torch.Generator().manual_seed(0))
+        >>> pairs.coupling(k=2).tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
+    """
+    left, right = (torch.stack([getattr(found, side) for found in triplets]) for side in ("left", "right"))
+    n, d, k = left.shape
+    random_left, random_right = random_bases(d, k, samples, generator, left.dtype)
+    random_left, random_right = random_left.to(left.device), random_right.to(left.device)
+    columns = rearrange(torch.cat([right, left, random_right]), "member d k -> d (member k)")
+    rows = []
+    for jacobian in jacobians:
+        images = rearrange(jacobian(columns), "d (member k) -> member d k", k=k)
+        rows.append(
+            (alignment(left, images[:n]), alignment(right, images[n : 2 * n]), alignment(random_left, images[2 * n :]))
+        )
+    aligned, swapped, chance = (torch.stack(part) for part in zip(*rows, strict=True))
+    return Pairs(aligned, swapped, chance, torch.stack([found.values for found in triplets]))
+
+
+def off_diagonal_mean(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return the mean over ordered pairs of different members: the coupling of n Jacobians. NaN for n = 1."""
+    n = matrix.shape[-1]
+    return (matrix.sum(dim=(-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1) or torch.nan)
+
+
+@dataclass(frozen=True)
+class WidthAlone:
+    """Coupling of independent Gaussian Jacobians of growing width.
+
+    Attributes:
+        coupling: over ordered pairs of different Jacobians; norms in the order of `NORMS`.
+        k: number of singular vectors at each width.
+        r2: of the line of coupling against 1 / sqrt(width); NaN for fewer than three widths.
+    """
+
+    coupling: Float[Tensor, "norm width"]
+    k: Int[Tensor, " width"]
+    r2: Float[Tensor, " norm"]
+
+
+def width_alone(
+    widths: Sequence[int], *, width_per_k: int = 8, members: int = 3, chance_samples: int = 5, seed: int = 0
+) -> WidthAlone:
+    r"""Return the coupling of `members` independent Gaussian Jacobians at each width d, with K = d / width_per_k.
+
+    This is the coupling by chance where K is a fixed share of the width. With trace normalisation it rises like
+    1 - 1/sqrt(K) towards 1; with Frobenius normalisation it stays near 0.
+
+    Source: ours.
+
+    Example:
+        >>> frobenius, trace = width_alone([64, 256]).coupling
+        >>> [round(one, 1) for one in trace.tolist()]
+        [0.7, 0.8]
+        >>> bool(frobenius.abs().max() < 0.06)
+        True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ks, found = [width // width_per_k for width in widths], []
+    for width, k in zip(widths, ks, strict=True):
+        if k < 1:
+            raise InputError(f"width {width} with width_per_k {width_per_k} leaves no singular vector; give wider ones")
+        jacobians = torch.randn(members, width, width, generator=generator)
+        triplets = [dense_triplets(jacobian, k) for jacobian in jacobians]
+        pairs = every_pair([jacobian.matmul for jacobian in jacobians], triplets, chance_samples, generator)
+        found.append(torch.stack([off_diagonal_mean(pairs.coupling(k, norm)).double() for norm in NORMS]))
+    couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=torch.float64) ** -0.5
+    r2 = [regression_line(inverse_root, row).r2 if len(widths) > 2 else torch.nan for row in couplings]
+    return WidthAlone(couplings, torch.tensor(ks), torch.tensor(r2, dtype=torch.float64))

@@ -1,0 +1,121 @@
+"""Interface to the two kinds of model, and the origin of a model; `hooked` and `bridge` implement it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.models.backends.key_value_context import KeyValueContext
+from tl_posgen.models.backends.sites import Sites
+from tl_posgen.models.layers.fused import Attention
+from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.model import Model
+
+BackendName = Literal["hooked", "bridge"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a model: for provenance, and to make its random inits.
+
+    Attributes:
+        name: as the user gave it (a Hub name, a directory, "mini"), or cfg.model_name.
+        backend: which object it became.
+        revision: commit of the Hub repository, or None.
+        directory: where config, weights and tokenizer were read, or None for a model that was not made by `load_model`.
+        seed: of a model with random weights, else None.
+        initialisation: rule that made the random weights, else None.
+        trust_remote_code: whether code from the repository was allowed.
+    """
+
+    name: str
+    backend: BackendName
+    revision: str | None = None
+    directory: Path | None = None
+    seed: int | None = None
+    initialisation: str | None = None
+    trust_remote_code: bool = False
+
+
+class Backend(ABC):
+    """One model, seen through the ways of its kind; it keeps nothing but the model."""
+
+    name: ClassVar[BackendName]
+    wraps_another: ClassVar[bool] = False  # whether it is made of a Hugging Face model
+    attention_input: ClassVar[str]  # what the attention module calls the residual stream after its norm
+
+    def __init__(self, model: Model):
+        self.model: Any = model
+
+    @abstractmethod
+    def limit(self) -> ContextLimit:
+        """Return the longest prompt that the model takes, or for which its geometry holds."""
+
+    def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
+        """Return keyword arguments of a forward pass on prompts without padding."""
+        return {}
+
+    @abstractmethod
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+        """Return the hooks by which the layer's queries, keys, scores, ... are read.
+
+        Args:
+            fired: what its hooks carried in the probe's pass, by hook.
+            handed_on: whether its attention is left to Hugging Face.
+        """
+
+    @abstractmethod
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
+        """Return the geometries that the layer may have, not yet proved.
+
+        Args:
+            plain: its shapes, without positions.
+            fired: what its hooks carried, by hook: "cos" and "sin" among them where a bridge's layer is rotated.
+            rotates: whether any layer of the model is rotated by cos and sin that hooks see.
+            handed_on: whether its attention is left to Hugging Face.
+
+        Raises:
+            UnsupportedModelError: nothing that we know describes it.
+        """
+
+    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
+        """Return queries or keys just projected, after qk-norm where the hooks of `sites` fire after it."""
+        return x
+
+    @contextmanager
+    def plain(self) -> Iterator[Any]:
+        """While the block runs, the Hugging Face model without TransformerLens' computations; None without one."""
+        yield None
+
+    @abstractmethod
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        """While the block runs, the attention of every layer is computed by `attention_of(layer)`."""
+
+    @abstractmethod
+    def context(self) -> KeyValueContext:
+        """Return an empty cache of keys and values, with the pass that reads and extends it."""
+
+    def attention_kernel(self) -> str | None:
+        """Return the name of the implementation of attention that transformers uses; None for TransformerLens' own."""
+        return None
+
+    @abstractmethod
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        """Make a model of the same cfg with new weights from the CPU's random state, and the rule that made them.
+
+        Args:
+            moved: move every weight off its initial value, so that a forgotten norm or bias shows.
+        """
+
+    @abstractmethod
+    def copy(self, origin: Origin) -> Model:
+        """Make a model with the same weights that shares nothing with this one, and without its hooks."""

@@ -1,0 +1,263 @@
+"""Backend of TransformerBridge (TransformerLens 3.9 and 4).
+
+The bridge's cfg does not know what a layer does with positions (its rotary_base is 10000 whatever the model's), so
+nothing is read from it but sizes. Where the Hugging Face modules leave a choice open (which frequencies, which pairing,
+how ALiBi is scaled) every possibility becomes a draft, and the proof takes the one that reproduces the model's scores.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
+from tl_posgen.models.backends.key_value_context import KeyValueContext
+from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
+from tl_posgen.models.conversion.convert import build_random, spread_of
+from tl_posgen.models.layers.fused import Attention
+from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.rope.rotation import Pairing, Rope
+
+PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
+
+
+class Bridge(Backend):
+    """Backend of a TransformerBridge."""
+
+    name = "bridge"
+    wraps_another = True
+    attention_input = "hidden_states"
+
+    def limit(self) -> ContextLimit:
+        if self.model.cfg.positional_embedding_type == "standard":
+            return ContextLimit(self.model.cfg.n_ctx, "its table of position embeddings")
+        rotary: Any = getattr(getattr(self.model, "rotary_emb", None), "original_component", None)
+        types = getattr(rotary, "rope_type", None)
+        kinds = set(types.values()) if isinstance(types, dict) else {types}
+        if "longrope" in kinds:
+            limit = rotary.config.rope_parameters["original_max_position_embeddings"]
+            return ContextLimit(limit, "beyond it the model takes other frequencies (longrope)")
+        if "dynamic" in kinds:
+            why = "beyond it the frequencies depend on the length (dynamic NTK)"
+            return ContextLimit(rotary.original_max_seq_len, why)
+        return ContextLimit()
+
+    def hf_attention(self, layer: int) -> Any:
+        return self.model.blocks[layer].attn.original_component
+
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+        hf_attn = self.hf_attention(layer)
+        d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
+        clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
+        normed, names = "q_normed" in fired and "k_normed" in fired, hook_names(layer)
+        if normed:
+            names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
+
+        def read(part: str, x: Tensor) -> Tensor:
+            # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
+            x = x if normed and x.ndim == 4 else split_heads(x, d_head)
+            if handed_on and (norm := own_norm(hf_attn, part)) is not None:
+                x = norm(x)
+            return x if clip is None else x.clamp(-clip, clip)
+
+        reads = {part: partial(read, part) for part in ("q", "k")}
+        return Sites(names, {**reads, "v": lambda x: split_heads(x, d_head)})
+
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
+        layer, hf_attn = plain.layer, self.hf_attention(plain.layer)
+        if hasattr(hf_attn, "kv_lora_rank"):
+            raise UnsupportedModelError(
+                f"layer {layer}: multi-head latent attention, whose hooks carry queries and keys only after RoPE"
+            )
+        draft = replace(
+            plain,
+            scale=attention_scale(hf_attn, plain.d_head),
+            soft_cap=getattr(hf_attn, "attn_logit_softcapping", None),
+            window=window_of(hf_attn, layer),
+            qk_norm="q_normed" in fired or (handed_on and own_norm(hf_attn, "q") is not None),
+        )
+        positions = self.model.cfg.positional_embedding_type
+        if "cos" in fired:
+            ropes = list(possible_ropes(self.model, layer, fired["sin"], fired["cos"]))
+            return [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
+        if positions == "rotary" and handed_on:  # no hook shows the rotation, and there may be none
+            ropes = list(every_rope(self.model, hf_attn, plain.d_head))
+            return [*(replace(draft, encoding="rotary", rope=rope) for rope in ropes), replace(draft, encoding="none")]
+        if positions == "rotary" and not rotates:
+            raise UnsupportedModelError(
+                f"layer {layer}: a rotary model none of whose layers is given a rotation that hooks can see, "
+                "so its queries and keys may be captured after RoPE"
+            )
+        if positions == "alibi":
+            slopes = alibi_slopes(draft.n_heads)
+            # Falcon scales the bias together with the scores, everyone else adds it afterwards
+            return [replace(draft, encoding="alibi", alibi_slopes=factor * slopes) for factor in (1.0, draft.scale)]
+        return [replace(draft, encoding="absolute" if positions == "standard" else "none")]
+
+    def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
+        if not geometry.qk_norm:
+            return x
+        norm = own_norm(self.hf_attention(geometry.layer), part)
+        assert norm is not None
+        weight = getattr(norm, "weight", None)
+        per_head = weight is None or weight.numel() == x.shape[-1]
+        return norm(x.transpose(1, 2) if per_head else x.flatten(2)).detach()
+
+    @contextmanager
+    def plain(self) -> Iterator[Any]:
+        if self.model.compatibility_mode:  # its weights may be processed
+            yield None
+            return
+        replaced: list[tuple[Any, str, Any]] = []
+        modules, seen = [self.model.original_model], set()
+        try:
+            while modules:
+                module = modules.pop()
+                for name, child in module._modules.items():
+                    inner = original(child)
+                    if inner is None or id(inner) in seen:
+                        continue
+                    seen.add(id(inner))
+                    modules.append(inner)
+                    if inner is not child:
+                        replaced.append((module, name, child))
+                        module._modules[name] = inner
+            yield self.model.original_model
+        finally:
+            for module, name, child in replaced:
+                module._modules[name] = child
+
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        return fused_bridge(self.model, geometries, attention_of)
+
+    def context(self) -> KeyValueContext:
+        from transformers import DynamicCache
+
+        config = self.model.original_model.config
+        cache = DynamicCache(config=config)
+        shared = bool(getattr(config, "num_kv_shared_layers", 0))
+        read = partial(self.model, return_type=None, past_key_values=cache, use_cache=True)
+        return KeyValueContext(read, cache.layers, () if shared else ("keys", "values"))
+
+    def attention_kernel(self) -> str | None:
+        return getattr(self.model.original_model.config, "_attn_implementation", None)
+
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        hf_model, trust = self.model.original_model, origin.trust_remote_code
+        config, how = copy.deepcopy(hf_model.config), {"moved": moved, "spread": spread_of(hf_model)}
+        return build_random(config, self.model.tokenizer, origin.name, self.model, self.name, trust, **how)
+
+    def copy(self, origin: Origin) -> Model:
+        # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them
+        made, _ = self.random_init(origin)
+        made.cfg.default_prepend_bos = self.model.cfg.default_prepend_bos
+        weights, own = dict(self.model.named_parameters()), dict(made.named_parameters())
+        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in own.items()}:
+            raise InputError(
+                "this bridge's weights were processed after loading, so no copy of it can be made; load the model anew"
+            )
+        with torch.no_grad():
+            for name, weight in weights.items():
+                own[name].copy_(weight)
+        return made
+
+
+def original(module: Any) -> Any:
+    """Return the Hugging Face module that components of a bridge stand for."""
+    while (inner := getattr(module, "original_component", None)) is not None:
+        module = inner
+    return module
+
+
+def own_norm(hf_attn: Any, part: str) -> Any:
+    """Return the norm of queries or keys without the hooks of the bridge's component for it; None without one."""
+    norm = next(
+        (one for name in (f"{part}_norm", "qk_norm") if (one := getattr(hf_attn, name, None)) is not None), None
+    )
+    return original(norm) or norm
+
+
+def window_of(hf_attn: Any, layer: int) -> int | None:
+    """Return the sliding window: the module's own where it has one, else the config's, in the layers of that type."""
+    if hasattr(hf_attn, "sliding_window"):
+        return hf_attn.sliding_window
+    config = getattr(hf_attn, "config", None)
+    if config is not None and hasattr(config, "attention_layers"):  # GPT-Neo
+        return config.window_size if config.attention_layers[layer] == "local" else None
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[layer] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator[Rope]:
+    """Yield the frequency buffers that turn one token as this layer's hook_sin and hook_cos say, in both pairings.
+
+    A model may hold several buffers (Gemma 3 one for window layers and one for the others); the hooks tell which.
+    """
+    tolerance = 4 * max(torch.finfo(cos.dtype).eps, torch.finfo(torch.float32).eps)  # made in float32, then cast
+    found = False
+    for inv_freq, scaling in frequency_buffers(getattr(model, "rotary_emb", None), model.blocks[layer].attn):
+        # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS
+        for layout in (lambda x: x.repeat(2), lambda x: x.repeat_interleave(2), lambda x: x):
+            expected = (scaling * layout(torch.sin(inv_freq)), scaling * layout(torch.cos(inv_freq)))
+            actual = (sin[0, 1].double().cpu(), cos[0, 1].double().cpu())
+            if all(
+                a.shape == e.shape and (a - e).abs().max() <= tolerance for a, e in zip(actual, expected, strict=True)
+            ):
+                found = True
+                yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
+                break
+    if not found:
+        raise UnsupportedModelError(
+            f"layer {layer}: it is rotated, but no inv_freq buffer of the model gives that rotation"
+        )
+
+
+def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
+    """Yield all rotations that a layer may have, in both pairings."""
+    if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
+        planes = torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu").double()
+        yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
+    for inv_freq, scaling in frequency_buffers(model.original_model):
+        if 2 * len(inv_freq) <= d_head:
+            yield from (Rope(inv_freq, pairing, scaling) for pairing in PAIRINGS)
+
+
+def frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], float]]:
+    """Yield every inv_freq in use by the rotary modules, in float64, with the attention scaling that belongs to it."""
+    for module in modules:
+        for child in module.modules() if module is not None else ():
+            for name, buffer in child.named_buffers(recurse=False):
+                if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
+                    scaling = getattr(child, f"{name.removesuffix('inv_freq')}attention_scaling", 1.0)
+                    yield buffer.detach().double().cpu(), float(scaling)
+
+
+def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
+    """2^(-8 h / n) for h = 1 .. n; for n that is no power of two, those of the power below, then every other one of
+    the power above.
+
+    Source: Press et al. 2022, "Train Short, Test Long", and its published code.
+
+    Example:
+        >>> alibi_slopes(4).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** (n_heads.bit_length() - 1)
+    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, device="cpu"))
+    between = 2.0 ** (-4 / power * (2 * torch.arange(n_heads - power, device="cpu") + 1))
+    return torch.cat([slopes, between])

@@ -1,0 +1,144 @@
+"""Backend of HookedTransformer (TransformerLens 3.9)."""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.fused_hooked import fused_hooked
+from tl_posgen.models.backends.key_value_context import KeyValueContext
+from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
+from tl_posgen.models.conversion.convert import hooked_parts
+from tl_posgen.models.layers.fused import Attention
+from tl_posgen.models.layers.geometry import ContextLimit, Encoding, LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.rope.rotation import Rope
+
+ENCODINGS: dict[str, Encoding] = {
+    "rotary": "rotary",
+    "alibi": "alibi",
+    "standard": "absolute",
+    "shortformer": "absolute",
+}
+
+
+class Hooked(Backend):
+    """Backend of a HookedTransformer."""
+
+    name = "hooked"
+    attention_input = "query_input"
+
+    def limit(self) -> ContextLimit:
+        cfg = self.model.cfg
+        if cfg.positional_embedding_type == "alibi":
+            return ContextLimit()
+        if cfg.use_dynamic_ntk_rope or cfg.use_logn_attn:
+            why = "its frequencies change with the length of longer prompts"
+            return ContextLimit(cfg.train_seq_length or cfg.n_ctx, why)
+        lifted_as = "bridge" if cfg.positional_embedding_type == "rotary" else None
+        return ContextLimit(cfg.n_ctx, "its context (cfg.n_ctx)", lifted_as)
+
+    def options(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Any]:
+        # with a tokenizer that pads on the left, leading tokens pass for padding unless it is told otherwise
+        tokenizer = self.model.tokenizer
+        left = tokenizer is not None and tokenizer.padding_side == "left"
+        return {"attention_mask": torch.ones_like(tokens)} if left else {}
+
+    def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
+        # hook_q and hook_k fire before qk-norm, so the norm is applied here
+        attn, d_head, clip = self.model.blocks[layer].attn, self.model.cfg.d_head, self.model.cfg.clip_qkv
+
+        def reader(norm: Any) -> Callable[[Tensor], Tensor]:
+            def read(x: Tensor) -> Tensor:
+                x = split_heads(x if norm is None else rms_norm(x, norm), d_head)
+                return x if clip is None else x.clamp(-clip, clip)
+
+            return read
+
+        reads = {"q": reader(attn.q_norm), "k": reader(attn.k_norm), "v": lambda x: split_heads(x, d_head)}
+        return Sites(hook_names(layer), reads)
+
+    def drafts(
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+    ) -> list[LayerGeometry]:
+        """Return one draft, from the cfg and the attention module."""
+        cfg, attn = self.model.cfg, self.model.blocks[plain.layer].attn
+        encoding = ENCODINGS.get(cfg.positional_embedding_type)
+        if encoding is None or cfg.attention_dir != "causal":
+            raise UnsupportedModelError(
+                f"layer {plain.layer}: {cfg.attention_dir} attention with {cfg.positional_embedding_type} positions; "
+                "only causal attention with rotary, ALiBi or absolute positions can be described"
+            )
+        draft = replace(
+            plain,
+            encoding=encoding,
+            n_key_value_heads=cfg.n_key_value_heads or cfg.n_heads,
+            scale=1 / float(attn.attn_scale),
+            rope=hooked_rope(attn) if encoding == "rotary" else Rope(),
+            soft_cap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
+            window=cfg.window_size if attn.attn_type == "local" else None,
+            alibi_slopes=attn.create_alibi_multipliers(cfg.n_heads) if encoding == "alibi" else None,
+            qk_norm=attn.q_norm is not None,
+        )
+        return [draft]
+
+    def fused(
+        self, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
+    ) -> AbstractContextManager[None]:
+        return fused_hooked(self.model, geometries, attention_of)
+
+    def context(self) -> KeyValueContext:
+        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+        cache: Any = TransformerLensKeyValueCache.init_cache(self.model.cfg, self.model.cfg.device, 1)
+
+        def read(tokens: Int[Tensor, "1 pos"]) -> None:
+            everything = torch.ones_like(tokens, dtype=torch.int)  # not even pad tokens are masked
+            self.model(tokens, return_type=None, past_kv_cache=cache, attention_mask=everything)
+
+        return KeyValueContext(read, cache.entries, ("past_keys", "past_values"))
+
+    def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
+        cfg = copy.deepcopy(self.model.cfg)
+        cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, True  # a seed there would seed everything
+        made = hooked_parts()[0](cfg).eval()
+        made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
+        return made, f"HookedTransformer, init_mode {cfg.init_mode}"
+
+    def copy(self, origin: Origin) -> Model:
+        made = copy.deepcopy(self.model)
+        made.reset_hooks()
+        return cast(Model, made)
+
+
+def rms_norm(x: Tensor, norm: Any) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) w: TransformerLens' RMSNorm, without firing its hooks a second time.
+
+    The norm is over d_head (Qwen3, Gemma 3) or over all heads together (OLMo 2), as its weight's length says.
+    """
+    heads_together = norm.w.numel() != x.shape[-1]
+    y = (x.flatten(2) if heads_together else x).float()
+    y = (y / (y.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()).to(x.dtype) * norm.w.detach().to(x.device)
+    return y.view_as(x)
+
+
+def hooked_rope(attn: Any) -> Rope:
+    """Read frequencies and scaling from the layer's own table of sines and cosines, asked for in float64.
+
+    Row 1 of the table is (scaling sin theta_m, scaling cos theta_m), whatever scaling rule filled it, and every
+    theta_m is below pi. The table in use would do in float32, but in a bfloat16 model it has three digits.
+    """
+    cfg = attn.cfg
+    table = attn.calculate_sin_cos_rotary(cfg.rotary_dim, 2, base=attn._rotary_base(), dtype=torch.float64)
+    sin: Float[Tensor, " plane"]
+    sin, cos = (x[1, 0::2] if cfg.rotary_adjacent_pairs else x[1].chunk(2)[0] for x in table)
+    scaling = float(torch.hypot(sin, cos).mean())
+    pairing = "adjacent" if cfg.rotary_adjacent_pairs else "half"
+    return Rope(torch.atan2(sin, cos).cpu(), pairing, 1.0 if abs(scaling - 1) < 1e-6 else scaling)

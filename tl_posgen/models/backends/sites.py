@@ -1,0 +1,99 @@
+"""TransformerLens hook names of a layer, and how to read what these hooks carry.
+
+Whatever the backend and the layout of its hooks, what is read is [batch, head, pos, d]: queries and keys before RoPE
+and after qk-norm, in the dtype of the model.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.model import Model
+from tl_posgen.rope.rotation import at_least_float32
+
+PARTS = ("resid", "q", "k", "v", "attn_scores", "pattern")
+
+
+def checked_needs(needs: Iterable[str], known: Sequence[str]) -> frozenset[str]:
+    """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
+    if isinstance(needs, str):
+        raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
+    if unknown := sorted(map(str, set(needs) - set(known))):
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}")
+    return frozenset(needs)
+
+
+def hook_names(layer: int) -> dict[str, str]:
+    """Return part of a capture -> hook name."""
+    block = f"blocks.{layer}"
+    return {"resid": f"{block}.hook_resid_pre", **{part: f"{block}.attn.hook_{part}" for part in PARTS[1:]}}
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Hooks of one layer.
+
+    Attributes:
+        names: part of a capture ("q", "attn_scores", ...) -> hook name.
+        reads: part -> what turns the hook's tensor into [batch, head, pos, d]; parts without one are as they should be.
+    """
+
+    names: Mapping[str, str]
+    reads: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+
+    def read(self, part: str, value: Tensor) -> Tensor:
+        return self.reads[part](value) if part in self.reads else value
+
+
+def dispatch(
+    model: Model, receivers: Mapping[str, Callable[[Tensor], None]]
+) -> list[tuple[Callable[[str], bool], Any]]:
+    """Return one TransformerLens hook for many names, each with its own function of the hook's tensor.
+
+    A TransformerBridge works out its thousands of names anew for every entry of a list of hooks, so one entry is much
+    faster than many. The points are told apart as objects, because a bridge's hook.name can be an alias.
+
+    Raises:
+        UnsupportedModelError: the model lacks one of the hooks.
+    """
+    points = hook_points(model, receivers)
+    by_point = {id(points[name]): receive for name, receive in receivers.items()}
+
+    def hook(value: Tensor, hook: Any) -> None:
+        by_point[id(hook)](value)
+
+    return [(receivers.__contains__, hook)]
+
+
+def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
+    """Return hook points by name; UnsupportedModelError where the model lacks one."""
+    points = model.hook_dict  # once: a bridge works out its thousands of names anew
+    if missing := [name for name in names if name not in points]:
+        raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
+    return {name: points[name] for name in names}
+
+
+def is_hooked(attn: Any) -> bool:
+    """Tell whether any hook sees or edits the scores or the pattern of this attention module."""
+    points = (attn.hook_attn_scores, attn.hook_pattern)
+    return any(point._forward_hooks or point._forward_pre_hooks or point._backward_hooks for point in points)
+
+
+def split_heads(x: Tensor, d_head: int) -> Tensor:
+    """[batch, pos, ...] of any layout whose flattened rest is heads x d_head -> [batch, head, pos, d_head]."""
+    return x.flatten(2).unflatten(-1, (-1, d_head)).transpose(1, 2)
+
+
+def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return scores in float32 at least, -inf where masked, whatever number the backend masks with.
+
+    Args:
+        attn_scores: as hook_attn_scores carries them: masked with -inf, or with the most negative number of a dtype.
+        dtype: the model's (that of q); the mask may have been made in it although the scores are wider.
+    """
+    most_negative = max(torch.finfo(attn_scores.dtype).min, torch.finfo(dtype).min)
+    return at_least_float32(attn_scores).masked_fill(attn_scores <= most_negative / 2, -torch.inf)

@@ -1,0 +1,169 @@
+"""Capture from an ActivationCache that already exists."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.backends.sites import PARTS, checked_needs, plain_scores
+from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, spans_of_pass, spans_of_scores
+from tl_posgen.models.capture.reading import cut, layer_capture
+from tl_posgen.models.geometry.pass_proof import as_proved
+from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.geometry.proof import is_pattern
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, Layers, chosen, select_heads
+from tl_posgen.models.wrapped import WrappedModel, wrap
+
+PROOFS = ("attn_scores", "pattern")  # what the scores recomputed from q and k are compared with, where it is held
+
+
+def needed_names(model: Model | WrappedModel, needs: Iterable[str] = frozenset(), layers: Layers = None) -> list[str]:
+    """Return the names to ask run_with_cache for: `model.run_with_cache(tokens, names_filter=needed_names(model))`.
+
+    q and k take 2 n d numbers per head. Scores (needs={"attn_scores"}) take n^2, and are recomputed exactly without.
+
+    Raises:
+        InputError: a need that no cache can hold.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> needed_names(load_model("mini"), needs={"pattern"}, layers=[2])
+        ['blocks.2.attn.hook_q', 'blocks.2.attn.hook_k', 'blocks.2.attn.hook_pattern']
+    """
+    wrapped, needs = wrap(model), _checked(needs)
+    indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    return [name for names in _names(wrapped, needs, indices).values() for name in names.values()]
+
+
+def captures_from_cache(
+    cache: Any,
+    model: Model | WrappedModel,
+    layers: Layers = None,
+    heads: Heads = None,
+    tokens: Any = None,
+    needs: Iterable[str] | None = None,
+) -> Iterator[LayerCapture]:
+    """Yield one LayerCapture per prompt and layer, prompt after prompt, each cut to its text.
+
+    Args:
+        cache: the ActivationCache (or dict) of `model.run_with_cache`, with or without its batch dimension.
+        layers, heads: which, as in `capturing`; all if left out.
+        tokens: the ids that were run [batch, pos], or what the tokenizer returned, with input_ids and attention_mask;
+            of a single prompt they may be left out.
+        needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
+            left out, whatever it holds.
+
+    Raises:
+        InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
+            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold.
+    """
+    wrapped, needs = wrap(model), None if needs is None else _checked(needs)
+    selected = select_heads(wrapped.model, layers, heads)
+    if not hasattr(cache, "keys"):
+        raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
+    required, held = _names(wrapped, needs or frozenset(), selected), set(cache.keys())
+    missing = [(layer, part, name) for layer, of in required.items() for part, name in of.items() if name not in held]
+    if missing:
+        layer, part, name = missing[0]
+        asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
+        raise InputError(
+            f"the cache has no {name} ({len(missing)} names are missing), the {part} of layer {layer}; make it with "
+            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
+        )
+    probed = [wrapped.layer(layer) for layer in selected]
+    for one in probed:
+        if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
+            raise InputError(
+                f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
+                "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
+            )
+    queries = _read(cache, probed[0], frozenset())["q"]
+    tokens, mask = ids_and_mask(tokens)
+    tokens = None if tokens is None else _ids(tokens)
+    if tokens is not None and (len(queries), queries.shape[2]) != tuple(tokens.shape):
+        raise InputError(
+            f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
+            "the ids that were run, [batch, pos]"
+        )
+    spans = _spans(cache, probed[0], tokens, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
+    return _captures(cache, probed, selected, tokens, spans, needs)
+
+
+def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
+    try:
+        ids = torch.atleast_2d(torch.as_tensor(tokens))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"tokens: {tokens!r} are no token ids; give those that were run, [batch, pos]") from error
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
+    return ids
+
+
+def _spans(
+    cache: Any,
+    layer: Probed,
+    tokens: Int[Tensor, "batch pos"] | None,
+    mask: Bool[Tensor, "batch pos"] | None,
+    pad: PadToken,
+) -> list[slice]:
+    """Find where the text of every prompt stands."""
+    parts = _read(cache, layer, frozenset())
+    length, known = parts["q"].shape[2], "attn_scores" in parts
+    spans = [slice(0, length)] * len(parts["q"])
+    if known:  # padding that was masked shows in them
+        spans = spans_of_scores(layer.geometry, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
+    if mask is None:
+        return spans_of_pass(spans, length, tokens, pad)
+    given = spans_of_mask(mask)
+    if before := [prompt for prompt, span in enumerate(given) if span.start != (spans[prompt].start if known else 0)]:
+        raise InputError(
+            f"prompt {before[0]}: its mask hides {given[before[0]].start} tokens before the text, and "
+            + ("the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache")
+        )
+    return given
+
+
+def _checked(needs: Iterable[str]) -> frozenset[str]:
+    needs = checked_needs(needs, (*PARTS, "inputs", "logits"))
+    if unheld := needs & {"inputs", "logits"}:
+        raise InputError(
+            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
+            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
+        )
+    return needs
+
+
+def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Return layer -> part -> hook name."""
+    wanted = [part for part in PARTS if part in needs | {"q", "k"}]
+    return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
+
+
+def _captures(
+    cache: Any,
+    probed: list[Probed],
+    selected: Mapping[int, list[int]],
+    tokens: Int[Tensor, "batch pos"] | None,
+    spans: list[slice],
+    needs: frozenset[str] | None,
+) -> Iterator[LayerCapture]:
+    for prompt, span in enumerate(spans):
+        for layer in probed:
+            parts = {part: x[prompt] for part, x in _read(cache, layer, needs).items()}
+            ids, handed = None if tokens is None else tokens[prompt], parts if needs is None else needs
+            capture = layer_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
+            used, pattern = (None if part not in parts else cut(part, parts[part], span) for part in PROOFS)
+            yield as_proved(capture, used, pattern, parts["q"].dtype)
+
+
+def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:
+    """Read the wanted parts of one layer, and those that prove it, with their batch dimension."""
+    stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
+    held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
+    batched = getattr(cache, "has_batch_dim", True)
+    return {part: layer.sites.read(part, value if batched else value[None]) for part, value in held.items()}

@@ -1,0 +1,211 @@
+"""Telling text from padding: by the attention mask that a pass used, by one that is given, or by the padding token."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.layers.geometry import LayerGeometry
+
+WITHOUT_CACHE = "generate with use_past_kv_cache=False"
+REMEDY = (
+    "give an attention_mask, 1 for text and 0 for padding (analyze takes what the tokenizer returns, with input_ids "
+    "and attention_mask), or run prompts one at a time, or give analyze the texts themselves"
+)
+
+
+@dataclass(frozen=True)
+class PadToken:
+    """Token that a tokenizer pads with.
+
+    Attributes:
+        index: its id, None where there is none.
+        is_text: whether it is also the token that begins or ends a text, so that only a mask can tell.
+        begins: whether one of it begins a text.
+        side: "left" or "right", where the tokenizer puts it.
+    """
+
+    index: int | None = None
+    is_text: bool = False
+    begins: bool = False
+    side: str = "right"
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> "PadToken":
+        index = getattr(tokenizer, "pad_token_id", None)
+        if index is None:
+            return cls()
+        begins = index == tokenizer.bos_token_id
+        is_text = begins or index in (tokenizer.eos_token_id, tokenizer.unk_token_id)
+        return cls(index, is_text, begins, tokenizer.padding_side)
+
+
+def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
+    """Find the text in the ids of every prompt of one batch, by the padding token alone.
+
+    Raises:
+        InputError: padding that cannot be told from text, or nothing but padding.
+    """
+    begun = pad.begins and all(row[0] == pad.index for row in rows)
+    return [text_of(row, pad, begun, prompt, len(rows)) for prompt, row in enumerate(rows)]
+
+
+def text_of(ids: Sequence[int], pad: PadToken, begun: bool, prompt: int, n_prompts: int) -> slice:
+    """Find the text of one prompt; see `texts_of`.
+
+    Args:
+        begun: whether the first token begins the text, although it is the padding token.
+    """
+    if pad.index is None:
+        return slice(0, len(ids))
+    left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
+    right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
+    # one that may end or begin a text does so in a prompt by itself, and on the side that is not padded
+    one = {side: pad.is_text and (n_prompts == 1 or side != pad.side) for side in ("left", "right")}
+    if left <= one["left"] and right <= one["right"]:
+        return slice(0, len(ids))
+    if left + right >= len(ids):
+        raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
+    inside = slice(left, len(ids) - right)
+    if pad.is_text or pad.index in ids[inside]:
+        also = "also begins or ends texts" if pad.is_text else "also stands inside it"
+        n, where = max((left, "start"), (right, "end"))
+        raise InputError(
+            f"prompt {prompt} of {n_prompts}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
+            f"padding cannot be told from text; {REMEDY}"
+        )
+    return inside
+
+
+def spans_of_mask(attention_mask: Bool[Tensor, "batch pos"]) -> list[slice]:
+    """Find the text of every prompt by a mask; InputError for an empty prompt, or gaps in one."""
+    spans = []
+    for prompt, seen in enumerate(attention_mask):
+        places = seen.nonzero()[:, 0].tolist()
+        span = slice(places[0], places[-1] + 1) if places else slice(0, 0)
+        if not places or not seen[span].all():
+            raise InputError(
+                f"prompt {prompt}: "
+                + ("all its tokens are masked" if not places else "tokens between others are masked for every query")
+                + "; mask padding alone, before or behind the text"
+            )
+        spans.append(span)
+    return spans
+
+
+def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
+    """Refuse a pass whose keys stand in a KV cache in part."""
+    if n_queries != n_keys:
+        raise InputError(
+            f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use, and only passes over "
+            f"whole prompts can be captured; {WITHOUT_CACHE}"
+        )
+
+
+def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch query key"]) -> list[slice]:
+    """Find the text of every prompt of a forward pass, by the mask that it used.
+
+    Args:
+        attn_scores: of any one head, because masks are alike in all; -inf where masked.
+
+    Raises:
+        InputError: a KV cache, gaps, or nothing but padding.
+        UnsupportedModelError: queries that see keys which the geometry hides.
+    """
+    layer, (n_queries, n_keys) = f"layer {geometry.layer}", attn_scores.shape[1:]
+    require_whole(geometry.layer, n_queries, n_keys)
+    if attn_scores.isnan().any():
+        raise InputError(
+            f"{layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; run prompts "
+            "one at a time"
+        )
+    visible = attn_scores != -torch.inf
+    if (visible > geometry.visible(n_keys, visible.device)).any():
+        raise UnsupportedModelError(
+            f"{layer}: queries see keys that the causal mask, or the window that was probed "
+            f"(window {geometry.window}), should hide from them"
+        )
+    return spans_of_mask(visible.any(1))
+
+
+def spans_of_pass(
+    spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
+) -> list[slice]:
+    """Find the text of every prompt, by the padding token where nothing was masked.
+
+    Behind the text it changes nothing before it. Before the text it changes everything, so it is refused.
+
+    Args:
+        spans: what the mask leaves, see `spans_of_scores`.
+        length: of what was run.
+        tokens: the ids that were run, where they are known.
+
+    Raises:
+        InputError: padding that cannot be told from text, or before it.
+    """
+    if any(span != slice(0, length) for span in spans):
+        return spans
+    if tokens is None:
+        if len(spans) > 1 and pad.index is not None:
+            raise InputError(
+                f"{len(spans)} prompts in one pass, no mask and no token ids: padding cannot be told from text; give "
+                "tokens=, or one prompt at a time"
+            )
+        return spans
+    spans = texts_of(tokens.tolist(), pad)
+    for prompt, span in enumerate(spans):
+        if span.start:
+            raise InputError(
+                f"prompt {prompt}: it begins with {span.start} padding tokens that the model was not told to mask, "
+                f"so its numbers are not those of the text; {REMEDY}"
+            )
+    return spans
+
+
+def require_padding(spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken) -> None:
+    """Refuse tokens that are masked for every query and are no padding, where it may be a hook that hides them."""
+    for prompt, span in enumerate(spans):
+        hidden = [at for at in range(length) if not span.start <= at < span.stop]
+        ids = [] if tokens is None else tokens[prompt, hidden].tolist()
+        if hidden and not (ids and all(index == pad.index for index in ids)):
+            raise InputError(
+                f"prompt {prompt}: token {hidden[0]} is hidden from every query. If a hook hides it, let it leave the "
+                "token visible to itself; if it is padding, run the pass without other hooks on the scores"
+            )
+
+
+def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
+    """Return token ids, and the mask where there is one: of what a Hugging Face tokenizer returns, or of ids alone.
+
+    Prompts of different lengths, each with a mask of its own, come back as lists of ids without what these hide.
+
+    Raises:
+        InputError: a mask of another shape than the ids.
+    """
+    if not isinstance(prompts, Mapping):
+        return prompts, None
+    if "input_ids" not in prompts:
+        keys = ", ".join(map(str, prompts))
+        raise InputError(f"prompts: a mapping with {keys}; it needs input_ids, as tokenizers return")
+    ids, mask = prompts["input_ids"], prompts.get("attention_mask")
+    if mask is None:
+        return ids, None
+    try:
+        ids, mask = [torch.as_tensor(one) for one in ids], [torch.as_tensor(one) for one in mask]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError("input_ids and attention_mask must be [batch, pos], or a list for each prompt") from error
+    if ids and not ids[0].ndim:  # one prompt
+        ids, mask = [torch.stack(ids)], [torch.stack(mask)]
+    if [one.shape for one in ids] != [one.shape for one in mask]:
+        shapes = [list(one.shape) for one in (*mask[:1], *ids[:1])]
+        raise InputError(f"attention_mask {shapes[0]}: the input_ids are {shapes[-1]}; give a mask of their shape")
+    if any(((one != 0) & (one != 1)).any() for one in mask):
+        raise InputError("attention_mask: give 1 for text and 0 for padding")
+    if len({len(one) for one in ids}) > 1:
+        spans = [spans_of_mask(one[None].bool())[0] for one in mask]
+        return [one[span].tolist() for one, span in zip(ids, spans, strict=True)], None
+    return torch.stack(ids), torch.stack(mask).bool()

@@ -1,0 +1,164 @@
+"""Proof of every pass: the scores that it used are those of its queries and keys.
+
+The probe proves a layer's geometry on a few tokens; this proves it for every prompt that is measured, at its length and
+with whatever hooks are at work.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
+
+ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
+STREAMED_ROWS = 8
+
+
+def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
+    """Return the queries whose scores are compared: so many of them, evenly spread, the last among them."""
+    return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
+
+
+def as_used(
+    capture: LayerCapture,
+    attn_scores: Float[Tensor, "model_head query key"],
+    dtype: torch.dtype,
+    *,
+    every_row: bool = False,
+) -> LayerCapture:
+    """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
+
+    Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
+    keys they see. ALiBi is compared up to a constant per row.
+
+    Args:
+        attn_scores: those of the pass, all heads of the layer, as hook_attn_scores carries them.
+        dtype: the model's.
+        every_row: where hooks may have edited some.
+    """
+    n = capture.q.shape[1]
+    rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
+    positions = capture.query_positions[rows]
+    heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
+    used = plain_scores(attn_scores[heads[:, None], rows], dtype)
+    q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
+    recomputed = scores_from(q, k, geometry, capture.heads, positions)
+    masked = (used == -torch.inf) != (recomputed == -torch.inf)
+    seen = used != -torch.inf
+    if geometry.alibi_slopes is not None:
+        used = without_row_offsets(used, q, k, geometry.scale, positions)
+    error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
+    if not masked.any() and bool((error <= allowed_error(q, k, geometry, dtype)).all()):
+        return capture
+    head, row, _ = worst(masked.float() if masked.any() else error)
+    place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(positions[row])}"
+    if masked.any():
+        differs = "sees other keys than its mask gives"
+    else:
+        off, largest = float(error[head, row].max()), float(recomputed[head, row][seen[head, row]].abs().max())
+        differs = f"has scores that its q and k do not give: off by {off:.2g}, the row's largest being {largest:.2g}"
+    why = (
+        f"{place} {differs}. Likely cause: a hook that edits scores, or queries or keys after their hooks; buffers or "
+        "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
+        f"geometry that changes at some length below {capture.length} tokens."
+    )
+    if masked.any():
+        return EditedCapture(capture, None, why)
+    whole = plain_scores(attn_scores[heads], dtype)
+    if geometry.alibi_slopes is not None:
+        whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry.scale)
+    return EditedCapture(capture, whole, why)
+
+
+def as_streamed(
+    capture: LayerCapture,
+    rotated_q: Float[Tensor, "head pos d_head"],
+    rotated_k: Float[Tensor, "head pos d_head"],
+    sinks: Float[Tensor, " head"] | None,
+    dtype: torch.dtype,
+) -> StreamedCapture:
+    """Return the capture of a pass that formed no scores, whose rotated q and k give the scores of the pass.
+
+    Compared are the scores of a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of
+    values, is proved as it runs (`tl_posgen.models.streaming.stream`).
+
+    Raises:
+        UnsupportedModelError: they do not.
+    """
+    n, geometry = capture.length, capture.geometry
+    rows = checked_rows(n, STREAMED_ROWS).to(capture.q.device)
+    q, k = capture.rotated_q[:, rows], capture.rotated_k
+    recomputed = scores_from(q, k, geometry, capture.heads, rows)
+    used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
+    error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
+    if bool((error <= allowed_error(q, k, geometry, dtype)).all()):
+        return StreamedCapture(capture, sinks)
+    head, row, _ = worst(error)
+    raise UnsupportedModelError(
+        f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])} has scores that its q and k do "
+        f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
+        f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
+        "the scores of the pass are measured"
+    )
+
+
+def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
+    """Return the place of the largest entry."""
+    return tuple(int(at) for at in torch.unravel_index(error.argmax(), error.shape))
+
+
+def is_softmax(
+    scores: Float[Tensor, "head row key"],
+    pattern: Float[Tensor, "head row key"],
+    dtype: torch.dtype,
+    *,
+    sinks: bool = False,
+) -> bool:
+    """Tell whether a pattern is the softmax of these scores; with `sinks`, that times some 0 < share <= 1 of each row.
+
+    |pattern - expected| <= allowed * max(expected, its row's largest / 1000), with allowed = 1/1000, or 8 units of
+    rounding in the model's dtype. Rows that see nothing are left out.
+    """
+    expected, pattern = scores.softmax(-1), pattern.float()
+    most, at = expected.max(-1, keepdim=True)
+    allowed = max(1e-3, 8 * torch.finfo(dtype).eps)
+    share = pattern.gather(-1, at) / most if sinks else torch.ones_like(most)
+    near = (pattern - share * expected).abs() <= allowed * share * torch.maximum(expected, 1e-3 * most)
+    possible = (share > 0) & (share <= 1 + allowed)
+    seen = (scores != -torch.inf).any(-1)
+    return bool((near & possible)[seen].all())
+
+
+def as_proved(
+    capture: LayerCapture,
+    attn_scores: Float[Tensor, "model_head query key"] | None,
+    pattern: Float[Tensor, "model_head query key"] | None,
+    dtype: torch.dtype,
+    *,
+    every_row: bool = True,
+) -> LayerCapture:
+    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with.
+
+    Args:
+        pattern: of a cache; in a running pass it comes later.
+    """
+    heads, sinks = list(capture.heads), capture.geometry.sinks
+    if attn_scores is not None:
+        used = as_used(capture, attn_scores, dtype, every_row=every_row)
+        if pattern is not None:
+            own = plain_scores(attn_scores[heads], dtype)
+            used.edited_pattern = not is_softmax(own, pattern[heads], dtype, sinks=sinks)
+        return used
+    if pattern is None:
+        capture.proved = False
+        return capture
+    if is_softmax(capture.scores(), pattern[heads], dtype, sinks=sinks):
+        return capture
+    why = (
+        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
+        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
+    )
+    return EditedCapture(capture, None, why)

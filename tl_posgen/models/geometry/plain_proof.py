@@ -1,0 +1,106 @@
+"""Proof of a TransformerBridge: it computes what the Hugging Face model does that it is made of."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.bridge import original
+from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+
+N_TOKENS = 48
+
+
+def difference(backend: Backend, origin: Origin) -> str:
+    """Say how the model's logits differ from those of the plain Hugging Face model; "" if they do not.
+
+    Where they differ, or cannot be compared as `enable_compatibility_mode` has processed the weights, a bridge of the
+    same config with other weights, all moved off their initial values, is compared: it tells a fault of the bridge from
+    weights that the user changed.
+    """
+    reason = own_difference(backend)
+    if reason == "":
+        return ""
+    with quiet(seed=0):
+        made, _ = backend.random_init(origin, moved=True)
+    of_others = own_difference(type(backend)(made))
+    return (reason or of_others) if of_others else ""
+
+
+def own_difference(backend: Backend) -> str | None:
+    """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
+
+    They are compared by `logit_error`, the user's hooks left out. None where there is a plain model, and it no longer
+    has the same weights.
+    """
+    model = backend.model
+    n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
+    weight = next(model.parameters())
+    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
+    with torch.no_grad(), without_hooks(model):
+        with backend.plain() as plain:
+            if plain is None:
+                return None if backend.wraps_another else ""
+            try:
+                expected = centred(plain(tokens).logits)
+            except RuntimeError as error:
+                return f"the Hugging Face model that it wraps cannot run ({first_line(error)})"
+        actual = centred(model(tokens))
+        same, error, _ = logit_error(actual, expected, weight.dtype)
+        if same:
+            return ""
+        parting, largest = where_streams_part(backend, tokens), float(expected.abs().max())
+    return (
+        f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
+        f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
+        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens'
+    )
+
+
+def where_streams_part(backend: Backend, tokens: Int[Tensor, "1 pos"]) -> str:
+    """Name the first layer whose output differs from the plain model's; "" where that cannot be said."""
+    model, streams = backend.model, []
+    for passing in (model, None):
+        entering: list[Tensor] = []
+        with ExitStack() as stack:
+            run = passing or stack.enter_context(backend.plain())
+            for block in model.blocks:
+                module = block if passing else original(block)
+                handle = module.register_forward_hook(
+                    lambda _module, _args, out, seen=entering: seen.append(first_output(out))
+                )
+                stack.callback(handle.remove)
+            run(tokens)
+        streams.append(entering)
+    for layer, (own, expected) in enumerate(zip(*streams, strict=False)):
+        if own.shape != expected.shape:
+            return ""
+        if not float((own - expected).abs().max()) <= 1e-3 * float(expected.abs().max()):
+            return f"layer {layer}: the residual streams part here; "
+    return ""
+
+
+def first_output(output: Any) -> Tensor:
+    """Return a block's output, without what else it hands over."""
+    return (output[0] if isinstance(output, tuple) else output).detach().float()
+
+
+@contextmanager
+def without_hooks(model: Any) -> Iterator[None]:
+    """While the block runs, no hook of TransformerLens is called."""
+    points = list({id(point): point for point in model.hook_dict.values()}.values())
+    lists = [hooks for point in points for hooks in (point._forward_hooks, point._forward_pre_hooks)]
+    held = [dict(hooks) for hooks in lists]
+    try:
+        for hooks in lists:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, before in zip(lists, held, strict=True):
+            hooks.update(before)

@@ -1,0 +1,99 @@
+"""Probing: one short forward pass, and from what its hooks carried a proved description of every layer."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.backends.backend import Backend
+from tl_posgen.models.backends.sites import Sites, dispatch, plain_scores
+from tl_posgen.models.geometry.proof import is_pattern, prove
+from tl_posgen.models.layers.fused import FAILURES, forming
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import random_tokens
+
+SINK = 0.05  # of a row is more than rounding to bfloat16 takes, and less than a sink does at some query
+PROBE_TOKENS = 48  # enough to leave a small window, few enough to cost nothing
+HOOKS = ("q", "k", "attn_scores", "pattern", "q_normed", "k_normed", "cos", "sin")
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One layer as the probe found it: its proved geometry, and the hooks to read it from.
+
+    Attributes:
+        handed_on: a bridge leaves its attention to Hugging Face, so that its scores show only while it is streamed.
+    """
+
+    geometry: LayerGeometry
+    sites: Sites
+    handed_on: bool = False
+
+
+Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
+
+
+def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
+    """Return what was found in every layer, supported or not."""
+    fired = probe_run(model, backend)
+    handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
+    if handed_on:
+        with suppress(*FAILURES), backend.fused({}, lambda layer: forming(backend.model.blocks[layer].attn)):
+            fired = probe_run(model, backend)
+    rotates = any("cos" in hooks for hooks in fired.values())
+    layers = range(model.cfg.n_layers)
+    return tuple(probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
+
+
+@torch.no_grad()
+def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
+    try:
+        for part in ("q", "k", "attn_scores"):
+            if part not in fired:
+                raise UnsupportedModelError(f"layer {layer}: its hook_{part} does not fire (no attention there?)")
+        if is_pattern(fired["attn_scores"]):
+            raise UnsupportedModelError(
+                f"layer {layer}: hook_attn_scores carries the attention pattern after softmax, because "
+                "TransformerBridge leaves the attention of this architecture to Hugging Face, which does not let it be "
+                "replaced; load the model as a HookedTransformer with TransformerLens 3.9 "
+                '(load_model(..., backend="hooked")) where that supports it'
+            )
+        sites = backend.sites(layer, fired, handed_on)
+        q, k = (sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0] for part in ("q", "k"))
+        plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
+        drafts = backend.drafts(plain, fired, rotates, handed_on)
+        geometry = prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype))
+        return Probed(replace(geometry, sinks=has_sinks(fired.get("pattern"))), sites, handed_on)
+    except UnsupportedModelError as refusal:
+        return refusal.with_traceback(None)
+
+
+def has_sinks(pattern: Tensor | None) -> bool:
+    """Tell whether rows of the probe's pattern sum to less than one."""
+    return pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
+
+
+def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
+    """Return layer -> hook -> what it carried while the model read a few random tokens."""
+    n = min(PROBE_TOKENS, backend.limit().tokens or PROBE_TOKENS)
+    tokens = random_tokens(model.cfg.d_vocab, n, next(model.parameters()).device)
+    fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
+
+    def remember(layer: int, name: str, value: Tensor) -> None:
+        fired[layer][name] = value.detach()
+
+    known = model.hook_dict
+    places = {
+        (layer, name): f"blocks.{layer}.attn.hook_{name}" for layer in range(model.cfg.n_layers) for name in HOOKS
+    }
+    hooks = dispatch(model, {place: partial(remember, *of) for of, place in places.items() if place in known})
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        model(tokens, return_type=None, **backend.options(tokens))
+    return fired

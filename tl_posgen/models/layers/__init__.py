@@ -1,0 +1,1 @@
+"""One layer's attention as mathematics: geometry, captured queries and keys, projections, blocks of rows."""

@@ -1,0 +1,260 @@
+"""The capture of one layer on one prompt, which every measure is given."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
+from tl_posgen.models.layers.projections import Projections
+from tl_posgen.rope.rotation import rotate
+
+PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
+
+
+@dataclass
+class LayerCapture:
+    """Queries, keys and what else was asked for of one layer's chosen heads on one prompt, float32 at least.
+
+    Attributes:
+        geometry: what the layer does with positions.
+        heads: indices of this layer's chosen query heads in the model; axis `head` below follows this order.
+        prompt: running number of the prompt within this analysis.
+        tokens: token ids of the prompt, or None where the forward pass was not given any (embeddings as input).
+        q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
+            Where scores are replaced with a KV cache (`tl_posgen.hooks.replace_scores.RowByRow`), q holds the last
+            tokens only.
+        v: values, repeated likewise; None unless needed.
+        attn_scores: scaled pre-softmax scores as the model has them, -inf where invisible; with ALiBi in the gauge
+            where distance 0 carries no bias (models differ by constants per row, which softmax cannot tell). None
+            unless needed.
+        pattern: post-softmax; None unless needed.
+        resid: the residual stream entering the layer; None unless needed.
+        inputs: what enters W_Q and W_K: the residual stream after the attention's norm; None unless needed.
+        projections: how q and k are made from `inputs`, for all heads of the layer, proved; None unless `inputs` are
+            needed.
+    """
+
+    geometry: LayerGeometry
+    heads: Sequence[int]
+    prompt: int
+    tokens: Int[Tensor, " pos"] | None
+    q: Float[Tensor, "head query d_head"]
+    k: Float[Tensor, "head pos d_head"]
+    v: Float[Tensor, "head pos d_value"] | None = None
+    attn_scores: Float[Tensor, "head query key"] | None = None
+    pattern: Float[Tensor, "head query key"] | None = None
+    resid: Float[Tensor, "pos d_model"] | None = None
+    inputs: Float[Tensor, "pos d_model"] | None = None
+    projections: Projections | None = None
+    edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
+    proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
+
+    _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
+    _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
+
+    def once(self, function: Callable[..., Any]) -> Any:
+        """Return function(this capture), computed once for all measures that ask for it of this layer and prompt."""
+        if function not in self._shared:
+            self._shared[function] = function(self)
+        return self._shared[function]
+
+    @property
+    def layer(self) -> int:
+        return self.geometry.layer
+
+    def of_heads(self, part: slice) -> "LayerCapture":
+        """Return the capture of some of its heads."""
+        held = fields_of(self)
+        held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
+        rotated = {name: x[part] for name, x in self._rotated.items()}
+        return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
+
+    @property
+    def length(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.k.device
+
+    @property
+    def bilinear(self) -> bool:
+        """Tell whether the scores are scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
+        return self.geometry.bilinear
+
+    @cached_property
+    def positions(self) -> Int[Tensor, " pos"]:
+        return torch.arange(self.length, device=self.device)
+
+    @property
+    def query_positions(self) -> Int[Tensor, " query"]:
+        return self.positions[-self.q.shape[1] :]
+
+    @property
+    def rotated_q(self) -> Float[Tensor, "head query d_head"]:
+        if "q" not in self._rotated:
+            self._rotated["q"] = rotate(self.q, self.query_positions, self.geometry.rope)
+        return self._rotated["q"]
+
+    @property
+    def rotated_k(self) -> Float[Tensor, "head pos d_head"]:
+        if "k" not in self._rotated:
+            self._rotated["k"] = rotate(self.k, self.positions, self.geometry.rope)
+        return self._rotated["k"]
+
+    def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
+        """Return the scores that the pass used among the first n tokens (all if left out), -inf where invisible.
+
+        Recomputed from q and k through the geometry, which every pass proves (`tl_posgen.models.geometry.pass_proof`).
+        """
+        rows = self.query_positions[:n]
+        return scores_from(self.rotated_q[:, :n], self.rotated_k[:, :n], self.geometry, self.heads, rows)
+
+    def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """Return the pattern of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
+        assert self.pattern is not None, "the pattern was not asked for"
+        return self.pattern[:, start:stop, :stop]
+
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """Return `attn_scores` of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
+        assert self.attn_scores is not None, "the scores were not asked for"
+        return self.attn_scores[:, start:stop, :stop]
+
+    def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        """Return the scores that the pass used of queries start .. stop - 1 over keys before `stop`, -inf where
+        invisible."""
+        q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
+        return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
+
+
+def fields_of(capture: LayerCapture) -> dict[str, Any]:
+    """Return what LayerCapture(...) was given, by name."""
+    return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
+
+
+class StreamedCapture(LayerCapture):
+    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
+
+    def __init__(self, capture: LayerCapture, sinks: Float[Tensor, " head"] | None):
+        """
+        Args:
+            sinks: logits of the chosen heads that join each row's softmax and carry no value.
+        """
+        super().__init__(**fields_of(capture))
+        del self.attn_scores, self.pattern  # the properties below stand in for them
+        self.sinks = sinks
+
+    attn_scores: Any = cached_property(lambda self: self.scores())
+    pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
+
+    def of_heads(self, part: slice) -> "StreamedCapture":
+        return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
+
+    def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return self.score_rows(start, stop)
+
+    def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        scores = self.score_rows(start, stop)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores)[:, None, None].expand(-1, stop - start, 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+class Withheld:
+    """An attribute of an `EditedCapture` that it has, and does not give."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, capture: Any, value: Any) -> None:
+        vars(capture)[self.name] = value
+
+    def __get__(self, capture: Any, owner: type | None = None) -> Any:
+        raise UnsupportedModelError(f"{capture.why} What follows from queries and keys says nothing of these scores.")
+
+
+class EditedCapture(LayerCapture):
+    """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
+    what was proved before.
+
+    `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
+    """
+
+    q: Any = Withheld()
+    k: Any = Withheld()
+    rotated_q: Any = Withheld()
+    rotated_k: Any = Withheld()
+
+    def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
+        """
+        Args:
+            used: the pass's scores of the chosen heads, if they are known over the layer's mask.
+            why: what differs, and the likely cause.
+        """
+        super().__init__(**fields_of(capture))
+        self.why, self._used = why, used
+
+    def of_heads(self, part: slice) -> "EditedCapture":
+        return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
+
+    @property
+    def length(self) -> int:
+        return vars(self)["k"].shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return vars(self)["k"].device
+
+    @property
+    def bilinear(self) -> bool:
+        return False
+
+    def scores(self, n: int | None = None) -> Float[Tensor, "head query key"]:
+        if self._used is None:
+            raise UnsupportedModelError(f"{self.why} The scores over its causal mask are not known.")
+        return self._used[:, :n, :n]
+
+    def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
+        return self.scores()[:, start:stop, :stop]
+
+
+def scores_from(
+    rotated_q: Float[Tensor, "head query d_head"],
+    rotated_k: Float[Tensor, "head pos d_head"],
+    geometry: LayerGeometry,
+    heads: Sequence[int],
+    rows: Int[Tensor, " query"] | None = None,
+) -> Float[Tensor, "head query pos"]:
+    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i.
+
+    Args:
+        rows: the positions of these queries; all, 0 .. pos - 1, if left out.
+    """
+    keys = torch.arange(rotated_k.shape[1], device=rotated_k.device)
+    away = (keys if rows is None else rows)[:, None] - keys
+    scores = finished_scores(geometry.scale * rotated_q @ rotated_k.mT, geometry, heads, away)
+    return scores.masked_fill(~geometry.sees(away), -torch.inf)
+
+
+def finished_scores(
+    products: Float[Tensor, "*batch head query key"],
+    geometry: LayerGeometry,
+    heads: Sequence[int],
+    distance: int | float | Real[Tensor, "query key"] | None = None,
+) -> Float[Tensor, "*batch head query key"]:
+    """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given.
+
+    Fewer queries than keys are the last ones.
+    """
+    if geometry.alibi_slopes is not None:
+        position = torch.arange(products.shape[-1], device=products.device)
+        away = position[-products.shape[-2] :, None] - position if distance is None else distance
+        products = products - geometry.alibi_slopes.to(products)[list(heads), None, None] * away
+    return soft_capped(products, geometry.soft_cap)

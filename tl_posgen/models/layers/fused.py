@@ -1,0 +1,266 @@
+"""Attention without a [query, key] matrix: torch's fused kernel where it can, else blocks of query rows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from tl_posgen.errors import PosgenError
+from tl_posgen.models.layers.capture import finished_scores
+from tl_posgen.models.layers.geometry import LayerGeometry, in_window
+from tl_posgen.rope.rotation import at_least_float32
+
+FAILURES = (PosgenError, RuntimeError, TypeError, AttributeError, ValueError, IndexError)  # of attention so replaced
+SCORES_AT_ONCE = 2**21  # entries of a block of rows, all heads of a batch together
+
+Rows: TypeAlias = Callable[[int, int], Bool[Tensor, "#batch 1 row key"]]
+Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "row key"]], Tensor]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Keys that every query sees, given row by row.
+
+    Attributes:
+        rows: (start, stop) -> what the queries start .. stop - 1 see.
+        causal: whether that is every key up to their own, and nothing else.
+        padding: True for text; None where all of the batch is text, or where `rows` alone knows.
+    """
+
+    rows: Rows
+    causal: bool = False
+    padding: Bool[Tensor, "batch pos"] | None = None
+
+    def to(self, *_: Any, **__: Any) -> "Mask":
+        """Return the mask itself: bridges move what they take for a tensor."""
+        return self
+
+    def __getitem__(self, index: Any) -> "Mask":
+        """Return the mask itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
+        if any(one not in (slice(None), slice(0, None)) for one in index):
+            raise IndexError("a part of a mask is not streamed")
+        return self
+
+    @classmethod
+    def of_window(
+        cls,
+        n: int,
+        window: int | None = None,
+        padding: Bool[Tensor, "batch pos"] | None = None,
+        *,
+        before: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> "Mask":
+        """Return the causal mask of n queries, or the `window` last keys of it, without keys that are padding.
+
+        Args:
+            before: how many keys stand before the first query.
+
+        Example:
+            >>> Mask.of_window(3, window=2).rows(1, 3)[0, 0].int().tolist()
+            [[1, 1, 0], [0, 1, 1]]
+        """
+        keys = torch.arange(before + n, device=device)
+
+        def rows(start: int, stop: int) -> Bool[Tensor, "#batch 1 row key"]:
+            seen = in_window(keys[before + start : before + stop, None] - keys, window)
+            return seen[None, None] if padding is None else seen & padding[:, None, None]
+
+        return cls(rows, window is None and padding is None and before == 0, padding)
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """Replacement of one layer's attention: from rotated q, k and v to z."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "batch head pos d_head"],
+        k: Float[Tensor, "batch key_head key d_head"],
+        v: Float[Tensor, "batch key_head key d_value"],
+        mask: Any,
+        scale: float | None,
+        finish: Finish | None = None,
+        sinks: Float[Tensor, " head"] | None = None,
+        **formed: Tensor,
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        """
+        Args:
+            mask: a `Mask`; what transformers hands over, where it was not made here.
+            formed: z, scores and pattern as hooks left them, where these were formed already.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """One layer's attention as a forward pass computed it.
+
+    Attributes:
+        q, k: rotated, as they met.
+        v: values.
+        z: what each head made of them, sum_j pattern_ij v_j.
+        mask: which keys were seen.
+        sinks: logits that join each row's softmax and carry no value, or None.
+        scores, pattern: where hooks had them formed, as those left them; else None.
+    """
+
+    q: Float[Tensor, "batch head pos d_head"]
+    k: Float[Tensor, "batch key_head key d_head"]
+    v: Float[Tensor, "batch key_head key d_value"]
+    z: Float[Tensor, "batch head pos d_value"]
+    mask: Mask
+    sinks: Float[Tensor, " head"] | None = None
+    scores: Float[Tensor, "batch head pos key"] | None = None
+    pattern: Float[Tensor, "batch head pos key"] | None = None
+
+    def of_prompt(self, prompt: int, span: slice, heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q and k of these heads and of this text in one prompt, in float32 at least, and the heads' sinks."""
+        group = self.q.shape[1] // self.k.shape[1]
+        q, k = self.q[prompt, list(heads), span], self.k[prompt, [head // group for head in heads], span]
+        sinks = None if self.sinks is None else self.sinks[list(heads)].detach()
+        return at_least_float32(q).detach(), at_least_float32(k).detach(), sinks
+
+
+def attend(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch key_head key d_head"],
+    v: Float[Tensor, "batch key_head key d_value"],
+    scale: float,
+    mask: Mask,
+    *,
+    finish: Finish | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "batch head pos d_value"]:
+    r"""z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
+
+    Memory is linear in the number of tokens: a block of rows has at most `SCORES_AT_ONCE` scores (one row at least).
+
+    Args:
+        q, k: after RoPE; a head of k and v serves as many consecutive heads of q as there are.
+        finish: what becomes of a block of scores, given the distance of each pair: soft cap, ALiBi.
+        sinks: logits that join each row's softmax and carry no value.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 3, 2)
+        >>> v = torch.tensor([0.0, 1.0, 2.0])[None, None, :, None]
+        >>> attend(q, k, v, 1.0, Mask.of_window(3)).flatten().tolist()
+        [0.0, 0.5, 1.0]
+    """
+    group = q.shape[1] // k.shape[1]
+    if mask.causal and finish is None and sinks is None and q.shape[-1] == v.shape[-1]:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
+    blocks = [
+        attend_rows(q, k, v, scale, mask, start, stop, finish=finish, sinks=sinks)
+        for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2])
+    ]
+    return torch.cat(blocks, 2)
+
+
+def attend_rows(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch key_head key d_head"],
+    v: Float[Tensor, "batch key_head key d_value"],
+    scale: float,
+    mask: Mask,
+    start: int,
+    stop: int,
+    *,
+    finish: Finish | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "batch head row d_value"]:
+    """z_i of `attend` for the queries start .. stop - 1, which see no key behind them."""
+    before = k.shape[2] - q.shape[2]  # keys of earlier passes
+    seen = mask.rows(start, stop).to(q.device)
+    keys = slice(first_seen(seen), before + stop)
+    scores = block_of_scores(q, k, scale, start, keys, finish)
+    pattern = masked_softmax(scores, seen[..., keys], sinks)
+    return per_key_head(pattern.to(v.dtype), q.shape[1] // k.shape[1], v[:, :, keys])
+
+
+def block_of_scores(
+    q: Tensor, k: Tensor, scale: float, start: int, keys: slice, finish: Finish | None
+) -> Float[Tensor, "batch head row key"]:
+    """finish(scale <q_i, k_j>) of the queries from `start` on that see the last of these keys, and of these keys."""
+    before = k.shape[2] - q.shape[2]
+    stop = keys.stop - before
+    scores = per_key_head(q[:, :, start:stop], q.shape[1] // k.shape[1], k[:, :, keys].mT) * scale
+    if finish is None:
+        return scores
+    position = torch.arange(k.shape[2], device=q.device)
+    return finish(scores, position[before + start : before + stop, None] - position[keys])
+
+
+def form(
+    attn: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, finish: Any, sinks: Tensor | None
+) -> dict[str, Tensor]:
+    """Compute z by way of scores and pattern, each as its hooks leave it."""
+    scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
+    seen = mask.rows(0, q.shape[2]).to(q.device)
+    scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
+    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
+    pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
+    return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
+
+
+def forming(attn: Any) -> Attention:
+    """Return attention that forms its scores and pattern, each as its hooks leave it."""
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        by = q.shape[-1] ** -0.5 if scale is None else scale
+        return form(attn, q, k, v, by, as_mask(mask, q, k), finish, sinks)["z"]
+
+    return attention
+
+
+def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
+    """Return the `Mask` of what transformers hands over: nothing, a `Mask`, or a tensor of the architecture's own."""
+    if isinstance(mask, Mask):
+        return mask
+    n, before = q.shape[2], k.shape[2] - q.shape[2]
+    if mask is None:
+        return Mask.of_window(n, before=before, device=q.device)
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return Mask(lambda start, stop: seen[:, :, start:stop, : k.shape[2]])
+
+
+def finish_of(geometry: LayerGeometry) -> Finish | None:
+    """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
+    return None if geometry.bilinear else partial(finish_block, geometry)
+
+
+def finish_block(geometry: LayerGeometry, scores: Tensor, distance: Tensor) -> Float[Tensor, "batch head row key"]:
+    return finished_scores(scores, geometry, range(scores.shape[1]), distance)
+
+
+def masked_softmax(scores: Tensor, seen: Tensor, sinks: Tensor | None = None) -> Float[Tensor, "*batch head row key"]:
+    """Softmax over the keys that are seen, in float32 at least; 0 in rows that see none."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~seen, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1).nan_to_num(0)
+    with_sink = pad(scores, (0, 1))
+    with_sink[..., -1] = sinks.to(scores)[:, None]
+    return with_sink.softmax(-1)[..., :-1]
+
+
+def per_key_head(x: Tensor, group: int, y: Tensor) -> Tensor:
+    """x @ y with a head of y for each `group` consecutive heads of x, none of them copied."""
+    return x @ y if group == 1 else (x.unflatten(1, (-1, group)) @ y[:, :, None]).flatten(1, 2)
+
+
+def row_blocks(n_heads: int, n: int, n_keys: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of blocks of query rows whose scores over all keys fit `SCORES_AT_ONCE`."""
+    step = max(1, SCORES_AT_ONCE // (n_heads * n_keys))
+    return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
+def first_seen(seen: Bool[Tensor, "#batch 1 row key"]) -> int:
+    """Return the first key that any of these queries sees; 0 if they see none."""
+    return int(seen.flatten(0, 2).any(0).int().argmax())

@@ -1,0 +1,94 @@
+"""The geometry of an attention layer: how its scores depend on positions, and which keys a query sees."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_posgen.rope.rotation import Rope
+
+Encoding = Literal["rotary", "alibi", "absolute", "none"]
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)) for j <= i and, in a window layer, i - j < window.
+
+    Attributes:
+        layer: index of the layer in the model.
+        encoding: how the layer knows positions. "absolute": learned or sinusoidal embeddings added to the residual
+            stream. "none": this layer does nothing with positions (NoPE).
+        n_heads, n_key_value_heads, d_head: shapes; query head h reads key head h // (n_heads / n_key_value_heads).
+        scale: multiplies <q, k> (1 / sqrt(d_head) in most models).
+        rope: planes and frequencies; `Rope()` where nothing turns.
+        soft_cap: c in c tanh(score / c), or None.
+        window: a query sees the `window` last keys, itself included; None sees all.
+        alibi_slopes: positive slope per head (the score falls by slope per token of distance), or None.
+        qk_norm: whether q and k are normalised before RoPE (the captured ones already are).
+        sinks: whether something that carries no value joins each row's softmax, so that patterns sum to less than one.
+        error: largest |recomputed - model's own score| over the probe tokens: the proof of this description.
+    """
+
+    layer: int
+    encoding: Encoding
+    n_heads: int
+    n_key_value_heads: int
+    d_head: int
+    scale: float
+    rope: Rope = field(default_factory=Rope)
+    soft_cap: float | None = None
+    window: int | None = None
+    alibi_slopes: Float[Tensor, " n_heads"] | None = None
+    qk_norm: bool = False
+    sinks: bool = False
+    error: float | None = None
+
+    @property
+    def bilinear(self) -> bool:
+        """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
+        return self.soft_cap is None and self.alibi_slopes is None
+
+    def key_head(self, head: int) -> int:
+        return head // (self.n_heads // self.n_key_value_heads)
+
+    def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
+        """Return which keys each of n queries sees: the causal mask, and the window where there is one."""
+        position = torch.arange(n, device=device)
+        return self.sees(position[:, None] - position)
+
+    def sees(self, distance: Int[Tensor, "query key"]) -> Bool[Tensor, "query key"]:
+        """0 <= i - j, and i - j < window where there is one: whether a query sees the key that is so far back."""
+        return in_window(distance, self.window)
+
+
+def in_window(distance: Int[Tensor, "query key"], window: int | None) -> Bool[Tensor, "query key"]:
+    """0 <= d, and d < window where there is one."""
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def soft_capped(scores: Float[Tensor, "*batch query key"], cap: float | None) -> Float[Tensor, "*batch query key"]:
+    """c tanh(score / c); the scores themselves where there is no cap."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+class ContextLimit(NamedTuple):
+    """Longest prompt that a model takes, or that its geometry holds for.
+
+    Attributes:
+        tokens: how many; None for any number.
+        why: what sets the limit; "" without one.
+        lifted_as: the other kind of object that the same model has no such limit as, or None.
+    """
+
+    tokens: int | None = None
+    why: str = ""
+    lifted_as: Literal["bridge"] | None = None
+
+    @property
+    def remedy(self) -> str:
+        if self.lifted_as is None:
+            return "cut texts into shorter prompts with length= (and n_prompts=)"
+        lifted = f'load it with backend="{self.lifted_as}", where rotary models have no such limit'
+        return f"cut texts with length=, or {lifted}"

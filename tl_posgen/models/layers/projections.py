@@ -1,0 +1,137 @@
+"""Projections to queries and keys: the attention's input, and W_Q, W_K with their biases, proved."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.rope.rotation import at_least_float32
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Q = finish(H W_Q + b_Q), K = finish(H W_K + b_K): from a layer's normed input to what enters RoPE.
+
+    Attributes:
+        layer: index of the layer in the model.
+        w_q, w_k: one matrix a query head, and one a key head; float32 at least.
+        b_q, b_k: their biases, or None.
+        n_heads: query heads; head h reads key head h // (n_heads / key heads).
+    """
+
+    layer: int
+    w_q: Float[Tensor, "head d_model d_head"]
+    w_k: Float[Tensor, "key_head d_model d_head"]
+    b_q: Float[Tensor, "head d_head"] | None
+    b_k: Float[Tensor, "key_head d_head"] | None
+    n_heads: int
+    _finish: Callable[[str, Tensor], Tensor] = field(repr=False)
+
+    def queries(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
+        """Return the queries that inputs H give, as they enter RoPE: after qk-norm and clipping."""
+        return self._made("q", inputs, self.w_q, self.b_q)
+
+    def keys(self, inputs: Float[Tensor, "pos d_model"]) -> Float[Tensor, "head pos d_head"]:
+        """Return the keys that inputs H give, repeated for grouped heads: one row a query head, as in a capture."""
+        return self.per_query_head(self._made("k", inputs, self.w_k, self.b_k))
+
+    def _made(self, part: str, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = inputs.to(weight.dtype) @ weight
+        return self._finish(part, x if bias is None else x + bias[:, None])
+
+    def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
+        """Repeat what belongs to a key head for each of its query heads."""
+        return x.repeat_interleave(self.n_heads // len(x), dim=0)
+
+
+def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[str, Tensor], Tensor]) -> Projections:
+    """Return weights and biases of one layer as the model has them; `prove_projections` shows that they are all.
+
+    Args:
+        attention: the layer's attention module.
+        finish: what follows the affine map: qk-norm and clipping, of part "q" or "k" [head, pos, d_head].
+
+    Raises:
+        UnsupportedModelError: the layer has no W_Q and W_K of the usual shape.
+    """
+    parts: dict[str, Any] = {}
+    for side, (weight, n) in projection_weights(attention, geometry).items():
+        bias = getattr(attention, f"b_{side.upper()}", None)
+        # TransformerLens may give shared keys once for every query head
+        parts[f"w_{side}"] = at_least_float32(weight.detach())[:: len(weight) // n]
+        parts[f"b_{side}"] = None if bias is None else at_least_float32(bias.detach())[:: len(bias) // n]
+    return Projections(geometry.layer, n_heads=geometry.n_heads, _finish=finish, **parts)
+
+
+def projection_weights(attention: Any, geometry: LayerGeometry) -> dict[str, tuple[Tensor, int]]:
+    """Return W_Q and W_K as the module has them, by "q" and "k", with the heads that the geometry counts."""
+    weights = {}
+    for side, n in {"q": geometry.n_heads, "k": geometry.n_key_value_heads}.items():
+        weight = getattr(attention, f"W_{side.upper()}", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 3 or len(weight) % n:
+            raise UnsupportedModelError(
+                f"layer {geometry.layer}: its W_{side.upper()} is not one matrix a head, so queries and keys cannot be "
+                "traced to the attention's input (latent attention, or quantised weights?)"
+            )
+        weights[side] = weight, n
+    return weights
+
+
+def prove_projections(
+    projections: Projections,
+    inputs: Float[Tensor, "pos d_model"],
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    heads: Sequence[int],
+    allowed: float,
+) -> None:
+    """Recompute the captured queries and keys of `heads`: max |recomputed - captured| / max |captured| <= allowed.
+
+    Raises:
+        UnsupportedModelError: it is more; the message says which, by how much and likely why.
+    """
+    for name, made, actual in (("q", projections.queries, q), ("k", projections.keys, k)):
+        off, largest = float((made(inputs)[list(heads)] - actual).abs().max()), float(actual.abs().max())
+        if not off <= allowed * largest:  # also when it is not a number
+            raise UnsupportedModelError(
+                f"layer {projections.layer}: its {name} differs by {off:.1e}, its largest entry being {largest:.1e}, "
+                "from what its weight and bias make of the attention's input, so they are not the whole projection "
+                "(adapters, quantised weights, a gate, or hooks that change it?)"
+            )
+
+
+@contextmanager
+def attention_inputs(
+    attentions: Mapping[int, Any],
+    name: str,
+    receive: Callable[[Float[Tensor, "batch pos d_model"]], None],
+) -> Iterator[None]:
+    """While the block runs, `receive` is called with each layer's attention input: the residual stream after its norm.
+
+    Args:
+        attentions: layer -> its attention module.
+        name: of that argument, the module's first.
+    """
+
+    def see(layer: int, _module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        # asked of the module, as hook_normalized is before the norm's weight in some norms and after it in others
+        x = kwargs.get(name, args[0] if args else None)
+        if not isinstance(x, Tensor) or x.ndim != 3:
+            raise InputError(
+                f"layer {layer}: its attention is not given one input for all heads; "
+                "call model.set_use_split_qkv_input(False) and model.set_use_attn_in(False)"
+            )
+        receive(x.detach())
+
+    with ExitStack() as stack:
+        for layer, attention in attentions.items():
+            handle = attention.register_forward_pre_hook(partial(see, layer), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield

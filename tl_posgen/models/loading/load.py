@@ -1,0 +1,246 @@
+"""Loading a model by name or directory, as a HookedTransformer or a TransformerBridge."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tqdm.auto import tqdm
+
+from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
+from tl_posgen.models.backends.backend import Origin
+from tl_posgen.models.conversion.config import read_config
+from tl_posgen.models.conversion.convert import build, hooked_parts
+from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan
+from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.conversion.source import MINI, Source, find_source, first_line, local_directory
+from tl_posgen.models.conversion.weights import require_layers, stored_weights
+from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.wrapped import WrappedModel, wrap
+
+BackendChoice = Literal["auto", "hooked", "bridge"]
+Dtype: TypeAlias = torch.dtype | str
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def load_model(
+    name_or_directory: str | os.PathLike,
+    backend: BackendChoice | str = "auto",
+    dtype: Dtype = "auto",
+    device: str | None = None,
+    *,
+    revision: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model for analysis, its weights as they are: no layer norm folded in, nothing centred.
+
+    Args:
+        name_or_directory: a name on huggingface.co, a directory that save_pretrained wrote (no network is needed then),
+            or "mini", the small model that comes with this package.
+        backend: "hooked" for a HookedTransformer (TransformerLens 3.9, ten architectures), "bridge" for a
+            TransformerBridge, "auto" for the first that can have the same logits as the Hugging Face model.
+        dtype: of the weights, such as torch.float32 or "float32". "auto" is the checkpoint's, as in transformers, with
+            two exceptions: float16 on a CPU becomes float32, and so does "mini". Analyses take q and k to float32 at
+            least. A CPU without instructions for bfloat16 computes 4 to 10 times slower in it than in float32.
+        device: "cuda", "cuda:1", "mps", "cpu"; "cuda" where there is one, else "cpu", if left out or "auto".
+        revision: branch, tag or commit on huggingface.co; a checkpoint, for instance.
+        tokenizer: a directory, or "mini", with another tokenizer than the model's own, or for one that has none.
+        device_map: accelerate's, such as "auto" or {"": "cuda:0"}: spreads the model over devices, as a
+            TransformerBridge; leave `device` out then.
+        trust_remote_code: run the repository's own Python code. Only for repositories you trust.
+
+    Returns:
+        The model, in evaluation mode, with its tokenizer. `default_prepend_bos` is set to what the tokenizer does by
+        itself, so that model.to_tokens(text) are the tokens the model was trained on.
+
+    Raises:
+        ModelError: nothing found under that name, missing files, no network, pickled weights only, NaN or inf weights,
+            a config.json that no model can be made of or that belongs to other weights, more than memory holds.
+        UnsupportedModelError: the architecture cannot be had with that backend.
+        InputError: an unknown backend, a device or dtype that nothing can be computed in, a revision of what is here,
+            no tokenizer where one was said to be.
+
+    Example:
+        >>> model = load_model("mini")
+        >>> model.cfg.n_layers > 0
+        True
+    """
+    where = {"revision": revision, "tokenizer": tokenizer, "device_map": device_map}
+    return Pretrained(name_or_directory, backend, dtype, device, **where, trust_remote_code=trust_remote_code).load()
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Model that is loaded where it is needed: the arguments of `load_model`, checked, as one value.
+
+    Whatever takes a model takes this. As nobody else holds what is loaded from it, its memory is used again for the
+    random inits once the model has been measured.
+
+    Example:
+        >>> import tl_posgen
+        >>> mini = Pretrained("mini", backend="bridge")
+        >>> report = tl_posgen.analyze(mini, "The White Rabbit put on his spectacles.", measures="three_axis")
+        >>> report.provenance["backend"]
+        'bridge'
+    """
+
+    name_or_directory: str | os.PathLike
+    backend: BackendChoice | str = "auto"
+    dtype: Dtype = "auto"
+    device: str | None = None
+    revision: str | None = None
+    tokenizer: str | os.PathLike | None = None
+    device_map: str | Mapping[str, Any] | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name_or_directory, str | os.PathLike):
+            raise InputError(f"{self.name_or_directory!r} is no name or directory of a model")
+        if self.backend not in ("auto", "hooked", "bridge"):
+            raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
+        require_dtype(self.dtype)
+        if not isinstance(self.tokenizer, str | os.PathLike | None):
+            raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
+        if self.revision is not None and local_directory(self.name_or_directory):
+            raise InputError(f"revision {self.revision!r}: {self.name_or_directory} is here and has none; leave it out")
+        if self.device_map is not None:
+            require_device_map(self.device_map, self.device, self.backend)
+
+    def load(self, *, precise: bool = False) -> Model:
+        """Load the model.
+
+        Args:
+            precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
+        """
+        if self.backend == "hooked":
+            hooked_parts()  # refuse before anything is downloaded
+        return load_source(find_source(self.name_or_directory, self.revision, self.tokenizer), self, precise=precise)
+
+
+def load_source(source: Source, asked: Pretrained, *, precise: bool = False) -> Model:
+    """Load the model of a directory, and remember its origin."""
+    trust, spread = asked.trust_remote_code, asked.device_map
+    device, bundled = usable(asked.device), source.directory == MINI
+    with quiet():
+        config = read_config(source.directory, trust)
+        weights = stored_weights(source.directory)
+        require_layers(source.directory, config, weights)
+        words = load_tokenizer(source.tokenizer, trust)
+        planned = plan(source.directory, config, as_dtype(asked.dtype), trust)
+        dtype = computed_in(planned.dtype, asked.dtype, device, precise or bundled)
+        more = {} if spread is None else {"device_map": spread}
+        make = partial(load_hf_model, source.directory, config, planned, dtype, weights, **more)
+        model = build(make, words, source.name, device, asked.backend if spread is None else "bridge")
+    if not bundled and dtype != (usual := computed_in(planned.dtype, asked.dtype, device, precise=False)):
+        held, taken = (str(one).removeprefix("torch.") for one in (usual, dtype))
+        tqdm.write(f"{source.name} is loaded in {taken}, as {held} has too few digits here; give a dtype to choose")
+    origin = {"revision": source.revision, "directory": source.directory, "trust_remote_code": trust}
+    wrapped = wrap(model)
+    wrapped.remember_origin(Origin(source.name, wrapped.backend.name, **origin))
+    if reason := wrapped.difference():
+        raise UnsupportedModelError(f"{source.name}: {reason}")
+    return model
+
+
+def require_dtype(dtype: Any) -> None:
+    """Refuse what is no floating-point dtype of two bytes or more, nor the name of one."""
+    if isinstance(dtype, str) and dtype in ("auto", *DTYPES):
+        return
+    if not isinstance(dtype, torch.dtype) or str(dtype).removeprefix("torch.") not in DTYPES:
+        raise InputError(f"dtype={dtype!r}: give a floating-point one: auto, {', '.join(DTYPES)}")
+
+
+def as_dtype(dtype: Dtype) -> Any:
+    """Return torch's dtype of that name; "auto" as it is."""
+    return dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+
+
+def computed_in(held: torch.dtype, asked: Dtype, device: str, precise: bool) -> torch.dtype:
+    """Return the dtype to load weights in: the one asked for, or what a checkpoint of dtype `held` is computed in."""
+    narrow = held.itemsize < torch.float32.itemsize
+    slow = held == torch.float16 and torch.device(device).type == "cpu"  # 10 to 100 times slower than float32 there
+    return torch.float32 if asked == "auto" and (slow or (precise and narrow)) else held
+
+
+def require_device_map(device_map: Any, device: str | None, backend: str) -> None:
+    """Refuse a map beside a device, for a HookedTransformer, or onto what holds no numbers."""
+    if device is not None:
+        raise InputError(f"device={device!r} and device_map contradict each other; give one of them")
+    if backend == "hooked":
+        raise InputError("device_map: only a TransformerBridge can be spread over devices; give backend='bridge'")
+    if isinstance(device_map, Mapping):
+        for place in {str(place): place for place in device_map.values()}.values():
+            if place == "disk":
+                raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
+            usable(place if isinstance(place, str) else f"cuda:{place}")
+    elif device_map not in (maps := ("auto", "balanced", "balanced_low_0", "sequential")):
+        raise InputError(f"device_map={device_map!r}: give {', '.join(maps)}, or a mapping of module to device")
+
+
+def usable(device: str | None) -> str:
+    """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
+    if device in (None, "auto"):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # torch has several kinds for one mistake
+        raise InputError(
+            f"device {device!r} cannot be used ({first_line(error)}); give 'cpu', or leave it out"
+        ) from error
+    return device
+
+
+def is_ours(model: Any) -> bool:
+    """Tell whether `open_model` will load this anew, so that nobody else holds the model."""
+    return isinstance(model, str | os.PathLike | Pretrained)
+
+
+def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool = False) -> Model:
+    """Return a model of TransformerLens as it is, or load the one of that name or directory.
+
+    Args:
+        precise: see `Pretrained.load`; of a name, a directory or a `Pretrained`.
+
+    Raises:
+        InputError: neither a HookedTransformer, nor a TransformerBridge, nor a name, nor a path.
+        ModelError: as `load_model`.
+
+    Example:
+        >>> model = open_model("mini")
+        >>> open_model(model) is model
+        True
+    """
+    if isinstance(model, str | os.PathLike):
+        model = Pretrained(model)
+    return model.load(precise=precise) if isinstance(model, Pretrained) else wrap(model).model
+
+
+def without_context_limit(model: Model | WrappedModel) -> Model:
+    """Load the model as an object that takes longer prompts, where there is one; else return `model`.
+
+    It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
+
+    Raises:
+        ModelError: what is there now predicts otherwise, so that `model` has other weights than it was loaded with.
+    """
+    wrapped = wrap(model)
+    model, backend, origin = wrapped.model, wrapped.limit.lifted_as, wrapped.origin
+    if backend is None:
+        return model
+    trust, name = origin.trust_remote_code, origin.directory or origin.name
+    other = load_model(name, backend, wrapped.dtype, str(wrapped.device), trust_remote_code=trust)
+    tokens = random_tokens(model.cfg.d_vocab, 24, wrapped.device)
+    with torch.no_grad():
+        own, anew = centred(model(tokens)), centred(other(tokens))
+    same, *_ = logit_error(anew, own, wrapped.dtype)
+    if not same:
+        raise ModelError(
+            f"{origin.name}: this object takes no prompts beyond {wrapped.limit.tokens} tokens, and what it was loaded "
+            f"from has other weights by now; hand over a {backend} of your own"
+        )
+    return other

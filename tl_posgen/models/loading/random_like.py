@@ -1,0 +1,51 @@
+"""Random init: the null model, of the same shape with random weights."""
+
+from dataclasses import replace
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.conversion.config import read_config
+from tl_posgen.models.conversion.convert import build_random
+from tl_posgen.models.conversion.hugging_face import load_tokenizer
+from tl_posgen.models.conversion.quiet import quiet
+from tl_posgen.models.model import Model
+from tl_posgen.models.wrapped import WrappedModel, wrap
+
+
+def require_seed(seed: object) -> None:
+    """Refuse what torch's generators do not take."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise InputError(f"seed = {seed!r}: give a whole number, 0 or more")
+
+
+def random_like(model: Model | WrappedModel, seed: int) -> Model:
+    """Make a model of the same architecture and shape with freshly initialised weights: the null of every measure.
+
+    The weights are those of `AutoModelForCausalLM.from_config(config)` right after `torch.manual_seed(seed)` on the
+    CPU: the architecture's own initialisation in transformers, made into the same kind of object as `model`. So a
+    HookedTransformer and a TransformerBridge of one model have the same null for the same seed.
+    A HookedTransformer that `load_model` did not make has no Hugging Face config; its null comes from its own cfg and
+    `init_weights` (cfg.init_mode), with the same seed. `wrap(null).origin.initialisation` says which rule was used.
+
+    The global random state is left as it was.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> null = random_like(load_model("mini"), seed=0)
+        >>> wrap(null).origin.initialisation
+        'transformers, LlamaForCausalLM'
+    """
+    require_seed(seed)
+    wrapped = wrap(model)
+    model, backend, origin = wrapped.model, wrapped.backend, wrapped.origin
+    directory, trust = origin.directory, origin.trust_remote_code
+    with quiet(seed):
+        if directory is None:
+            null, rule = backend.random_init(origin)
+        else:
+            # a training checkpoint may lack a tokenizer of its own
+            own = (directory / "tokenizer_config.json").is_file()
+            tokenizer = load_tokenizer(directory, trust) if own else model.tokenizer
+            null, rule = build_random(read_config(directory, trust), tokenizer, origin.name, model, backend.name, trust)
+    null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
+    wrap(null).remember_origin(replace(origin, seed=seed, initialisation=rule))
+    return null

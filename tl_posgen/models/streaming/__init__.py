@@ -1,0 +1,1 @@
+"""Forward passes whose attention forms no [query, key] matrix."""

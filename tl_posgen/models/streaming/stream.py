@@ -1,0 +1,312 @@
+"""Streaming: forward passes whose attention forms no [query, key] matrix, proved against those that do.
+
+    with tl_posgen.streaming(model):
+        model(tokens)                      # and run_with_hooks, run_with_cache, attach, analyze, ...
+
+Every hook goes on firing. A layer whose scores or pattern are hooked forms them, as always; the others do not.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
+from tl_posgen.models.backends.sites import is_hooked
+from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.geometry.plain_proof import without_hooks
+from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.models.geometry.proof import UNITS, allowed_error
+from tl_posgen.models.layers.capture import scores_from
+from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.memory import require_pass_fits
+from tl_posgen.models.model import Model
+from tl_posgen.models.same_logits import centred, logit_error, random_tokens
+from tl_posgen.models.wrapped import WrappedModel, wrap
+
+LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
+ROWS = 4  # query rows of every pass whose output is proved, the last among them
+N_TOKENS = 48
+
+_choice: ContextVar[bool | None] = ContextVar("streaming", default=None)
+_matrices: ContextVar[int] = ContextVar("matrices", default=0)
+
+
+@contextmanager
+def streaming(model: Model | WrappedModel) -> Iterator[None]:
+    """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
+
+    Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
+    padding, soft cap, ALiBi, sinks. A layer whose hook_attn_scores or hook_pattern has hooks forms its scores, so
+    interventions work as they do without. Gradients flow. The model is as it was afterwards, whatever happens.
+
+    It is proved before it is used: the logits of 48 random tokens are those of the model as it is, up to rounding. And
+    in every pass: in each layer the output of some rows, the last one always, is what that layer's geometry gives.
+
+    Raises:
+        UnsupportedModelError: attention that cannot be replaced, or does something else then; later, in a pass: a layer
+            whose output is not what its geometry gives, by how much and where.
+        InputError: hooks at points that do not fire meanwhile.
+
+    Source: asked for by users of TransformerLens since 2023 (issue 378); the proofs are ours.
+
+    Example:
+        >>> import tl_posgen, torch
+        >>> model, tokens = tl_posgen.load_model("mini"), torch.arange(40)[None]
+        >>> with tl_posgen.streaming(model):
+        ...     streamed = model(tokens)
+        >>> torch.allclose(streamed, model(tokens), atol=1e-4)
+        True
+    """
+    wrapped = wrap(model)
+    known = wrapped.streamed
+    if known.by is not None:
+        yield
+        return
+    if reason := unusual(wrapped.model.cfg):
+        raise UnsupportedModelError(f"attention cannot be streamed: {reason}")
+    stream = Stream(wrapped)
+    if known.refusal is None:
+        known.refusal = difference(wrapped, stream)
+    if known.refusal:
+        raise UnsupportedModelError(known.refusal)
+    with stream.at_work():
+        yield
+
+
+@contextmanager
+def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
+    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None).
+
+    Args:
+        matrices: what is measured meanwhile holds so many [head, query, key] matrices of a layer, however it is run.
+    """
+    tokens = _choice.set(choice), _matrices.set(matrices)
+    try:
+        yield
+    finally:
+        _choice.reset(tokens[0])
+        _matrices.reset(tokens[1])
+
+
+@contextmanager
+def streaming_if_chosen(model: Model | WrappedModel, n: int) -> Iterator[None]:
+    """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
+    wrapped = wrap(model)
+    choice, needed = _choice.get(), wrapped.needs_streaming
+    if choice is False and needed:
+        raise InputError(
+            "this model's scores show only while its attention is streamed (TransformerBridge leaves it to Hugging "
+            "Face); leave streaming to be chosen"
+        )
+    with ExitStack() as stack:
+        if choice or needed or (choice is None and n > LONG):
+            try:
+                stack.enter_context(streaming(wrapped))
+            except PosgenError:
+                if choice or needed:
+                    raise
+        yield
+
+
+def is_streamed(model: Model | WrappedModel, n: int) -> bool:
+    """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
+    wrapped = wrap(model)
+    with streaming_if_chosen(wrapped, n):
+        return wrapped.streamed.by is not None
+
+
+def require_fits(wrapped: WrappedModel, n: int) -> None:
+    """Refuse prompts of n tokens that no memory holds: their forward pass, or what `chosen` says is measured of it."""
+    if n > LONG:
+        require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
+
+
+class Stream:
+    """Replacement of a model's attention, layer by layer.
+
+    Attributes:
+        listeners: called with the layer and its `LayerAttention` once it is computed.
+    """
+
+    def __init__(self, wrapped: WrappedModel):
+        self.wrapped = wrapped
+        self.geometries = {layer: one.geometry for layer, one in enumerate(wrapped.found()) if isinstance(one, Probed)}
+        self.listeners: list[Callable[[int, LayerAttention], None]] = []
+        self.replaced = ExitStack()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        handle = self.wrapped.embedding.register_forward_pre_hook(self.refuse_silent)
+        try:
+            self.begin()
+            yield
+        finally:
+            self.end()
+            handle.remove()
+
+    def begin(self) -> None:
+        fused = self.wrapped.backend.fused(self.geometries, lambda layer: partial(self.attention, layer))
+        self.replaced.enter_context(fused)
+        self.wrapped.streamed.by = self
+
+    def end(self) -> None:
+        self.wrapped.streamed.by = None
+        self.replaced.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block runs, the model is as it is: what probes and proves it needs that."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
+
+    def refuse_silent(self, *_: Any) -> None:
+        if self.wrapped.streamed.by is None:
+            return
+        points = self.wrapped.backend.model.hook_dict
+        for name in self.wrapped.streamed.silent:
+            if points[name]._forward_hooks or points[name]._backward_hooks:
+                raise InputError(
+                    f"{name} does not fire while attention is streamed; remove its hooks, or do not stream"
+                )
+
+    def attention(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Any,
+        scale: float | None,
+        finish: Any = None,
+        sinks: Tensor | None = None,
+        **formed: Tensor,
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        """Compute one layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
+        by: float = q.shape[-1] ** -0.5 if scale is None else scale
+        mask, geometry = as_mask(mask, q, k), self.geometries.get(layer)
+        if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
+            q, by = q * (by / geometry.scale), geometry.scale
+        attn = self.wrapped.attention(layer)
+        if not formed and is_hooked(attn):
+            formed = form(attn, q, k, v, by, mask, finish, sinks)
+        if formed:
+            done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
+        else:
+            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks)
+            done = LayerAttention(q, k, v, z, mask, sinks)
+            if geometry is not None:
+                prove_rows(geometry, done)
+        for listener in self.listeners:
+            listener(layer, done)
+        return done.z
+
+
+# Proofs
+
+
+@torch.no_grad()
+def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
+    """Refuse a pass whose output at some rows is not what the layer's geometry gives of its q, k and v.
+
+    |z_i - sum_j softmax_j(w_ij) v_j| <= (2 max_j d_ij + 2 UNITS eps) max_j |v_j|, d_ij what rounding may do to a score.
+    """
+    n, n_keys = done.q.shape[2], done.k.shape[2]
+    if n != n_keys:
+        return  # positions of keys in a cache are its own affair
+    rows = torch.linspace(0, n - 1, min(n, ROWS), device=done.q.device).round().long()
+    group = done.q.shape[1] // done.k.shape[1]
+    eps = max(torch.finfo(done.q.dtype).eps, torch.finfo(torch.float32).eps)
+    for prompt in range(len(done.q)):
+        text = None if done.mask.padding is None else done.mask.padding[prompt].to(rows.device)
+        own = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]
+        q = done.q[prompt][:, own].float()
+        k, v = (x[prompt].float().repeat_interleave(group, 0) for x in (done.k, done.v))
+        scores = scores_from(q, k, geometry, range(len(q)), own)
+        if text is not None:
+            scores = scores.masked_fill(~text, -torch.inf)
+        expected = masked_softmax(scores, torch.ones_like(scores, dtype=torch.bool), done.sinks) @ v
+        off = (done.z[prompt][:, own].float() - expected).abs().amax(-1)
+        slack = 2 * allowed_error(q, k, geometry, done.q.dtype).amax(-1) + 2 * UNITS * eps
+        wrong = ~(off <= slack * v.abs().amax((1, 2))[:, None])  # also when it is not a number
+        if wrong.any():
+            head, row = wrong.nonzero()[0].tolist()
+            raise UnsupportedModelError(
+                f"layer {geometry.layer}: head {head}, query {int(own[row])} of {n}: its output is not what its scores "
+                f"and values give: off by {float(off[head, row]):.2g}, the largest being "
+                f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
+                f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
+                "tl_posgen.check(model) probes it again, and where streaming=False is possible, the pass's own scores "
+                "are measured"
+            )
+
+
+def difference(wrapped: WrappedModel, stream: Stream) -> str:
+    """Say how streamed logits of a few random tokens differ from the model's own; "" if they do not.
+
+    They are compared by `logit_error`. Finds out, too, which hook points do not fire.
+    """
+    model = wrapped.backend.model
+    n = min(N_TOKENS, wrapped.limit.tokens or N_TOKENS)
+    n -= n in (model.cfg.n_heads, getattr(model.cfg, "n_key_value_heads", None))
+    weight = next(model.parameters())
+    tokens = random_tokens(model.cfg.d_vocab, n, weight.device)
+    seen: set[int] = set()
+    with torch.no_grad(), without_hooks(model), wrapped.exclusive("streaming"):
+        expected, fired = logits_and_fired(wrapped, tokens)
+        stream.listeners.append(lambda layer, _done: seen.add(layer))
+        try:
+            with stream.at_work():
+                actual, still = logits_and_fired(wrapped, tokens)
+        except FAILURES as error:
+            return f"attention of this model cannot be streamed: {first_line(error)}"
+        finally:
+            stream.listeners.clear()
+    if left := sorted(set(stream.geometries) - seen):
+        return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
+    same, error, _ = logit_error(actual, expected, weight.dtype)
+    if not same:
+        largest = float(expected.abs().max())
+        return (
+            f"attention of this model cannot be streamed: logits differ by {error:.2g}, the largest being {largest:.2g}"
+        )
+    wrapped.streamed.silent = frozenset(fired - still)
+    return ""
+
+
+def unusual(cfg: Any) -> str:
+    """Name a setting under which TransformerLens computes attention in other steps; "" if there is none."""
+    for name in ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention"):
+        if getattr(cfg, name, False):
+            return f"cfg.{name} is set; unset it"
+    return ""
+
+
+def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
+    """Return the centred logits, and the names of the hook points that fired."""
+    model = wrapped.backend.model
+    names = {id(point): name for name, point in model.hook_dict.items()}
+    fired: set[str] = set()
+    scores = {id(point) for block in model.blocks for point in points_of(block)}
+    with ExitStack() as stack:
+        for point in {id(point): point for point in model.hook_dict.values()}.values():
+            if id(point) not in scores:
+                see = lambda module, _args, _out: fired.add(names[id(module)])  # noqa: E731
+                stack.callback(point.register_forward_hook(see).remove)
+        logits = model(tokens, **wrapped.backend.options(tokens))
+    return centred(logits), fired
+
+
+def points_of(block: Any) -> list[Any]:
+    """Return the points whose hooks make a layer form its scores, so that they need not fire without."""
+    attn = getattr(block, "attn", None)
+    return [getattr(attn, name) for name in ("hook_attn_scores", "hook_pattern") if hasattr(attn, name)]

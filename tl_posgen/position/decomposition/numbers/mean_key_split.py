@@ -1,0 +1,219 @@
+"""Correlation of a head's scores with the mean key's split into position and content, f(q, i - j) + g(q, k)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
+from tl_posgen.rope.bilinear_sums import Form, products_over_band
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
+
+
+@dataclass(frozen=True)
+class MeanKeyCorrelation:
+    """Mean-key correlation: Pearson's r between the scores W and the split f + g; NaN where W is constant.
+
+    Attributes:
+        r: over all pairs.
+        r_within_rows: within rows; the mean of a row does not affect softmax.
+        without_first_token: the correlations with token 0 left out as query, as key and from the mean key.
+    """
+
+    r: Float[Tensor, "distance head"]
+    r_within_rows: Float[Tensor, "distance head"]
+    without_first_token: "MeanKeyCorrelation | None" = None
+
+
+def mean_key_r(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    distances: Sequence[int | float],
+    *,
+    window: int | None = None,
+    rotated: tuple[Float[Tensor, "head pos d_head"], Float[Tensor, "head pos d_head"]] | None = None,
+    scores: PairMoments | None = None,
+) -> MeanKeyCorrelation:
+    r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; r = corr(W, f + g).
+
+    W, f and g are bilinear, so their variances and covariances are sums of products of two of them, without a
+    [query, key] matrix:
+
+        cov(W, f + g) = cov(W, f) + cov(W, g),   var(f + g) = var f + 2 cov(f, g) + var g.
+
+    The sums are over the pairs without token 0; then its column is added, and each row's change by the other kbar.
+
+    Args:
+        q, k: before RoPE.
+        distances: dummy distances d0, one row of the result each. kbar is the mean of the keys that count.
+        window: a query sees the `window` last keys, itself included.
+        rotated: q and k after RoPE; computed if not given.
+        scores: the moments of W over all pairs; computed if not given.
+
+    Raises:
+        InputError: fewer than two tokens; a distance below 0.
+
+    Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
+    (arXiv 2503.13305); this way to compute r is ours.
+
+    Example:
+        >>> rope = Rope(torch.zeros(1, dtype=torch.float64))  # a plane that never turns splits exactly
+        >>> q, k = torch.randn(2, 1, 9, 2, generator=torch.Generator().manual_seed(0))
+        >>> mean_key_r(q, k, rope, 1.0, [0, 1000]).r.round(decimals=5).tolist()
+        [[1.0], [1.0]]
+    """
+    if wrong := [distance for distance in distances if not distance >= 0]:
+        raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")
+    n = q.shape[1]
+    if n < 2:
+        raise InputError(f"{n} token: none is left for the mean-key split without the first one; give a longer text")
+    pairs, positions = CausalPairs(n, window), torch.arange(n, device=q.device)
+    dtype = torch.float64 if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
+    turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
+    turns, at_once = _turns(distances, rope, q), max(1, QUERIES_AT_ONCE // q[0].numel())
+    mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=torch.float64).to(dtype) for x in (k, k[:, 1:]))
+    turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
+    heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
+    groups = zip(*(x.split(at_once) for x in heads), strict=True)
+    found = torch.cat([_products(_Heads(*group), turns, pairs) for group in groups], -1) * scale**2
+    scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
+    assert scores.without_first_token
+    rest = _correlation(found[1], scores.without_first_token)
+    return replace(_correlation(found[0], scores), without_first_token=rest)
+
+
+def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
+    """x @ turn = R_d x for each distance d, as matrices from <R_d q, R_0 k>."""
+    factors = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, like.shape[-1])
+    planes = complex_planes(torch.eye(like.shape[-1], dtype=torch.float64), rope)
+    return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
+
+
+def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores: PairMoments) -> MeanKeyCorrelation:
+    r, r_within_rows = (
+        (cov / (w * square).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1).masked_fill(scores.is_constant(w), torch.nan)
+        for w, (cov, square) in zip((scores.tss, scores.within_rows), products, strict=True)
+    )
+    return MeanKeyCorrelation(r, r_within_rows)
+
+
+class _Heads(NamedTuple):
+    """Tensors of the split for a few heads."""
+
+    q: Tensor  # before RoPE
+    content: Tensor  # keys before RoPE less the mean of all but the first
+    moved: Tensor  # mean key with token 0 less the mean key without it
+    turned_q: Tensor
+    turned_k: Tensor
+    turned_mean: Tensor
+    turned_mean_of_rest: Tensor
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Row means and centred sums of W and S = f + g, without the scale.
+
+    Attributes:
+        counts: number of pairs of each row.
+        w, split: row means of W and of S.
+        within: sums of (W - row mean) (S - row mean) and of (S - row mean)^2.
+    """
+
+    counts: Float[Tensor, " row"]
+    w: Float[Tensor, "head row"]
+    split: Float[Tensor, "distance head row"]
+    within: Float[Tensor, "with=2 distance head"]
+
+    def with_first_key(self, w: Float[Tensor, "head row"], split: Tensor, width: int) -> "_Rows":
+        """Return the rows with token 0 added, from the scores of its key for every query and its own query."""
+        seen = (torch.arange(1, w.shape[-1], device=w.device) < width).double()
+        w_apart, split_apart = w[..., 1:] - self.w, split[..., 1:] - self.split
+        share = seen / (self.counts + 1)
+        return _Rows(
+            torch.cat([torch.ones_like(seen[:1]), self.counts + seen]),
+            torch.cat([w[..., :1], self.w + share * w_apart], -1),
+            torch.cat([split[..., :1], self.split + share * split_apart], -1),
+            self.within + _sums(share * self.counts, w_apart, split_apart),
+        )
+
+    def products(self) -> Float[Tensor, "rows=2 with=2 distance head"]:
+        """Return centred sums of W S and of S^2, over all pairs and within rows."""
+        w, split = (x - (self.counts * x).sum(-1, keepdim=True) / self.counts.sum() for x in (self.w, self.split))
+        return torch.stack([self.within + _sums(self.counts, w, split), self.within])
+
+
+def _sums(weights: Tensor, w: Tensor, split: Tensor) -> Float[Tensor, "with=2 distance head"]:
+    return torch.stack([(weights * w * split).sum(-1), (weights * split.square()).sum(-1)])
+
+
+def _products(
+    heads: _Heads, turns: Tensor, pairs: CausalPairs
+) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
+    """Return the centred sums of (f + g) W and of (f + g)^2, with token 0 and without it."""
+    turned = [heads.q @ turn for turn in turns]
+    keys = (heads.turned_k, heads.turned_mean, heads.turned_mean_of_rest)
+    forms = [*((heads.turned_q, k) for k in keys), *((q, heads.content) for q in turned)]
+    w, f, f_of_rest, *contents = range(len(forms))
+    which = [(one, g) for one in (w, f, f_of_rest) for g in contents] + [(g, g) for g in contents]
+    which += [(w, f), (w, f_of_rest), (f, f), (f_of_rest, f_of_rest)]
+    rest = replace(pairs, first_token=False)
+    counts = rest.counts(turned[0].device)[1, 0].flip(0)
+    means, products = _within_rows(forms, which, counts, rest.width)
+    within = dict(zip(which, products, strict=True))
+
+    def rows(f: int) -> _Rows:
+        with_w = [within[w, f] + within[w, g] for g in contents]
+        squares = [within[f, f] + 2 * within[f, g] + within[g, g] for g in contents]
+        split = torch.stack([means[f] + means[g] for g in contents])
+        return _Rows(counts, means[w], split, torch.stack([*with_w, *squares]).unflatten(0, (2, -1)))
+
+    first = [(q @ k[:, :1].mT)[..., 0].double() for q, k in forms]
+    every = rows(f).with_first_key(first[w], torch.stack([first[f] + first[g] for g in contents]), pairs.width)
+    moved = torch.stack([(q @ heads.moved.mT)[..., 0].double() for q in turned])
+    return torch.stack([replace(every, split=every.split - moved).products(), rows(f_of_rest).products()])
+
+
+def _within_rows(
+    forms: Sequence[Form], which: Sequence[tuple[int, int]], counts: Float[Tensor, " row"], width: int
+) -> tuple[list[Float[Tensor, "head row"]], list[Float[Tensor, " head"]]]:
+    """Return row means of each w_ij = <q_i, k_j>, and sums of products of pairs of such scores about them.
+
+    Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
+    """
+    queries = {id(q): q[:, 1:] for q, _ in forms}
+    keys = {id(k): _Keys.centre(k[:, 1:], width) for _, k in forms}
+    centred = [(queries[id(q)], keys[id(k)].centred) for q, k in forms]
+    seen = [torch.linalg.vecdot(queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
+    found = [
+        products - (counts * seen[one] * seen[other]).sum(-1)
+        for (one, other), products in zip(which, products_over_band(centred, which, width), strict=True)
+    ]
+    means = [
+        mean + (queries[id(q)] @ keys[id(k)].mean.mT)[..., 0].double() for mean, (q, k) in zip(seen, forms, strict=True)
+    ]
+    return means, found
+
+
+class _Keys(NamedTuple):
+    """Keys, their mean, and their sums over the keys that each query sees."""
+
+    mean: Float[Tensor, "head 1 d_head"]
+    centred: Float[Tensor, "head pos d_head"]
+    seen: Float[Tensor, "head pos d_head"]  # sum of the centred keys that a query sees
+
+    @classmethod
+    def centre(cls, k: Tensor, width: int) -> "_Keys":
+        mean = k.mean(-2, keepdim=True)
+        centred = k - mean
+        seen = centred.cumsum(-2)
+        seen[..., width:, :] -= seen[..., :-width, :].clone()
+        return cls(mean, centred, seen)

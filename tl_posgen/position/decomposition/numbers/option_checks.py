@@ -1,0 +1,49 @@
+"""Checks of arguments that several measures and hooks share: refused before work starts, with place and remedy."""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+
+MOST_DISTANCES = 2**20  # longer than any context, and still fits in memory
+
+
+def check_whole(place: str, least: int, /, most: int | None = None, **values: Any) -> None:
+    """Refuse values that are not whole numbers from `least` to `most`.
+
+    Example:
+        >>> check_whole("residual", 1, n_pairs=0)
+        Traceback (most recent call last):
+        tl_posgen.errors.InputError: residual: n_pairs=0: give a whole number, 1 or more
+    """
+    highest = math.inf if most is None else most
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= highest:
+            ends = f"{least} or more" if most is None else f"{least} to {most}"
+            raise InputError(f"{place}: {name}={value!r}: give a whole number, {ends}")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse a value that is not a number from 0 to 1."""
+    if not is_number(value) or value > 1:
+        raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
+
+
+def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of the known words."""
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} {value!r}: choose from {', '.join(known)}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, not negative and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
+
+
+def is_real_tensor(value: Any, ndim: int) -> bool:
+    """Return whether a value is a real tensor with `ndim` axes."""
+    return isinstance(value, Tensor) and value.ndim == ndim and not value.is_complex()

@@ -1,0 +1,291 @@
+"""Pair moments of a head's scores, which determine its three-axis fit: sums by distance, query and key, and squares."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NoReturn
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
+
+QUERIES_AT_ONCE = 2**18  # elements of q in a group of heads: fits the cache
+SCORES_AT_ONCE = 2**18  # entries of a block of rows: fits the cache
+ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
+
+
+@dataclass(frozen=True)
+class PairMoments:
+    r"""Pair moments of W: its sums over the pairs of each axis, and its sum of squares within rows; float64.
+
+    If the pairs have weights by distance, every sum and mean here is weighted.
+
+    Attributes:
+        pairs: the pairs that count, and their weights.
+        sums: sums of W over the pairs of each distance, query and key, in the corner coordinates of `CausalPairs`.
+        within_rows: sum_ij w_{i-j} (W_ij - mean of row i)^2. Squares are about the row mean because it does not affect
+            softmax, and to avoid cancellation where scores are large and nearly constant.
+        without_first_token: the moments of the same scores with token 0 left out as query and as key; None if no pair
+            would be left, or if token 0 is left out already.
+    """
+
+    pairs: CausalPairs
+    sums: Float[Tensor, "axis=3 head size"]
+    within_rows: Float[Tensor, " head"]
+    without_first_token: "PairMoments | None" = None
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " head"]:
+        return self.sums[2].sum(-1) / self.pairs.total
+
+    @cached_property
+    def tss(self) -> Float[Tensor, " head"]:
+        """sum_ij w_{i-j} (W_ij - mean)^2."""
+        counts = self.pairs.counts(self.sums.device)[1]
+        between = counts * (self.sums[1] / counts - self.mean[:, None]).square()
+        return self.within_rows + between.sum(-1)
+
+    def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
+        """Return whether a sum of squares of these scores, `tss` or `within_rows`, is only rounding error.
+
+        A variation below the smallest normal float32 also counts as rounding.
+
+        It also is where scores vary by less than the smallest float32, since such scores can only be rounded ones.
+        """
+        total = self.pairs.total
+        rounded = ROUNDING * (self.tss + total * self.mean.square())
+        return squares <= rounded + total * torch.finfo(torch.float32).tiny ** 2
+
+
+def pair_moments(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    scale: float = 1.0,
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
+) -> PairMoments:
+    r"""Return the moments of W_ij = scale <q_i, k_j> from ROTATED q and k; no [query, key] matrix is formed.
+
+        row_i  = <q_i, sum_{j <= i} k_j>                          cumulative sum
+        col_j  = <k_j, sum_{i >= j} q_i>                          cumulative sum
+        diag_d = sum_i <q_i, k_{i-d}>                             cross-correlation by FFT
+        sum W^2 = sum_i q_i' (sum_{j <= i} k_j k_j') q_i          running second moment, in chunks
+
+    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k, and
+    chunks are added up in float64. The mean query and the mean key are subtracted first and added back as parts of
+    each row and column, so that large constant parts cost no digits.
+
+    With `distance_weights` that are constant from distance p on, scores at distances below p are formed too, in blocks
+    of rows in float64: O(L p d_head) further operations.
+
+    Args:
+        q, k: queries and keys after RoPE.
+        scale: the attention scale.
+        window: a query sees the `window` last keys, itself included.
+        diagonal: whether a query paired with its own key counts.
+        distance_weights: w_0, w_1, ...: weight of a pair at each distance, above 0; the last holds for all larger
+            distances.
+
+    Raises:
+        InputError: a score is not finite, no pair is left, or a weight is not above 0.
+
+    Source: ours. The four moments suffice because the design matrix of the fit depends on the mask alone.
+
+    Example:
+        >>> q, k = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
+        >>> moments = pair_moments(q, k)
+        >>> distance, query, key = moments.pairs.spread(moments.sums)
+        >>> query.tolist(), moments.tss.tolist()
+        ([[2.0, 4.0, 6.0]], [0.0])
+    """
+    pairs = CausalPairs(q.shape[1], window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
+    groups = max(1, QUERIES_AT_ONCE // q[0].numel())
+    parts = [
+        _moments_of_heads(q_group, k_group, scale, pairs)
+        for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
+    ]
+    moments = parts[0] if len(parts) == 1 else _join_heads(parts)
+    if not moments.sums.isfinite().all():
+        bad = ~(q.isfinite() & k.isfinite()).all(-1)
+        remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
+        _refuse(bad if bad.any() else _not_finite(moments), "q or k", remedy)
+    return moments
+
+
+def pair_moments_from_scores(
+    scores: Float[Tensor, "head query key"],
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
+) -> PairMoments:
+    r"""Return the pair moments of given scores; entries outside the mask are not read.
+
+    Raises:
+        InputError: a visible score is not finite.
+
+    Example:
+        >>> scores = torch.tensor([[[1.0, -torch.inf], [2.0, 4.0]]])
+        >>> pair_moments_from_scores(scores).within_rows.tolist()
+        [2.0]
+    """
+    n = scores.shape[1]
+    how = {"window": window, "diagonal": diagonal, "distance_weights": distance_weights}
+    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], n, **how)
+
+
+def pair_moments_from_rows(
+    rows: Callable[[int, int], Float[Tensor, "head row key"]],
+    n_tokens: int,
+    *,
+    window: int | None = None,
+    diagonal: bool = True,
+    distance_weights: Sequence[int | float] = (1.0,),
+) -> PairMoments:
+    r"""Return the pair moments of scores that are computed in blocks of rows, each block once.
+
+    For scores that are not bilinear in q and k (soft cap, ALiBi, edited by a hook), and for full precision.
+
+    Args:
+        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`. Entries outside the mask
+            (j > i, or i - j >= window) are not read.
+
+    Raises:
+        InputError: a visible score is not finite.
+    """
+    pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
+    one = rows(0, 1)
+    first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
+    rest = _RowSums(_without_first_token(pairs), first_key[:, 1:]) if pairs.size > 1 else None
+    for start, stop in query_ranges(len(one), pairs.size):
+        block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
+        first_key[:, start:stop] = block[..., 0]
+        if rest is not None and stop > 1:
+            rest.add(block[:, 1 if start == 0 else 0 :, 1:], max(start - 1, 0))
+    moments = _with_first_key(rest and rest.moments(), first_key, pairs)
+    if not moments.sums.isfinite().all():
+        _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
+    return moments
+
+
+def query_ranges(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
+    """Return (start, stop) of ranges of queries whose scores over all keys fit `SCORES_AT_ONCE`."""
+    step = max(1, SCORES_AT_ONCE // (n_heads * n))
+    return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
+def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tensor, "head row key"]:
+    """Return a block whose last row and last key are one token, with 0 where j > i or i - j >= width."""
+    start = block.shape[2] - block.shape[1]
+    seen = block.tril(start)
+    return seen if width > start + block.shape[1] else seen.triu_(start - width + 1)
+
+
+def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
+    """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
+    parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
+    dtype = torch.float64 if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
+    if not pairs.diagonal:
+        q, k = q[:, 1:], k[:, :-1]
+    others = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
+    mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
+    q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
+    query_part, first_key = (q @ torch.cat([mean_k, k[:, :1]], 1).mT).double().unbind(-1)
+    query_part = query_part + (mean_q @ mean_k.mT)[..., 0].double()
+    key_part = (k @ mean_q.mT)[..., 0].double()
+    first_key = first_key + query_part + key_part[:, :1]
+    rest = None
+    if pairs.size > 1:
+        rest = _core(q[:, 1:], k[:, 1:], query_part[:, 1:], key_part[:, 1:], _without_first_token(pairs))
+    return _with_first_key(rest, first_key, pairs)
+
+
+def _without_first_token(pairs: CausalPairs) -> CausalPairs:
+    return replace(pairs, first_token=False)
+
+
+def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
+    """Return the moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
+    counts = pairs.counts(q.device)
+    distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)
+    sums = torch.stack([distance, query.flip(-1), key])
+    none = torch.zeros_like(key_part)
+    sums += pairs.normal(torch.stack([none, none, key_part]), counts)
+    squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
+    within_rows = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
+    return PairMoments(pairs, sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows)
+
+
+class _RowSums:
+    """Moments of scores [head, query, key] over the pairs, added up from blocks of rows."""
+
+    def __init__(self, pairs: CausalPairs, like: Float[Tensor, "head query"]):
+        self.pairs, self.weights = pairs, pairs.weights(like.device)
+        self.sums = like.new_zeros(3, *like.shape)
+        self.within_rows = like.new_zeros(len(like))
+
+    def add(self, block: Float[Tensor, "head row key"], start: int) -> None:
+        """Add the rows from `start` on, over the keys up to the last of these rows."""
+        stop, width = block.shape[2], self.pairs.width
+        keys = slice(max(0, start - width + 1), stop)
+        block = causal_rows(block[..., keys].double(), width)
+        weights = causal_rows(along_diagonals(self.weights[None, : stop - keys.start], block.shape[1]), width)
+        weighted = block if self.pairs.unweighted else weights * block
+        row_sums = weighted.sum(-1)
+        self.sums[0, :, : stop - keys.start] += sums_along_diagonals(weighted)
+        self.sums[1, :, start:stop] = row_sums
+        self.sums[2, :, keys] += weighted.sum(-2)
+        within = block - (row_sums / weights.sum(-1))[..., None]
+        self.within_rows += within.square_().mul_(weights).sum((-2, -1))
+
+    def moments(self) -> PairMoments:
+        distance, query, key = self.sums
+        return PairMoments(self.pairs, torch.stack([distance, query.flip(-1), key]), self.within_rows)
+
+
+def _with_first_key(rest: PairMoments | None, first_key: Tensor, pairs: CausalPairs) -> PairMoments:
+    """Add the scores of key 0, [head, query], to the moments of all other keys."""
+    n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
+    first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
+    weighted = weights * first_key
+    key_sum = weighted.sum(-1, keepdim=True)
+    if rest is None:
+        return PairMoments(pairs, weighted.expand(3, -1, -1).clone(), torch.zeros_like(key_sum[:, 0]))
+    own, others = weights[1:seen], rest.pairs.counts(first_key.device)[1].flip(-1)[:, : seen - 1]  # rows 1 .. seen - 1
+    others_mean = rest.sums[1].flip(-1)[:, : seen - 1] / others
+    gained = own * others / (others + own) * (first_key[:, 1:seen] - others_mean).square()
+    sums = torch.stack(
+        [
+            pad(rest.sums[0], (0, 1)) + weighted,
+            pad(rest.sums[1], (0, 1)) + weighted.flip(-1),
+            torch.cat([key_sum, rest.sums[2]], -1),
+        ]
+    )
+    return PairMoments(pairs, sums, rest.within_rows + gained.sum(-1), without_first_token=rest)
+
+
+def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:
+    return ~moments.pairs.spread(moments.sums, fill=0)[1].isfinite()
+
+
+def _refuse(bad: Bool[Tensor, "head pos"], what: str, remedy: str) -> NoReturn:
+    head, pos = bad.nonzero()[0].tolist()
+    raise InputError(f"{what} of head {head} is not finite at token {pos}; {remedy}")
+
+
+def _join_heads(parts: list[PairMoments]) -> PairMoments:
+    rests = [part.without_first_token for part in parts if part.without_first_token is not None]
+    return PairMoments(
+        parts[0].pairs,
+        torch.cat([part.sums for part in parts], 1),
+        torch.cat([part.within_rows for part in parts]),
+        _join_heads(rests) if rests else None,
+    )

@@ -1,0 +1,223 @@
+"""Variance of a head's score over every triple (query, key, distance), split among query, key and distance."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from tl_posgen.errors import InputError
+from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.rotation import Rope, complex_planes
+
+COMPONENTS = ("q", "k", "d", "qk", "qd", "kd", "qkd")
+
+DistanceWeights = Literal["uniform", "causal"]
+
+NOTHING = 1e-24  # variance below this share of the squared mean is rounding: no shares
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean of complex vectors and second moments about it, float64. `a + b` is the spread of both samples together."""
+
+    n: int
+    mean: Complex[Tensor, "head plane"]
+    about_mean: SecondMoments
+
+    @classmethod
+    def from_samples(cls, z: Complex[Tensor, "head sample plane"]) -> "Spread":
+        mean = z.mean(1)
+        return cls(z.shape[1], mean, SecondMoments.from_samples(z - mean[:, None]))
+
+    @property
+    def energy(self) -> Float[Tensor, "head plane"]:
+        """E|x_m - E x_m|^2."""
+        return self.about_mean.conjugate.diagonal(dim1=-2, dim2=-1).real
+
+    @property
+    def mean_energy(self) -> Float[Tensor, " head"]:
+        """|E x|^2 / E|x|^2: 1 for constant x, 0 where the mean vanishes."""
+        of_mean = self.mean.abs().square().sum(-1)
+        return of_mean / (of_mean + self.energy.sum(-1))
+
+    @property
+    def r1(self) -> Float[Tensor, " head"]:
+        """s_1^2 / sum s^2 of the samples, not centred: 1 for rank one."""
+        values = torch.linalg.eigvalsh(self.second_moments.gram)
+        return values[:, -1] / values.sum(-1)
+
+    @property
+    def second_moments(self) -> SecondMoments:
+        """Return the second moments about zero."""
+        of_mean = SecondMoments.from_samples(self.mean[:, None])
+        return SecondMoments(self.about_mean.plain + of_mean.plain, self.about_mean.conjugate + of_mean.conjugate)
+
+    def __add__(self, other: "Spread") -> "Spread":
+        step, share = other.mean - self.mean, other.n / (self.n + other.n)
+        parts = (self.about_mean, other.about_mean, SecondMoments.from_samples(step[:, None]))
+        mine, theirs, gap = (torch.stack([part.plain, part.conjugate]) for part in parts)
+        moments = SecondMoments(*((1 - share) * mine + share * theirs + share * (1 - share) * gap))
+        return Spread(self.n + other.n, self.mean + share * step, moments)
+
+
+@dataclass(frozen=True)
+class TripleMoments:
+    """Moments of q and k BEFORE RoPE that determine the decomposition. Moments of prompts add up: `a + b`.
+
+    Attributes:
+        q, k: over all tokens, in the planes of `rotation.complex_planes`.
+    """
+
+    q: Spread
+    k: Spread
+
+    @classmethod
+    def from_qk(
+        cls,
+        q: Float[Tensor, "head pos d_head"],
+        k: Float[Tensor, "head pos d_head"],
+        rope: Rope,
+        *,
+        first_token: bool = True,
+    ) -> "TripleMoments":
+        """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
+        first = 0 if first_token else 1
+        if q.shape[1] <= first:
+            raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
+        zq, zk = (complex_planes(x[:, first:].double(), rope) for x in (q, k))
+        return cls(Spread.from_samples(zq), Spread.from_samples(zk))
+
+    def __add__(self, other: "TripleMoments") -> "TripleMoments":
+        return TripleMoments(self.q + other.q, self.k + other.k)
+
+
+@dataclass(frozen=True)
+class VarianceShares:
+    """Shares of Var w(q_i, k_j, d) with d an independent distance; they add up to 1. NaN for a constant head.
+
+    Attributes:
+        shares: in the order of `COMPONENTS`: main effects of query, key and distance, interactions of two, and of all
+            three.
+        total: the variance, in squared score units.
+        mean: mean score over all triples.
+    """
+
+    shares: Float[Tensor, "head component=7"]
+    total: Float[Tensor, " head"]
+    mean: Float[Tensor, " head"]
+
+    def share(self, *components: str) -> Float[Tensor, " head"]:
+        """Return the sum of the named shares."""
+        return self.shares[:, [COMPONENTS.index(name) for name in components]].sum(-1)
+
+    @property
+    def interaction(self) -> Float[Tensor, " head"]:
+        """kd + qkd: zero exactly where w = f(q, d) + g(q, k)."""
+        return self.share("kd", "qkd")
+
+    @property
+    def additive_r(self) -> Float[Tensor, " head"]:
+        """sqrt(1 - interaction): correlation of w with the best f(q, d) + g(q, k) over all triples."""
+        return (1 - self.interaction).clamp(min=0).sqrt()
+
+    @property
+    def three_axis_share(self) -> Float[Tensor, " head"]:
+        """q + k + d: the share that a(d) + b(q) + c(k) explains over all triples."""
+        return self.share("q", "k", "d")
+
+    @property
+    def within_rows(self) -> "VarianceShares":
+        """Return the shares within rows: without the query's own share, which does not affect softmax."""
+        keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])
+        rest = 1 - self.share("q")
+        shares = self.shares * keep / rest[:, None]
+        return VarianceShares(shares.masked_fill((rest <= 0)[:, None], torch.nan), self.total * rest, self.mean)
+
+
+def variance_shares(
+    moments: TripleMoments,
+    rope: Rope,
+    scale: float,
+    n_distances: int,
+    *,
+    weights: DistanceWeights | Float[Tensor, " distance"] = "uniform",
+    bias: Float[Tensor, "head distance"] | None = None,
+) -> VarianceShares:
+    r"""Var of w(q_i, k_j, d) = scale Re sum_m z^q_im conj(z^k_jm) u_m(d) over ALL triples (i, j, d), split by factor.
+
+    w is linear in each of its three factors. Each factor is its mean plus its deviation, so w expands into eight terms,
+    the Hoeffding components: the component of a subset S of {q, k, d} has the deviations of the members of S and the
+    means of the others. With P = E[x_l x_m] and H = E[x_l conj(x_m)] of each factor's deviation (or mean, outside S),
+    its variance is
+
+        1/2 Re sum_lm (P^q conj(P^k) P^d + H^q conj(H^k) H^d)_lm.
+
+    Nothing is subtracted, so nothing cancels. O(L d_head^2) for the moments, then O(n_distances d_head^2).
+
+    Args:
+        moments: of q and k before RoPE, over any number of prompts.
+        n_distances: distances 0 .. n_distances - 1 count.
+        weights: "uniform"; "causal": n_distances - d, the number of such pairs in a text of n_distances tokens; or a
+            weight per distance, not negative.
+        bias: added to w at each distance (ALiBi); it belongs to d.
+
+    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
+    is the split of Han & Ji 2025 (arXiv 2503.13305).
+
+    Example:
+        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
+        >>> ones = torch.ones(1, 5, 2)
+        >>> found = variance_shares(TripleMoments.from_qk(ones, ones, rope), rope, 1.0, n_distances=4)
+        >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
+        ([1.0], [4.0])
+    """
+    turn, p = turning(moments, rope, n_distances, weights)
+    distance = weighted_spread(turn, p)
+    factors = {"q": moments.q, "k": moments.k, "d": distance}
+    at_mean = {name: SecondMoments.from_samples(factor.mean[:, None]) for name, factor in factors.items()}
+    parts = [
+        _mean_square(*(factors[name].about_mean if name in component else at_mean[name] for name in factors))
+        for component in COMPONENTS
+    ]
+    variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
+    mean = scale * (moments.q.mean * moments.k.mean.conj() * distance.mean).sum(-1).real
+    if bias is not None:
+        of_distance = scale * ((moments.q.mean * moments.k.mean.conj()) @ turn.mT).real + bias
+        mean = of_distance @ p
+        variances[:, COMPONENTS.index("d")] = (of_distance - mean[:, None]).square() @ p
+    total = variances.sum(-1)
+    shares = (variances / total[:, None]).masked_fill((total <= NOTHING * mean.square())[:, None], torch.nan)
+    return VarianceShares(shares, total, mean)
+
+
+def turning(
+    moments: TripleMoments, rope: Rope, n_distances: int, weights: DistanceWeights | Float[Tensor, " distance"]
+) -> tuple[Complex[Tensor, "distance plane"], Float[Tensor, " distance"]]:
+    """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
+    d_head = 2 * moments.q.mean.shape[-1]
+    turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
+    return turn, _distance_weights(weights, n_distances).to(turn.device)
+
+
+def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
+    """E (Re sum_m q_m conj(k_m) d_m)^2 for independent q, k, d."""
+    plain = q.plain * k.plain.conj() * d.plain
+    conjugate = q.conjugate * k.conjugate.conj() * d.conjugate
+    return (plain + conjugate).sum((-2, -1)).real / 2
+
+
+def weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, " sample"]) -> Spread:
+    """Return the spread of samples with weights that add up to 1; its `head` axis has length one."""
+    mean = weights.to(x) @ x
+    x = x - mean
+    weighted = (weights[:, None] * x).mT
+    return Spread(len(x), mean[None], SecondMoments((weighted @ x)[None], (weighted @ x.conj())[None]))
+
+
+def _distance_weights(weights: DistanceWeights | Tensor, n_distances: int) -> Float[Tensor, " distance"]:
+    ones = torch.ones(n_distances, dtype=torch.float64)
+    known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
+    weights = known[weights] if isinstance(weights, str) else weights.double()
+    return weights / weights.sum()

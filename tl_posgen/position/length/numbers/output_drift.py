@@ -1,0 +1,152 @@
+"""Drift of a head's output vectors from their distribution inside the training length."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OutputMoments:
+    """Sums over output vectors o of every head, float64; the sums of prompts add up: `a + b`."""
+
+    n: int
+    total: Float[Tensor, "head d_head"]
+    outer: Float[Tensor, "head d_head d_head"]
+    norm: Float[Tensor, " head"]
+
+    @classmethod
+    def from_outputs(cls, o: Float[Tensor, "head sample d_head"]) -> "OutputMoments":
+        o = o.double()
+        return cls(o.shape[1], o.sum(1), o.mT @ o, o.norm(dim=-1).sum(-1))
+
+    def __add__(self, other: "OutputMoments") -> "OutputMoments":
+        return OutputMoments(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    @property
+    def mean(self) -> Float[Tensor, "head d_head"]:
+        return self.total / self.n
+
+    @property
+    def cov(self) -> Float[Tensor, "head d_head d_head"]:
+        return self.outer / self.n - self.mean[..., :, None] * self.mean[..., None, :]
+
+
+@dataclass(frozen=True)
+class PrincipalAxes:
+    """Directions in which outputs vary inside the training length; axes that are not kept are zero columns.
+
+    Attributes:
+        mean: mean output inside.
+        axes: unit columns, largest variance first.
+        variance: variance along each kept axis, else 0.
+        kept: number of kept axes.
+    """
+
+    mean: Float[Tensor, "head d_head"]
+    axes: Float[Tensor, "head d_head axis"]
+    variance: Float[Tensor, "head axis"]
+    kept: Real[Tensor, " head"]
+
+
+def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
+    """Return the principal axes of the outputs inside: the fewest with `share` of the variance.
+
+    Axes with less than `tolerance` of the largest variance are never kept, since their variance is a divisor.
+    """
+    values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
+    values = values.clamp(min=0)
+    before = values.cumsum(-1) - values
+    wanted = before < share * values.sum(-1, keepdim=True)
+    keep = wanted & (values > tolerance * values[..., :1])
+    return PrincipalAxes(inside.mean, vectors * keep[:, None], values * keep, keep.sum(-1))
+
+
+def frechet_distance(
+    mean_1: Float[Tensor, "*batch d"],
+    cov_1: Float[Tensor, "*batch d d"],
+    mean_2: Float[Tensor, "*batch d"],
+    cov_2: Float[Tensor, "*batch d d"],
+) -> Float[Tensor, "*batch"]:
+    r"""|m1 - m2|^2 + tr(C1 + C2 - 2 (C1^1/2 C2 C1^1/2)^1/2): the squared 2-Wasserstein distance of two Gaussians.
+
+    Matrix roots are by eigendecomposition, which is exact for singular covariances too.
+
+    Source: Dowson & Landau 1982; used for neural features by Heusel et al. 2017.
+
+    Example:
+        >>> one, eye = torch.zeros(2).double(), torch.eye(2).double()
+        >>> round(frechet_distance(one, eye, one + 1, 4 * eye).item(), 9)  # 2 from the means, 2 (2 - 1)^2
+        4.0
+    """
+    root = _root(cov_1)
+    cross = torch.linalg.eigvalsh(root @ cov_2 @ root).clamp(min=0).sqrt().sum(-1)
+    traces = (cov_1 + cov_2).diagonal(dim1=-2, dim2=-1).sum(-1)
+    return ((mean_1 - mean_2).square().sum(-1) + traces - 2 * cross).clamp(min=0)
+
+
+def output_drift(
+    halves: tuple[OutputMoments, OutputMoments],
+    beyond: OutputMoments,
+    share: int | float = 0.95,
+) -> dict[str, Float[Tensor, " head"]]:
+    """Return the drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
+
+    frechet: Frechet distance between the Gaussians beyond and inside along the principal axes, over the variance
+    inside; noise_level: Frechet distance between the two halves, over the same variance. mahalanobis: root mean square
+    Mahalanobis distance beyond over that inside (the root of the number of axes). norm_ratio: mean |o| beyond over that
+    inside. off_axes: share of the mean square about the mean inside that lies outside the axes.
+
+    Fill the halves from different prompts: neighbouring positions of one prompt are similar and would make the noise
+    level too low. A Frechet distance between samples grows as they shrink, so `beyond` should hold about as many
+    outputs as one half. Only means and covariances are stored, no output vectors.
+
+    Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
+    """
+    inside = halves[0] + halves[1]
+    axes = principal_axes(inside, share)
+    variance = axes.variance.sum(-1)
+    away = beyond.mean - axes.mean
+    square = beyond.cov + away[..., :, None] * away[..., None, :]
+    along = _along(square, axes.axes).diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(axes.variance > 0, 1 / axes.variance, 0.0)
+    return {
+        "frechet": _frechet_along(inside, beyond, axes) / variance,
+        "noise_level": _frechet_along(*halves, axes) / variance,
+        "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
+        "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
+        "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
+    }
+
+
+def entropy_and_normaliser(
+    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
+) -> tuple[Float[Tensor, "head query"], Float[Tensor, "head query"]]:
+    """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), for a block of queries and all their keys.
+
+    The exponentials are reused: p = exp(score - Z), so Z = max score - ln max p. Entries outside the mask are -inf in
+    the scores and 0 in the pattern.
+
+    Example:
+        >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25))
+        >>> round(entropy.exp().item(), 6), round(normaliser.exp().item(), 6)
+        (4.0, 4.0)
+    """
+    entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
+    return entropy, scores.amax(-1).double() - pattern.amax(-1).double().log()
+
+
+def _frechet_along(one: OutputMoments, other: OutputMoments, axes: PrincipalAxes) -> Float[Tensor, " head"]:
+    basis = axes.axes
+    first, second = ((x.mean[:, None] @ basis)[:, 0] for x in (one, other))
+    return frechet_distance(first, _along(one.cov, basis), second, _along(other.cov, basis))
+
+
+def _along(cov: Tensor, basis: Tensor) -> Float[Tensor, "head axis axis"]:
+    return basis.mT @ cov @ basis
+
+
+def _root(cov: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(cov)
+    return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT

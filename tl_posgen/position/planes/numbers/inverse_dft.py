@@ -1,0 +1,92 @@
+"""Expressivity of RoPE: a head with any given function of distance, and the best fit by a model's own planes."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float, Real
+from torch import Tensor
+
+from tl_posgen.rope.rotation import Rope, from_planes
+
+
+@dataclass(frozen=True)
+class TableHead:
+    """Head with <R_d q_a, k_b> = table[a, b, d] for every query token a, key token b and distance d < N."""
+
+    rope: Rope
+    q: Float[Tensor, "query_token d_head"]
+    k: Float[Tensor, "key_token d_head"]
+
+
+@dataclass(frozen=True)
+class FrequencyFit:
+    """values_d ~ Re sum_m coefficients_m e^{i theta_m d}, by least squares.
+
+    Attributes:
+        coefficients: z^q_m conj(z^k_m) times the attention scale; the smallest in norm where several fit equally well.
+        fitted: the fitted values.
+        error: root mean square error over the values' standard deviation: 0 is exact, 1 no better than a constant.
+            NaN for constant values.
+        largest_logit: sum_m |coefficients_m|, the sum of the planes in phase. If it is far above the values, planes
+            cancel each other, which is unlikely in a trained head.
+    """
+
+    coefficients: Complex[Tensor, "*batch plane"]
+    fitted: Float[Tensor, "*batch distance"]
+    error: Float[Tensor, "*batch"]
+    largest_logit: Float[Tensor, "*batch"]
+
+
+def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> TableHead:
+    """Return a head whose score is a given function of query token, key token and distance.
+
+    With theta_m = 2 pi m / N, m = 0 .. floor(N / 2), and z^q_m conj(z^k_m) the Fourier coefficients of a function F of
+    distance, <R_d q, k> = F(d) for d = 0 .. N - 1: a plane per frequency, so RoPE excludes no function of distance.
+    For several tokens the coefficient at theta_m is a complex matrix C_m over token pairs. Its singular value
+    decomposition C_m = sum_r s_r u_r v_r^H gives planes that all rotate at theta_m, with z^q_a = sqrt(s_r) u_ar and
+    z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
+
+    Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
+
+    Example:
+        >>> from tl_posgen.position.distance.numbers.distance_table import distance_table
+        >>> head = head_for_table(torch.tensor([[[3.0, 1.0, 4.0, 1.0, 5.0]]]))
+        >>> table = distance_table(head.q, head.k[None], head.rope, 1.0, torch.arange(5))
+        >>> table.flatten().round(decimals=6).tolist()
+        [3.0, 1.0, 4.0, 1.0, 5.0]
+    """
+    n = table.shape[-1]
+    spectrum = torch.fft.rfft(table.double()) / n
+    # a real cosine is two conjugate exponentials and a plane is one; the ends of the spectrum have no conjugate
+    spectrum[..., 1 : (n + 1) // 2] *= 2
+    u, s, vh = torch.linalg.svd(spectrum.permute(2, 0, 1), full_matrices=False)
+    root = s.sqrt()[:, None]
+    z_query, z_key = u * root, vh.mH * root
+    theta = 2 * torch.pi * torch.arange(len(s), dtype=torch.float64) / n
+    rope = Rope(theta.repeat_interleave(s.shape[1]).to(table.device))
+    return TableHead(rope, _vectors(z_query, rope), _vectors(z_key, rope))
+
+
+def fit_frequencies(
+    values: Real[Tensor, "*batch distance"], inv_freq: Float[Tensor, " plane"], rcond: float = 1e-12
+) -> FrequencyFit:
+    """F(d) ~ Re sum_m c_m e^{i theta_m d} on d = 0 .. N - 1, by least squares, at given frequencies (a model's own).
+
+    The pseudo-inverse of cos(theta_m d), -sin(theta_m d) leaves out directions below rcond times the largest singular
+    value, since slow planes are nearly collinear within N tokens. A larger rcond gives smaller logits.
+    """
+    distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
+    angles = distance[:, None] * inv_freq.double().to(values.device)
+    design = torch.cat([angles.cos(), -angles.sin()], dim=1)
+    target = values.double()
+    weights = target @ torch.linalg.pinv(design, rtol=rcond).mT
+    fitted = weights @ design.mT
+    real, imag = weights.chunk(2, dim=-1)
+    coefficients = torch.complex(real.contiguous(), imag.contiguous())
+    error = (fitted - target).square().mean(-1).sqrt() / target.std(-1, correction=0)
+    return FrequencyFit(coefficients, fitted, error, coefficients.abs().sum(-1))
+
+
+def _vectors(z: Complex[Tensor, "frequency token rank"], rope: Rope) -> Float[Tensor, "token d_head"]:
+    planes = z.permute(1, 0, 2).flatten(1)
+    return from_planes(planes, planes.real[:, :0], rope)

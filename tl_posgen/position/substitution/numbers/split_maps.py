@@ -1,0 +1,89 @@
+"""Maps of a head's scores, their position part and their content part, pair by pair within rows."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.position_shares import row_centred
+from tl_posgen.position.substitution.numbers.splits import split_scores, uniform
+from tl_posgen.rope.rotation import Rope
+
+NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
+
+
+@dataclass(frozen=True)
+class SplitMaps:
+    """Maps of scores W, position f and content g, each row less its mean over the keys that count; float64.
+
+    Attributes:
+        scores, position, content: NaN at pairs that do not count: those of the first token, and invisible ones.
+        r: Pearson's r of W with f, with g and with f + g, within rows; NaN where one of the two is constant in rows.
+    """
+
+    scores: Float[Tensor, "head query key"]
+    position: Float[Tensor, "head query key"]
+    content: Float[Tensor, "head query key"]
+    r: Float[Tensor, "part=3 head"]
+
+
+def split_maps(
+    scores: Float[Tensor, "head query key"],
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    *,
+    window: int | None = None,
+    slopes: Float[Tensor, " head"] | None = None,
+) -> SplitMaps:
+    r"""f_ij = scale <R_i q_i, R_j kbar> - slope (i - j), g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
+
+    kbar is the mean of the keys without the first, Rbar the mean of R_d over the distances 0 .. n - 1 of n tokens (or
+    of the window). This split is the least-squares fit over all triples (query, key, distance), so f is the position
+    part of the measure `variance`, g its content part, and W - f - g its interaction.
+
+    Args:
+        scores: W, the model's scores, -inf where invisible.
+        q, k: before RoPE.
+        window: a query sees the `window` last keys, itself included.
+        slopes: of ALiBi, one per head.
+
+    Raises:
+        InputError: a single token, so that none is left without the first.
+
+    Source: Han & Ji 2025 (arXiv 2503.13305) for the two maps next to the true one; their split is not known in full.
+    This split, `split_scores`, and the maps within rows are ours.
+
+    Example:
+        >>> rope = Rope(torch.zeros(1, dtype=torch.float64))  # a plane that never turns: all is content
+        >>> q, k = torch.randn(2, 1, 9, 2, generator=torch.Generator().manual_seed(0))
+        >>> split_maps(q @ k.mT, q, k, rope, 1.0).r.round(decimals=5).tolist()
+        [[nan], [1.0], [1.0]]
+    """
+    n, positions = q.shape[1], torch.arange(q.shape[1], device=q.device)
+    counted = CausalPairs(n, window, first_token=False).mask(positions, positions)
+    q, k = q.double(), k.double()
+    split = split_scores(q, k, rope, scale, uniform(min(n, window or n)), k[:, 1:].mean(1))
+    position = split.position
+    if slopes is not None:
+        position = position - slopes.to(position)[:, None, None] * (positions[:, None] - positions)
+    w, f, g = (within_rows(one, counted) for one in (scores, position, split.content))
+    r = torch.stack([map_correlation(w, one) for one in (f, g, f + g)])
+    w, f, g = (one.masked_fill(~counted, torch.nan) for one in (w, f, g))
+    return SplitMaps(w, f, g, r)
+
+
+def within_rows(
+    scores: Float[Tensor, "head query key"], counted: Bool[Tensor, "query key"]
+) -> Float[Tensor, "head query key"]:
+    """W_ij - mean of row i over the keys that count; 0 elsewhere, and 0 where only rounding is left."""
+    centred, size = row_centred(scores, counted), scores.double().masked_fill(~counted, 0).square().sum((1, 2))
+    return centred.masked_fill_((centred.square().sum((1, 2)) <= NOTHING * size)[:, None, None], 0)
+
+
+def map_correlation(a: Float[Tensor, "head query key"], b: Float[Tensor, "head query key"]) -> Float[Tensor, " head"]:
+    """Return Pearson's r of two maps without means; NaN where one of them is 0."""
+    return (a * b).sum((1, 2)) / (a.square().sum((1, 2)) * b.square().sum((1, 2))).sqrt()

@@ -1,0 +1,77 @@
+"""Figures of bands ablated in the running model: the loss, the slash heads that are left, the strongest heads."""
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
+from tl_posgen.slash.layer_means import strongest
+from tl_posgen.slash.slash_ablation import in_words
+from tl_posgen.slash.slash_heads_left import UNCHANGED, mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
+
+N_HEADS = 12  # the strongest, drawn one by one
+
+
+def loss_bars(result: Any) -> go.Figure:
+    """Draw the loss under every condition."""
+    both = sides(result)
+    height = 60 + 24 * result.own.sizes["condition"]
+    panels = Panels([side for side, _, _ in both], columns=2, row_height=height, shared_yaxes=True)
+    for number, (side, data, colour) in enumerate(both):
+        loss = data["loss"].mean("prompt")
+        panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}"))
+        unchanged = float(loss.sel(condition=UNCHANGED))
+        panels.figure.add_vline(x=unchanged, line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
+    panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
+    panels.figure.update_layout(showlegend=False)
+    title = f"Loss without a band of RoPE · {model_label(result.own)}"
+    return panels.finish(title, "all layers ablated at once; dotted: unchanged")
+
+
+def slash_bars(result: Any) -> go.Figure:
+    """Draw the mean slash score and the number of the slash heads under every condition."""
+    data, null, height = result.own, result.null, 90 + 30 * result.own.sizes["condition"]
+    titles = ["mean slash score of the slash heads", "slash heads"]
+    panels = Panels(titles, columns=2, row_height=height, shared_yaxes=True, horizontal_spacing=0.04)
+    panels.add(
+        0,
+        bar(mean_of_slash_heads(data).mean("prompt"), "in the running model", COLOURS[0]),
+        bar(mean_of_slash_heads(data, "score_alone"), "one layer alone", COLOURS[5]),
+        *([] if null is None else [bar(mean_of_slash_heads(null).mean("prompt"), model_label(null), NULL_COLOUR)]),
+    )
+    panels.add(
+        1,
+        bar(n_slash_heads(data), "slash-dominant", COLOURS[1]),
+        bar(n_slash_heads_kept(data), "of those before", COLOURS[4]),
+        *([] if null is None else [bar(n_slash_heads(null), model_label(null), NULL_COLOUR)]),
+    )
+    panels.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.25)
+    subtitle = (
+        f"each head at its own distance; dominant: a score of {result.measure.kappa} at one of the distances "
+        f"{', '.join(map(str, sorted(result.measure.distances)))}"
+    )
+    return panels.finish(f"Slash heads without a band of RoPE · {model_label(data)}", subtitle)
+
+
+def strongest_heads(result: Any) -> go.Figure:
+    """Draw the strongest heads, condition by condition."""
+    data, score, heads = result.own, result.own["score"].mean("prompt"), {}
+    for layer, head in strongest(score.sel(condition=UNCHANGED), N_HEADS):
+        place = {"layer": layer, "head": head}
+        heads[f"L{layer} H{head} D{int(data['best_distance'].sel(place))}"] = score.sel(place).values
+    words = [in_words(condition) for condition in data["condition"].values]
+    grid = xr.DataArray(np.stack([*heads.values()], 1), {"condition": words, "head": [*heads]}, ("condition", "head"))
+    figure = go.Figure(heat(grid, texttemplate="%{z:.2f}"))
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(coloraxis=colour_axis(0.0, float(grid.max())))
+    subtitle = "slash score in the running model, each head at its best distance D of the unchanged one"
+    title = f"The strongest slash heads, ablated · {model_label(data)}"
+    return finish(figure, title, subtitle, height=160 + 24 * data.sizes["condition"])
+
+
+def bar(array: xr.DataArray, name: str, colour: str, **more: Any) -> go.Bar:
+    """Return a bar for every condition."""
+    y = [in_words(condition) for condition in array["condition"].values]
+    return go.Bar(x=array.values, y=y, orientation="h", name=name, marker_color=colour, **more)

@@ -1,0 +1,93 @@
+"""Cone of the attention inputs, whose axis W_Q and W_K amplify, so that Q and K are nearly of rank one."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.rope.spectra import spectrum, top_direction
+
+
+@dataclass(frozen=True)
+class ConeFit:
+    """Cone of the rows h_i of H, with the axis u = argmax |H u|, signed so that sum_i <h_i, u> >= 0.
+
+    Attributes:
+        axis: u, of length one.
+        cosine: <h_i, u> / |h_i| of each input.
+        r1: s_1^2 / sum s^2 of H, not centred.
+    """
+
+    axis: Float[Tensor, " d_model"]
+    cosine: Float[Tensor, " pos"]
+    r1: Float[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class AxisProjection:
+    """Effect of a projection H W + b on the axis u of H, per head, and the part of its bias.
+
+    Attributes:
+        gain: |u' W| / (|W|_F / sqrt(d_model)): the axis' gain over that of a random direction. 1 = no preference.
+        axis_share: |H u u' W|^2 / |H W|^2, the share of the energy from the axis part; the two parts are orthogonal.
+        r1_input: s_1^2 / sum s^2 of H W, not centred; its excess over r1 of H is due to the projection.
+        r1_sum: s_1^2 / sum s^2 of H W + b. A bias alone has rank one, so this is uninformative where b is large.
+        bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 without a bias.
+    """
+
+    gain: Float[Tensor, " head"]
+    axis_share: Float[Tensor, " head"]
+    r1_input: Float[Tensor, " head"]
+    r1_sum: Float[Tensor, " head"]
+    bias_share: Float[Tensor, " head"]
+
+
+def fit_cone(inputs: Float[Tensor, "pos d_model"]) -> ConeFit:
+    r"""cos_i = <h_i, u> / |h_i| with u the top right-singular vector of H, and r1(H). These measures are ours.
+
+    Args:
+        inputs: H, the input of W_Q and W_K: the residual stream after the layer's norm.
+
+    Example:
+        >>> found = fit_cone(torch.tensor([[2.0, 0.1], [1.0, -0.1], [3.0, 0.0]]))
+        >>> bool(found.cosine.mean() > 0.99), bool(found.r1 > 0.99)
+        (True, True)
+    """
+    h = inputs.double()
+    axis = top_direction(h)
+    cosine = torch.nn.functional.normalize(h, dim=-1) @ axis
+    return ConeFit(axis, cosine, (h @ axis).square().sum() / h.square().sum())
+
+
+def axis_projection(
+    inputs: Float[Tensor, "pos d_model"],
+    axis: Float[Tensor, " d_model"],
+    weight: Float[Tensor, "head d_model d_head"],
+    bias: Float[Tensor, "head d_head"] | None = None,
+) -> AxisProjection:
+    r"""gain = |u'W| sqrt(d_model) / |W|_F, axis share = |H u u'W|^2 / |H W|^2, r1 of H W and of H W + b [ours].
+
+    Args:
+        inputs: H.
+        axis: u = `fit_cone(inputs).axis`.
+        weight, bias: W_Q and its bias, or those of K.
+
+    Example:
+        >>> inputs = torch.tensor([[1.0, 0.1], [1.0, -0.1]])
+        >>> found = axis_projection(inputs, fit_cone(inputs).axis, weight=torch.tensor([[[1.0], [0.0]]]))
+        >>> round(found.axis_share.item(), 6), round(found.gain.item(), 3)
+        (1.0, 1.414)
+    """
+    h, w = inputs.double(), weight.double()
+    along = torch.einsum("m,hmd->hd", axis, w).norm(dim=-1)
+    projected = h @ w
+    constant = torch.zeros_like(projected) if bias is None else bias.double()[:, None].expand_as(projected)
+    energy, free = (part.square().sum((-2, -1)) for part in (projected, constant))
+    return AxisProjection(
+        gain=along * w.shape[1] ** 0.5 / w.norm(dim=(-2, -1)),
+        axis_share=along**2 * (h @ axis).norm() ** 2 / energy,
+        r1_input=spectrum(projected).r1,
+        r1_sum=spectrum(projected + constant).r1,
+        bias_share=free / (energy + free),
+    )

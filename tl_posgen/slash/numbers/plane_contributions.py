@@ -1,0 +1,182 @@
+"""Contributions of RoPE planes to a slash, and the slash profile that rank-one queries and keys predict."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, rotate
+from tl_posgen.rope.spectra import top_direction
+
+ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
+
+
+def plane_contributions(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float = 1.0,
+    window: int | None = None,
+) -> Float[Tensor, "head plane_and_rest distance"]:
+    r"""C_l(D) = E_i[InnerProd(i, i-D, l)] - E_{j<=i}[InnerProd(i, j, l)]: contribution of plane l to the logit at D.
+
+    InnerProd(i, j, l) = |z^q_il| |z^k_jl| cos(theta_l (i-j) + arg z^q_il - arg z^k_jl) is the part of plane l in the
+    logit, so the sum over planes is the mean logit on diagonal D less the mean over the triangle. The definition of C
+    is ours. All D are computed at once by cross-correlations with the FFT, in float64.
+
+    Args:
+        q, k: before RoPE.
+        scale: multiplies <q, k>; leave it at 1 for the bare inner product.
+        window: take the second mean over the visible pairs of a sliding window.
+
+    Returns:
+        The rotary planes first, then the unrotated remainder paired up as planes that do not rotate.
+    """
+    n = q.shape[1]
+    # a head at a time, as the transforms take several times the room of the result
+    heads = zip(q, k, strict=True)
+    sums = scale * torch.stack([_cross_correlation(_turned(q_h, rope), _turned(k_h, rope)) for q_h, k_h in heads])
+    counts = torch.arange(n, 0, -1, dtype=torch.float64, device=q.device)
+    visible = slice(window)
+    return sums / counts - sums[..., visible].sum(-1, keepdim=True) / counts[visible].sum()
+
+
+def _turned(x: Float[Tensor, "pos d_head"], rope: Rope) -> Complex[Tensor, "plane_and_rest pos"]:
+    positions = torch.arange(len(x), device=x.device)
+    return complex_planes(rotate(x.double(), positions, rope), rope).mT
+
+
+def _cross_correlation(
+    z_q: Complex[Tensor, "plane pos"], z_k: Complex[Tensor, "plane pos"]
+) -> Float[Tensor, "plane pos"]:
+    """Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round."""
+    n = z_q.shape[-1]
+    product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
+    return torch.fft.ifft(product).real[..., :n]
+
+
+@dataclass(frozen=True)
+class SlashProfile:
+    """g(D) = sum_l A_l cos(theta_l D + phi_l): the logit by distance for Q and K of rank one.
+
+    Attributes:
+        amplitude: A_l >= 0, in logits.
+        phase: phi_l in radians.
+        logit: g(D).
+        score: the slash score of the logit g alone, 1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)} [ours].
+    """
+
+    amplitude: Float[Tensor, "head plane_and_rest"]
+    phase: Float[Tensor, "head plane_and_rest"]
+    logit: Float[Tensor, "head distance"]
+    score: Float[Tensor, "head distance"]
+
+
+@dataclass(frozen=True)
+class ProfileMatch:
+    """Match of predicted with measured slash profiles of the same head, and by chance with those of the other heads.
+
+    Attributes:
+        best_distance, best_score: distance and value of the highest measured score.
+        predicted_peak: distance of the highest predicted score.
+        score_at_peak: measured score at the predicted peak over the highest measured score; 1 if the peaks agree.
+        correlation: Pearson's r of the two profiles over distances, each less the scores of uniform attention.
+        same_peak: 1 if the peaks agree, else 0.
+        chance_correlation, chance_peak: means of correlation and same_peak with the profiles of all other heads; NaN
+            for a single head.
+    """
+
+    best_distance: Int[Tensor, " head"]
+    best_score: Float[Tensor, " head"]
+    predicted_peak: Int[Tensor, " head"]
+    score_at_peak: Float[Tensor, " head"]
+    correlation: Float[Tensor, " head"]
+    same_peak: Float[Tensor, " head"]
+    chance_correlation: Float[Tensor, " head"]
+    chance_peak: Float[Tensor, " head"]
+
+
+def rank_one_profile(
+    q: Float[Tensor, "head pos d_head"],
+    k: Float[Tensor, "head pos d_head"],
+    rope: Rope,
+    scale: float,
+    window: int | None = None,
+) -> SlashProfile:
+    r"""A_l = scale alpha beta |v^q_l| |v^k_l|, phi_l = arg v^q_l - arg v^k_l, from the top right-singular vectors v.
+
+    alpha and beta are the means over positions of Q v^q and K v^k. The form of g under exact rank one follows from
+    RoPE; the means in place of alpha_i and beta_j, and the score of g, are ours.
+
+    Args:
+        q, k: before RoPE.
+        scale: multiplies <q, k>.
+        window: a query sees the `window` last keys, itself included.
+    """
+    v_q, v_k = top_direction(q), top_direction(k)
+    strength = scale * (q.double().mean(1) * v_q).sum(-1) * (k.double().mean(1) * v_k).sum(-1)
+    z = complex_planes(v_q, rope) * complex_planes(v_k, rope).conj()
+    z = z * strength[:, None]
+    z = torch.cat([z[:, : len(rope.inv_freq)] * rope.scaling**2, z[:, len(rope.inv_freq) :]], dim=-1)
+    distance = torch.arange(q.shape[1], device=q.device)
+    angle = complex_frequencies(rope, q.shape[-1]).to(q.device)[:, None] * distance
+    logit = (z[..., None] * torch.polar(torch.ones_like(angle), angle)).real.sum(1)
+    return SlashProfile(z.abs(), z.angle(), logit, score_of_profile(logit, window))
+
+
+def score_of_profile(
+    logit: Float[Tensor, "head distance"], window: int | None = None
+) -> Float[Tensor, "head distance"]:
+    r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance), all d in the window.
+
+    Example:
+        >>> score_of_profile(torch.zeros(1, 2)).tolist()
+        [[0.75, 0.5]]
+    """
+    g = logit.double()
+    if window is not None:
+        g = g.masked_fill(torch.arange(g.shape[-1], device=g.device) >= window, -torch.inf)
+    log_normaliser = g.logcumsumexp(-1)
+    over_queries = (-log_normaliser).flip(-1).logcumsumexp(-1).flip(-1)
+    return (g + over_queries).exp() / torch.arange(g.shape[-1], 0, -1, device=g.device)
+
+
+def match_profiles(
+    measured: Float[Tensor, "head distance"],
+    predicted: Float[Tensor, "head distance"],
+    uniform: Float[Tensor, "head distance"],
+) -> ProfileMatch:
+    """Return peaks and correlations of two sets of score profiles over D < N/2: larger D average few queries [ours].
+
+    Args:
+        measured, predicted: slash scores of the same heads.
+        uniform: slash scores of uniform attention, subtracted because their decay with distance would correlate any two
+            heads without a preferred distance.
+    """
+    reach = max(1, measured.shape[-1] // 2)
+    measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
+    guess, truth = predicted.argmax(-1), measured.argmax(-1)
+    between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
+    same = (guess[:, None] == truth).double()
+    others = 1 - torch.eye(len(same), dtype=torch.float64, device=same.device)
+    return ProfileMatch(
+        best_distance=truth,
+        best_score=measured.amax(-1),
+        predicted_peak=guess,
+        score_at_peak=measured.gather(-1, guess[:, None])[:, 0] / measured.amax(-1),
+        correlation=between.diagonal(),
+        same_peak=same.diagonal(),
+        chance_correlation=between.where(others > 0, torch.nan).nanmean(-1),
+        chance_peak=(same * others).sum(-1) / others.sum(-1),
+    )
+
+
+def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
+    """Return rows less their mean, scaled to length one, so that products of rows are Pearson's correlations.
+
+    Rows that are constant up to rounding become NaN.
+    """
+    centred = (x - x.mean(-1, keepdim=True)).double()
+    size = centred.norm(dim=-1, keepdim=True)
+    return (centred / size).masked_fill(size <= ROUNDING, torch.nan)
