@@ -112,15 +112,15 @@ def test_the_main_job_prints_a_table_and_writes_three_files(done, text):
 
 def test_no_null_is_said_to_be_missing(monkeypatch, done, small, text):
     """Options are never accepted and ignored: without a null no random init is built."""
-    from tl_posgen import null
+    from tl_posgen.core import random_inits
 
-    monkeypatch.setattr(null, "random_like", lambda *_: pytest.fail("a random init was built"))
+    monkeypatch.setattr(random_inits, "random_like", lambda *_: pytest.fail("a random init was built"))
     words = ["--model", small, "--measures", "three_axis,slash"]
     printed, summary = done("analyze", *words, *cut(text, 32, 1), "--no-null")
     assert "no null measured" in " ".join(printed.split())
     assert "(seed 0)" not in printed
     assert summary["null"] is None
-    assert all(not nulls["null"] for nulls in summary["measures"].values())
+    assert all(not number["inits"] for numbers in summary["measures"].values() for number in numbers)
 
 
 def test_check_prints_every_layer(run):
@@ -181,7 +181,7 @@ def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name)
 def test_several_null_seeds_are_all_measured(done, small, text):
     words = ["--model", small, "--measures", "mean_key", *cut(text, 24, 1), "--null-seeds", "0-2"]
     printed, summary = done("analyze", *words)
-    assert len(summary["measures"]["mean_key"]["null"]) == 3
+    assert {len(number["inits"]) for number in summary["measures"]["mean_key"]} == {3}
     assert "±" in printed
 
 
@@ -193,10 +193,12 @@ def test_measures_lists_every_name_that_analyze_takes(run):
     assert "slash_toy" not in printed
 
 
-def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text):
-    words = ["--model", small, "--text", text, "--inside", 16, "--times", 3, "--prompts", 2, "--no-null"]
-    summary = done("length", *words)[1]["measures"]["length_extrapolation"]
-    assert (summary["summary"]["inside"], summary["summary"]["times"], summary["null"]) == (16, 3, [])
+def test_length_runs_beyond_the_training_length_without_being_told_how(done, small, text, tmp_path):
+    import tl_posgen
+
+    done("length", "--model", small, "--text", text, "--inside", 16, "--times", 3, "--prompts", 2, "--no-null")
+    result = tl_posgen.load(tmp_path / "report")["length_extrapolation"]
+    assert (result.measure.inside, result.measure.times, result.nulls) == (16, 3, ())
 
 
 @pytest.mark.slow
@@ -234,8 +236,8 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
 
 REFUSED = {
     "a ratio above one": (["perturb", "--ratios", "0,2"], "2"),
-    "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "strength 2"),
-    "a share of keys above one": (["cut-keys", "--shares", "0,2"], "share 2"),
+    "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "--strengths 0.5,2"),
+    "a share of keys above one": (["cut-keys", "--shares", "0,2"], "--shares 0,2"),
     "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "--map-by heads"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a negative distance": (["distance", "--distances", "0,-1"], "-1"),

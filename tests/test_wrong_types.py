@@ -47,8 +47,8 @@ ANALYZE = {
     "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
     "heads that can be read once": ({"heads": (head for head in [0])}, "heads=<generator.*give a list of integers"),
     "layers that can be read once": ({"layers": iter([0])}, "give a list of integers"),
-    "a class of options": ({"measures": [tl_posgen.Options]}, "Options"),
-    "options of no measure": ({"measures": [tl_posgen.Options()]}, r"Options\(\) is no measure"),
+    "the class of all measures": ({"measures": [tl_posgen.Measure]}, "Measure"),
+    "an option that is no measure": ({"measures": [tl_posgen.Variable("r")]}, "is no measure"),
 }
 
 

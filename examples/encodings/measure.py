@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import xarray as xr
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -24,11 +25,13 @@ from attention import ENCODINGS, ROTATED, EncodedAttention, EncodedLlama, slopes
 from figure import draw
 from train import STEPS, new_model, recipe
 
-from tl_posgen.core import registry
+from tl_posgen.core.feed import Feed
+from tl_posgen.core.numbers import mean_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position import ThreeAxis, Variance
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.stats.intervals import jackknife_interval
+from tl_posgen.stats.intervals import t_975
 
 SEEDS = (0, 1, 2)
 LONG = 4 * recipe.CONTEXT
@@ -36,10 +39,15 @@ BLOCK = 64  # positions behind a point of the loss curve
 N_PROMPTS = 8  # windows whose scores are measured
 RUN = ["encoding", "seed"]
 LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond")
-SCORES = (
-    *("r", "r_without_first_token", "r_within_rows", "r_within_rows_without_first_token"),
-    *("position", "content", "interaction"),
-)
+SCORES = {  # column of the tables -> measure, variable, tokens
+    "r": ("three_axis", "r", "all"),
+    "r_without_first_token": ("three_axis", "r", "without first"),
+    "r_within_rows": ("three_axis", "r_within_rows", "all"),
+    "r_within_rows_without_first_token": ("three_axis", "r_within_rows", "without first"),
+    "position": ("variance", "position", "without first"),
+    "content": ("variance", "content", "without first"),
+    "interaction": ("variance", "interaction", "without first"),
+}
 
 
 def finished(work: Path, steps: int) -> dict[tuple[str, int], Path]:
@@ -110,18 +118,17 @@ def captures(model: EncodedLlama, tokens: torch.Tensor, prompt: int = 0) -> list
 
 def score_numbers(model: EncodedLlama, windows: torch.Tensor) -> tuple[dict[str, float], pd.DataFrame]:
     """Means over heads of three-axis r and of position, content and interaction; and a row a head."""
-    measures = [registry.find(name) for name in ("three_axis", "variance")]
-    collectors = [measure.collector(measure.make_options(), measure.variables) for measure in measures]
+    feed = Feed([ThreeAxis(), Variance()], intervals=False)
     for prompt, tokens in enumerate(windows):
         for layer in captures(model, tokens, prompt):
-            for collector in collectors:
-                collector.update(layer)
-    summary, columns = {}, []
-    for measure, collector in zip(measures, collectors, strict=True):
-        dataset = collector.dataset()
-        summary |= measure.summarise(dataset)
-        columns.append(dataset[[name for name in SCORES if name in dataset]].to_dataframe())
-    return {name: summary[name] for name in SCORES}, pd.concat(columns, axis=1).reset_index()
+            feed(layer)
+    found = feed.datasets(model, model.config.encoding)
+    columns = {
+        column: mean_of(found[measure][variable].sel(tokens=tokens, drop=True))
+        for column, (measure, variable, tokens) in SCORES.items()
+    }
+    heads = xr.Dataset(columns).to_dataframe(dim_order=["layer", "head"])
+    return {column: float(heads[column].mean()) for column in columns}, heads.reset_index()
 
 
 # All runs
@@ -165,9 +172,8 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     x = np.asarray(values, dtype=float)
     found: dict[str, Any] = {"mean": float(x.mean()), "of_seeds": x.tolist()}
     if len(x) > 1:
-        left_out = (x.sum() - x) / (len(x) - 1)
-        low, high = jackknife_interval(x.mean(), left_out, np.full(len(x), 1 / len(x)))
-        found |= {"sd": float(x.std(ddof=1)), "low": float(low), "high": float(high)}
+        half = float(t_975(len(x) - 1)) * x.std(ddof=1) / len(x) ** 0.5
+        found |= {"sd": float(x.std(ddof=1)), "low": float(x.mean() - half), "high": float(x.mean() + half)}
     return found
 
 

@@ -2,21 +2,20 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from tl_posgen.collector import Collector, Variable
 
 import tl_posgen
-from tl_posgen.core.measure import Measure
+from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
 from tl_posgen.position import ThreeAxis, Variance
 from tl_posgen.slash import Slash
 
-SHARES = [f"share_{term}" for term in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
 TOKENS = torch.arange(60)[None] + 300
 QUICK = {"null_seeds": (), "progress": False}
 
@@ -29,37 +28,35 @@ def report(mini, alice):
 def test_the_frame_has_one_row_a_head_and_the_promised_columns(report):
     frame = report["three_axis"].frame()
     assert len(frame) == 16
-    assert {"layer", "head", "r", "r_without_first_token", "r_within_rows"} <= set(frame.columns)
+    assert frame.columns.tolist() == ["layer", "head", "r", "r_within_rows"]
     assert frame["r"].between(0, 1).all()
 
 
 def test_every_measure_has_a_null_that_is_another_model(report):
     for name in ("three_axis", "variance", "mean_key"):
-        measured, null = report[name].frame().iloc[:, 2], report[name].frame(null=True).iloc[:, 2]
+        measured, null = report[name].frame().iloc[:, 2], report[name].frame(init=0).iloc[:, 2]
         assert not np.allclose(measured, null), name
 
 
 def test_the_trained_model_follows_position_and_key_more_than_its_null(report):
-    assert (
-        report.frame()["three_axis_r_within_rows"].mean()
-        > report.frame(null=True)["three_axis_r_within_rows"].mean() + 0.2
-    )
+    own = report["three_axis"].numbers
+    assert own("r_within_rows").value > float(own("r_within_rows").of_inits) + 0.2
 
 
 def test_shares_sum_to_one(report):
-    total = report["variance"].frame()[list(SHARES)].sum(axis=1)
+    total = report["variance"].dataset["share"].sum("part")
     np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
 def test_the_summary_has_the_promised_shape(report):
     summary = json.loads(json.dumps(report.summary(), allow_nan=False))
-    assert {"model", "backend", "length", "prompts", "versions", "heads", "mean", "null"} <= summary.keys()
-    measures = {"three_axis_r", "three_axis_r_without_first_token", "three_axis_r_within_rows", "mean_key_r", *SHARES}
+    assert {"model", "backend", "length", "prompts", "versions", "heads", "measures"} <= summary.keys()
     assert len(summary["heads"]) == 16
-    assert measures | {"layer", "head"} <= summary["heads"][0].keys()
-    assert measures <= summary["mean"].keys()
-    assert summary["null"]["seed"] == 0
-    assert measures <= summary["null"]["mean"].keys()
+    assert {"layer", "head", "three_axis_r", "mean_key_r"} <= summary["heads"][0].keys()
+    entry = next(one for one in summary["measures"]["three_axis"] if one["name"] == "r" and one["tokens"] == "all")
+    assert entry.keys() == {"name", "tokens", "value", "low", "high", "inits"}
+    assert entry["value"] == float(report["three_axis"].numbers("r"))
+    assert len(entry["inits"]) == 1
 
 
 def test_results_come_back_from_disk_as_they_were(report, tmp_path):
@@ -120,9 +117,9 @@ def test_attach_counts_the_prompts_of_batches_and_of_several_passes(mini):
 def test_attach_takes_a_null_of_the_same_tokens(mini):
     with tl_posgen.attach(mini, ["slash"]) as run:
         mini(TOKENS)
-    null = run.report(null_seeds=(3,))["slash"].null
-    direct = tl_posgen.analyze(mini, TOKENS, measures="slash", null_seeds=(3,), progress=False)["slash"].null
-    xr.testing.assert_allclose(null["score"], direct["score"])
+    attached = run.report(null_seeds=(3,))["slash"].sel(init=3)
+    direct = tl_posgen.analyze(mini, TOKENS, measures="slash", null_seeds=(3,), progress=False)["slash"].sel(init=3)
+    xr.testing.assert_allclose(attached["score"], direct["score"])
 
 
 def test_attach_without_a_forward_pass_says_so(mini):
@@ -185,8 +182,8 @@ def test_heads_that_one_report_found_feed_the_next_analysis(mini):
     np.testing.assert_allclose(same["r"], same["r_whole"])
 
 
-def test_a_list_of_options_can_be_used_for_a_second_model(small_model):
-    """Options hold no state: nothing of the first model is in the second one's numbers."""
+def test_measures_hold_no_state(small_model):
+    """Nothing of the first model is in the second one's numbers."""
     options = [Variance(), Slash(kappa=0.2), ThreeAxis(ridge=1.0)]
     other = tl_posgen.random_like(small_model, seed=3)
     tl_posgen.analyze(small_model, TOKENS, measures=options, **QUICK)
@@ -196,46 +193,44 @@ def test_a_list_of_options_can_be_used_for_a_second_model(small_model):
         xr.testing.assert_equal(second[name].dataset, fresh[name].dataset)
 
 
-class QueryNorm(Collector):
-    def update(self, layer):
-        self.add(layer, norm=layer.q.norm(dim=-1).mean(1))
+@dataclass(frozen=True)
+class QueryNorm(Measure):
+    """E |q| before RoPE.
 
+    Source: the test's own.
+    """
 
-QUERY_NORM = Measure(
-    name="query_norm",
-    question="How long are queries?",
-    explanation="E |q| before RoPE.",
-    source="the test's own",
-    collector=QueryNorm,
-    variables={"norm": Variable("query norm")},
-    summarise=lambda data: {"norm": float(data["norm"].mean())},
-)
+    question = "How long are queries?"
+    variables = {"norm": Variable("query norm")}
+
+    def of_layer(self, layer):
+        return {"norm": layer.q.norm(dim=-1).mean(1)}
 
 
 def test_a_measure_of_ones_own_works_in_analyze_and_in_the_report(mini, tmp_path):
-    report = tl_posgen.analyze(mini, TOKENS, measures=[QUERY_NORM], **QUICK)
+    report = tl_posgen.analyze(mini, TOKENS, measures=[QueryNorm()], **QUICK)
     _, cache = mini.run_with_cache(TOKENS)
     expected = torch.stack([cache[f"blocks.{layer}.attn.hook_q"][0].norm(dim=-1).mean(0) for layer in range(4)])
-    np.testing.assert_allclose(report["query_norm"].dataset["norm"], expected, rtol=1e-5)
+    np.testing.assert_allclose(report["query_norm"].own["norm"], expected, rtol=1e-5)
     assert "How long are queries?" in report.write(tmp_path).read_text()
 
 
 def test_a_measure_is_called_like_any_function(mini, alice):
-    called = QUERY_NORM(mini, alice, length=24, n_prompts=2, **QUICK)
-    analysed = tl_posgen.analyze(mini, alice, measures=QUERY_NORM, length=24, n_prompts=2, **QUICK)["query_norm"]
+    called = QueryNorm()(mini, alice, length=24, n_prompts=2, **QUICK)
+    analysed = tl_posgen.analyze(mini, alice, measures=QueryNorm(), length=24, n_prompts=2, **QUICK)["query_norm"]
     xr.testing.assert_identical(called.dataset, analysed.dataset)
 
 
 def test_a_saved_result_of_a_measure_that_is_not_installed_is_still_mapped(mini, tmp_path):
-    saved = QUERY_NORM(mini, TOKENS, **QUICK)
+    saved = QueryNorm()(mini, TOKENS, **QUICK)
     loaded = tl_posgen.load(saved.save(tmp_path / "norm.nc"))["query_norm"]
-    np.testing.assert_allclose(loaded.plot().data[0].z, saved.dataset["norm"])
+    np.testing.assert_allclose(loaded.plot().data[0].z, saved.own["norm"])
 
 
 REFUSED = {
     "an unknown name": (["nonsense"], "no measure 'nonsense'; known: across_prompts"),
     "a name with a slip": (["tree_axis"], r"no measure 'tree_axis'; did you mean 'three_axis'\? known: "),
-    "one name twice": (["three_axis", "three_axis"], "three_axis stands there twice"),
+    "one name twice": (["three_axis", "three_axis"], "three_axis is given twice"),
     "something else": ([object()], "is no measure"),
     "nothing": ([], "no measures chosen"),
     "a function over checkpoints": (["emergence"], "takes no single model"),
@@ -267,9 +262,10 @@ def test_several_random_inits_stand_beside_the_model_with_their_spread(mini, ali
     single = tl_posgen.analyze(mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=(1,), progress=False)
     slash = result["slash"]
     xr.testing.assert_equal(slash.nulls[1]["score"], single["slash"].null["score"])
-    strongest = [float(null["best_score"].max()) for null in slash.nulls]
-    assert slash.null_summary["strongest"] == pytest.approx(np.mean(strongest))
-    assert slash.null_summary.spread("strongest") == pytest.approx(np.std(strongest, ddof=1))
+    means = [float(null["best_score"].mean()) for null in slash.nulls]
+    assert slash.numbers("best_score").inits == pytest.approx(means)
+    assert float(slash.numbers("best_score").of_inits) == pytest.approx(np.mean(means))
+    assert slash.numbers("best_score").of_inits.spread == pytest.approx(np.std(means, ddof=1))
 
 
 def test_the_same_analysis_gives_the_same_numbers(small_model, alice):
@@ -285,31 +281,32 @@ def test_the_global_random_state_is_left_alone(small_model):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_reference_values_of_stories260k(stories, tinystories):
-    measures = ["three_axis", "variance"]
-    report = tl_posgen.analyze(stories, tinystories, measures=measures, length=512, n_prompts=1, progress=False)
-    measured, null = report.frame().mean(), report.frame(null=True).mean()
-    assert measured["three_axis_r"] == pytest.approx(0.917, abs=0.005)
-    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.917, abs=0.005)
-    assert measured["three_axis_r_within_rows"] == pytest.approx(0.863, abs=0.005)
-    assert null["three_axis_r"] == pytest.approx(0.323, abs=0.005)
-    layers = report["three_axis"].dataset["r_layer_without_first_token"].values
-    np.testing.assert_allclose(layers, [0.899, 0.933, 0.918, 0.934, 0.899], atol=0.001)
-    shares = [measured[share] for share in SHARES]
-    np.testing.assert_allclose(shares, [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018], atol=0.002)
+REFERENCES = {  # r without the first token, within rows too, of random init; per layer; shares
+    "stories": (0.917, 0.863, 0.323, [0.899, 0.933, 0.918, 0.934, 0.899],
+                [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018]),
+    "mini": (0.777, 0.719, 0.404, None, [0.210, 0.103, 0.306, 0.142, 0.089, 0.041, 0.111]),
+}  # fmt: skip
 
 
-def test_reference_values_of_the_bundled_model(mini, alice):
-    """As above for a clone that has nothing but itself: the values of the README's picture."""
-    measures = ["three_axis", "variance"]
-    report = tl_posgen.analyze(mini, alice, measures=measures, length=512, n_prompts=4, progress=False)
-    measured, null = report.frame().mean(), report.frame(null=True).mean()
-    assert measured["three_axis_r"] == pytest.approx(0.777, abs=0.001)
-    assert measured["three_axis_r_without_first_token"] == pytest.approx(0.777, abs=0.001)
-    assert measured["three_axis_r_within_rows"] == pytest.approx(0.719, abs=0.001)
-    assert null["three_axis_r"] == pytest.approx(0.404, abs=0.001)
-    shares = [measured[share] for share in SHARES]
-    np.testing.assert_allclose(shares, [0.210, 0.103, 0.306, 0.142, 0.089, 0.041, 0.111], atol=0.001)
+@pytest.mark.parametrize(("name", "prompts"), [("stories", 1), ("mini", 4)])
+def test_reference_values(name, prompts, request):
+    """Those of the mini model stand in the README: a clone has nothing but itself."""
+    model, text = request.getfixturevalue(name), request.getfixturevalue({"stories": "tinystories"}.get(name, "alice"))
+    measures, cut = ["three_axis", "variance"], {"length": 512, "n_prompts": prompts, "progress": False}
+    report = tl_posgen.analyze(model, text, measures=measures, **cut)
+    r, within, null, layers, shares = REFERENCES[name]
+    own = report["three_axis"].numbers
+    tolerance = 0.005 if name == "stories" else 0.001
+    for tokens in ("all", "without first"):
+        assert own("r", tokens=tokens).value == pytest.approx(r, abs=tolerance)
+    assert own("r_within_rows").value == pytest.approx(within, abs=tolerance)
+    assert float(own("r").of_inits) == pytest.approx(null, abs=tolerance)
+    if layers:
+        found = own.data["r"].sel(tokens="without first").mean(["head", "prompt"])
+        np.testing.assert_allclose(found, layers, atol=0.001)
+    found = report["variance"].numbers
+    found = [float(found("share", part=part)) for part in ("q", "k", "d", "qk", "qd", "kd", "qkd")]
+    np.testing.assert_allclose(found, shares, atol=0.002)
 
 
 def test_attach_and_caches_ask_what_analyze_asks(mini):
@@ -352,7 +349,7 @@ def test_what_needs_logits_cannot_be_attached(mini):
         pass
 
 
-def test_the_class_of_options_stands_for_the_measure_with_its_defaults(mini):
+def test_a_class_stands_for_the_measure_with_its_defaults(mini):
     found = tl_posgen.analyze(mini, TOKENS, measures=[ThreeAxis], **QUICK)
     expected = tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUICK)
     xr.testing.assert_identical(found["three_axis"].dataset, expected["three_axis"].dataset)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tl_posgen.cli.options import Setup, as_command, parse_indices, parse_names, parse_numbers
 from tl_posgen.errors import InputError
@@ -97,18 +96,19 @@ COMMANDS = {
 class Commands(TyperGroup):
     """Commands written as functions, and those of measures, which are built when they are called.
 
-    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`.
+    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`. A context is of click,
+    or of the copy of it that newer releases of Typer hold.
     """
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *COMMANDS]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
-            return click.Command(cmd_name, help=COMMANDS[cmd_name].help)
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name].help)
         return super().get_command(ctx, cmd_name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name = args[0] if args else ""
         if (chosen := COMMANDS.get(name) or command_of_measure(name)) is not None:
             return name, built(name, chosen), args[1:]
@@ -134,12 +134,15 @@ def built(name: str, chosen: MeasureCommand) -> Any:
 
     every = [*chosen.measures, *(measure for measure, _ in chosen.with_flag.values())]
     kinds = {measure: kind for measure in every if (kind := find(measure)) is not None}
-    parameters = {one.name: one for kind in kinds.values() for one in option_parameters(kind, chosen.options)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for kind in kinds.values():  # where two measures have an option, the default of the first is shown
+        parameters = {one.name: one for one in option_parameters(kind, chosen.options)} | parameters
     flags = {flag: flag_parameter(flag, help) for flag, (_, help) in chosen.with_flag.items()}
 
     def run(setup: Setup, **options: Any) -> None:
         added = [measure for flag, (measure, _) in chosen.with_flag.items() if options[flag]]
-        measures = [with_options(kinds[one], options) for one in [*chosen.measures, *added]]
+        given = {**chosen.options, **{name: value for name, value in options.items() if value is not None}}
+        measures = [with_options(kinds[one], given) for one in [*chosen.measures, *added]]
         more: dict[str, Any] = {"length": None} if "length" in chosen.without else {}
         backend = chosen.backend if setup.backend == "auto" else None
         setup.measure(*measures, backend=backend, lead=function_named(chosen.lead), **more)
@@ -175,7 +178,7 @@ def flag_parameter(name: str, text: str) -> inspect.Parameter:
 
 
 def option_parameters(kind: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
-    """Return a parameter for each field of a measure that a command line can give."""
+    """Return a parameter for each field of a measure that a command line can give; None where it does not."""
     from tl_posgen.core.options import annotations_of
 
     words, annotations = argument_help(kind), annotations_of(kind)
@@ -184,17 +187,25 @@ def option_parameters(kind: Any, defaults: Mapping[str, Any]) -> list[inspect.Pa
         if not is_writable(annotations[one.name]):
             continue
         default = defaults.get(one.name, one.default)
-        text = words.get(one.name, "")
-        if plain(annotations[one.name]) is bool:
-            option = typer.Option(help=text)
-            annotation: Any = Annotated[bool, option]
-        else:
-            default = None if default is None else as_words(default)
-            annotation = Annotated[str | None, typer.Option(help=text)]
-        found.append(
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+        is_flag = bool in alternatives(annotations[one.name])
+        option = typer.Option(help=with_default(words.get(one.name, ""), default))
+        annotation = Annotated[bool | None if is_flag else str | None, option]
+        found.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return found
+
+
+def with_default(words: str, default: Any) -> str:
+    """Return the help of an option with its default.
+
+    Example:
+        >>> with_default("positions of the tokens.", (20, 40))
+        'Positions of the tokens; 20,40 if left out.'
+    """
+    words = words[:1].upper() + words[1:]
+    if default is None:
+        return words
+    default = {True: "on", False: "off"}[default] if isinstance(default, bool) else as_words(default)
+    return f"{words.rstrip('.')}; {default} if left out."
 
 
 def with_options(kind: Any, given: Mapping[str, Any]) -> Any:

@@ -71,7 +71,7 @@ class Result:
         if init != TRAINED:  # what was measured of the model alone is not of a random init
             whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
         data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
-        return data.assign_attrs(self.dataset.attrs, model=label, rows=list(self.measure.rows))
+        return data.assign_attrs(self.dataset.attrs, model=label)
 
     @cached_property
     def own(self) -> xr.Dataset:
@@ -345,7 +345,7 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
-    attrs = {name: value for name, value in own.attrs.items() if name not in ("model", "rows")}
+    attrs = {name: value for name, value in own.attrs.items() if name != "model"}
     return measure.describe(contiguous(whole).assign_attrs(attrs))
 
 

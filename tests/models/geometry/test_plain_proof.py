@@ -5,7 +5,7 @@ import torch
 from families import GROUPED, save_config, with_sizes
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.geometry.plain_proof import first, own_difference
+from tl_posgen.models.geometry.plain_proof import first_output, own_difference
 from tl_posgen.models.layer_table import check, geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.wrapped import wrap
@@ -140,7 +140,7 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
     bridge, add = llama
 
     def shift(module, args, out):
-        stream = first(out).clone()
+        stream = first_output(out).clone()
         stream[0, 5, 3] += share * 1e-3 * stream.abs().max()
         return (stream, *out[1:]) if isinstance(out, tuple) else stream
 
@@ -153,7 +153,7 @@ def test_the_first_layer_whose_stream_parts_is_named(llama, layer, share, named)
 def test_the_stream_is_the_first_of_what_a_layer_returns():
     stream = torch.ones(1, 5, 4, dtype=torch.bfloat16)
     for output in (stream, (stream,), (stream, None)):
-        assert torch.equal(first(output), torch.ones(1, 5, 4))
+        assert torch.equal(first_output(output), torch.ones(1, 5, 4))
 
 
 def test_a_plain_model_that_cannot_run_is_a_difference(llama):
