@@ -30,10 +30,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pandas as pd
 import torch
-from tl_posgen.models.capturing import run_capture
-from tl_posgen.models.load import load_model
 
 from tl_posgen.core.random_inits import RandomInits
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, read_text, to_prompts
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
@@ -143,7 +143,7 @@ def shares(weights: np.ndarray, sums: dict[str, np.ndarray], geometry) -> np.nda
         }
         spreads = []
         for side in "qk":
-            of_mean = SecondMoments.of(one[f"mean_{side}"][:, None])
+            of_mean = SecondMoments.from_samples(one[f"mean_{side}"][:, None])
             plain, conjugate = one[f"plain_{side}"] - of_mean.plain, one[f"conjugate_{side}"] - of_mean.conjugate
             spreads.append(Spread(LENGTH - 1, one[f"mean_{side}"], SecondMoments(plain, conjugate)))
         found = variance_shares(TripleMoments(*spreads), geometry.rope, geometry.scale, LENGTH)

@@ -192,17 +192,17 @@ def print_weights(lengths: list[int], repeats: int, heads: int = 8) -> None:
 
 
 def factored(pairs: CausalPairs) -> None:
-    equations.blocks.cache_clear()
-    if band := equations.band_of(pairs):
-        equations.blocks(pairs, 0.0, band, torch.device("cpu"))
+    equations.band_factors.cache_clear()
+    if band := equations.preconditioner_band(pairs):
+        equations.band_factors(pairs, 0.0, band, torch.device("cpu"))
 
 
 def steps_by_counts(moments: PairMoments) -> int:
-    chosen, equations.band_of = equations.band_of, lambda pairs: 0
+    chosen, equations.preconditioner_band = equations.preconditioner_band, lambda pairs: 0
     try:
         return fit_three_axis(moments).iterations
     finally:
-        equations.band_of = chosen
+        equations.preconditioner_band = chosen
 
 
 def print_peak(length: int) -> None:

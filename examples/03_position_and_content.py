@@ -24,7 +24,7 @@ from tl_posgen.position import Substitution
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
-cut = {"length": 128, "n_prompts": 2, "progress": False}
+cut = {"length": 128, "n_prompts": 4, "progress": False}
 model.cfg.n_layers, model.cfg.n_heads
 
 # %% [markdown]

@@ -24,7 +24,7 @@ from tl_posgen.position import DummyDistance, Perturbation, at_dummy_distance
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 text = bundled_text()
-cut = {"length": 128, "n_prompts": 2, "progress": False}
+cut = {"length": 128, "n_prompts": 4, "progress": False}
 tokens = to_prompts(model, text, length=128, n_prompts=1)[0][None]
 tokens.shape
 

@@ -100,8 +100,11 @@ def wrong_of_member(annotation: Any) -> st.SearchStrategy[Any] | None:
     if kind == "list":
         entry = get_args(base)[0]
         found = [st.tuples(wrong(entry)).map(list)]
-        if constraint(annotation, Each):
-            found += [st.just([]), st.just(()), right(entry).map(lambda value: [value, value])]
+        if each := constraint(annotation, Each):
+            found += [
+                right(entry).map(lambda value: [value, value]),
+                *([st.just([]), st.just(())] if each.least else []),
+            ]
         return st.one_of(*found)
     if kind == "number":
         limits = constraint(annotation, Within)

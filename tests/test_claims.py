@@ -3,8 +3,8 @@
 import math
 import re
 
-import numpy as np
 import pytest
+import xarray as xr
 
 import tl_posgen
 from tl_posgen.claims import CUT as OF_A_RUN
@@ -135,7 +135,7 @@ def labels_of(result):
         value for dim in result.own.coords if result.own[dim].dtype.kind in "fi" for value in result.own[dim].values
     ]
     options = [value for value in result.measure.options().values() if isinstance(value, int | float)]
-    named = re.findall(r"_(\d+)", " ".join(map(str, result.own.get("condition", np.array([])).values.ravel())))
+    named = re.findall(r"_(\d+)", " ".join(map(str, result.own.get("condition", xr.DataArray([])).values.ravel())))
     sizes = result.own.sizes
     return [float(one) for one in (*labels, *options, *named, *sizes.values(), sizes.get("state", 1) - 1, 0.959, 0.25)]
 

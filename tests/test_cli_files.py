@@ -1,6 +1,5 @@
 """What the command line leaves on disk: whatever breaks or stops it, no half of a file and no measurement lost."""
 
-import inspect
 import io
 import os
 import signal
@@ -9,12 +8,13 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 
 from tl_posgen import load
 from tl_posgen.cli import main
+from tl_posgen.cli.commands import app
 from tl_posgen.core import registry
-from tl_posgen.core.report import Report
-from tl_posgen.core.store import Parts
+from tl_posgen.core.store import Parts, read_datasets
 from tl_posgen.errors import OutputError
 
 FILES = ["index.html", "results.nc", "summary.json"]
@@ -29,7 +29,7 @@ def run(monkeypatch, *words):
 
 
 def test_a_page_that_cannot_be_made_loses_no_measurement(monkeypatch, tmp_path, capsys):
-    def findings(own, null):
+    def findings(measure, own):
         raise KeyError("share")
 
     monkeypatch.setattr(registry.find("mean_key"), "findings", findings)
@@ -49,8 +49,8 @@ def test_results_that_cannot_be_written_are_shown(monkeypatch, tmp_path, capsys)
     def full(*_):
         raise OutputError("report: cannot write there (No space left on device); choose another place")
 
-    for module in ("files", "parts"):
-        monkeypatch.setattr(f"tl_posgen.{module}.write_together", full)
+    for module in ("files", "store"):
+        monkeypatch.setattr(f"tl_posgen.core.{module}.write_together", full)
     assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
     printed, error = capsys.readouterr()
     assert "mini" in printed
@@ -144,7 +144,7 @@ def test_stopped_claims_keep_finished_parts(stopped, tmp_path):
     (parts,) = (tmp_path / "report").iterdir()
     kept = list(parts.iterdir())
     assert kept
-    assert all(isinstance(load(path), Report) for path in kept)
+    assert all(read_datasets(path) for path in kept)
 
 
 @pytest.mark.soak
@@ -183,13 +183,11 @@ def test_a_report_of_another_run_is_replaced_only_by_force(monkeypatch, tmp_path
 
 
 def test_every_command_has_a_place_of_its_own():
-    from tl_posgen.cli.commands import app
-
+    group = get_command(app)
     places = {}
-    for one in app.registered_commands:
-        options = inspect.signature(one.callback).parameters
-        if "out" in options:
-            places[one.callback.__name__.replace("_", "-")] = options["out"].default
+    for name in [*group.list_commands(None), "three-axis"]:
+        (_, command, _) = group.resolve_command(None, [name])
+        places |= {name: one.default for one in command.params if one.name == "out"}
     assert str(places.pop("sweep")) == "runs"
     assert places == {name: f"report-{name}" for name in places}
-    assert {"analyze", "slash", "compare", "claims", "toy"} <= places.keys()
+    assert {"analyze", "slash", "three-axis", "compare", "claims", "toy"} <= places.keys()

@@ -40,17 +40,13 @@ def compared(*reports, **options):
     return tl_posgen.compare(*reports, **options)["comparison"]
 
 
-def at_number(data, number):
-    """The measure and the variable of a number, and its labels beside the usual ones."""
-    name, variable, *labels = number.replace(".", ", ", 1).split(", ")
-    at = {"tokens": "without first" if "without first" in labels else "all"}
-    return name, variable, at | ({"part": labels[-1]} if variable == "share" else {})
-
-
 def of_report(report, number):
     """A number's array in the report that was compared."""
-    name, variable, at = at_number(report, number)
-    return report[name].dataset[variable].sel(at, drop=True)
+    name, variable, *labels = number.replace(".", ", ", 1).split(", ")
+    array = report[name].dataset[variable]
+    at = {"tokens": "all", **report[name].measure.usual()}
+    at |= {dim: label for label in labels for dim in ("tokens", "side", "part") if label in array.coords.get(dim, ())}
+    return array.sel({dim: label for dim, label in at.items() if dim in array.dims}, drop=True)
 
 
 def test_differences_are_those_of_the_reports(intact, ablated):

@@ -17,6 +17,7 @@ from tl_posgen.core.files import require_writable, write_together, write_whole
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import OutputError
+from tl_posgen.report.unknown import unknown_measure
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
@@ -203,9 +204,9 @@ def test_a_full_disk_is_one_error_and_what_was_there_stays(disk):
 def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
     """HDF5 that writes to the disk itself ends such a process with a segmentation fault."""
     place = disk(size)
-    heads = {"layer": range(40), "head": range(200)}
-    data = xr.Dataset({"r": (("layer", "head"), np.random.default_rng(0).random((40, 200)))}, heads)
-    result = Result("someones_measure", data, (data,), {"model": "m", "null_seeds": [0]})
+    coords = {"init": ["trained", "0"], "layer": range(40), "head": range(200)}
+    data = xr.Dataset({"r": (("init", "layer", "head"), np.random.default_rng(0).random((2, 40, 200)))}, coords)
+    result = Result(unknown_measure("someones_measure"), data, {"model": "m", "null_seeds": [0]})
 
     def fill():
         with pytest.raises(OutputError, match="No space left on device"):
@@ -217,7 +218,7 @@ def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
 
 @pytest.mark.parametrize("command", ["analyze", "claims"])
 def test_a_command_on_a_full_disk_ends_in_one_error(disk, monkeypatch, capsys, small, command):
-    place = disk(16)
+    place = disk(8)
     words = ["--papers", "coupling"] if command == "claims" else ["--measures", "three_axis"]
     cut = ["--length", "32", "--prompts", "1", "--no-null", "--out", str(place / "report")]
     monkeypatch.setattr(sys, "argv", ["tl-posgen", command, "--model", str(small), *words, *cut])

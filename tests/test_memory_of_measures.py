@@ -1,7 +1,5 @@
 """How much memory each measure takes: what it declares, held by counting bytes at two lengths."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from families import VOCAB, save_config
@@ -11,6 +9,7 @@ import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
+from tl_posgen.position.decomposition import layer_residuals
 from tl_posgen.position.decomposition.numbers import pair_moments
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
@@ -60,8 +59,8 @@ CASES = [(name, streaming) for streaming in (True, False) for name in NAMES if s
 @pytest.mark.parametrize(("name", "streaming"), CASES)
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
-    residual = import_module(registry.BUILT_IN["residual"].partition(":")[0])
-    for module, bound, size in ((residual, "ENTRIES", 1), (residual, "SPECTRUM_CROP", 128), (pair_moments, *ROWS)):
+    bounds = ((layer_residuals, "ENTRIES", 1), (layer_residuals, "SPECTRUM_CROP", 128), (pair_moments, *ROWS))
+    for module, bound, size in bounds:
         monkeypatch.setattr(module, bound, size)  # heads one by one, of which these are parts: as in long prompts
     matrices = registry.find(name).matrices + (0 if streaming else FORMED)
     lengths = [times * SHORTER.get(name, LENGTH) for times in (1, 2)]

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 
 N = 16
 FED = ["three_axis", "variance", "mean_key", "residual", "slash", "slash_planes"]
-OTHERS = ("", "_without_first_token")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +50,8 @@ def test_a_fit_of_as_many_parameters_as_pairs_leaves_nothing_that_can_be_told(wi
     report = request.getfixturevalue(window)
     data = report["residual"].dataset
     for name in ("share", "std", "top_share", "effective_rank", "plane_share", "rest_share", "pair_share"):
-        for suffix in OTHERS:
-            assert bool(data[f"{name}{suffix}"].isnull().all()), name
+        left = data[name].sel(of="residual") if "of" in data[name].dims else data[name]
+        assert bool(left.isnull().all()), name
     assert "example_share" not in data
     assert "in 8 heads a window of 1 or 2 tokens leaves no more pairs" in " ".join(report["residual"].findings())
     assert bool(report["three_axis"].dataset["r"].isnull().all())
@@ -64,7 +63,7 @@ def test_of_a_single_key_softmax_sees_nothing_vary(alone, of_window):
     for part in ("position", "content", "interaction"):
         assert bool(variance.dataset[part].isnull().all())
     assert "in layer 0, 1 a token sees itself alone" in variance.findings()[1]
-    assert bool(alone["mean_key"].dataset["mean_key_r_within_rows"].isnull().all())
+    assert bool(alone["mean_key"].dataset["r_within_rows"].isnull().all())
     planes = alone["slash_planes"].dataset
     for name in ("correlation", "chance_correlation"):
         assert bool(planes[name].isnull().all())
@@ -80,9 +79,9 @@ def test_what_a_window_hides_is_in_no_lift_and_no_prediction(pairs):
     assert bool(data["contribution"].sel(at=["0", "1", "edge"]).notnull().all())
     for name in ("score", "predicted"):
         inside, outside = data[name].sel(distance=[0, 1]), data[name].sel(distance=slice(2, None))
-        assert float(abs(outside.sel(variant="all")).max()) == 0
+        assert float(abs(outside.sel(tokens="all")).max()) == 0
         # both distances share all attention but that of the first token, whose row has one
-        whole = inside.sel(variant="all").isel(distance=0) * N + inside.sel(variant="all").isel(distance=1) * (N - 1)
+        whole = inside.sel(tokens="all").isel(distance=0) * N + inside.sel(tokens="all").isel(distance=1) * (N - 1)
         np.testing.assert_allclose(whole, N, rtol=1e-5)
     edge = data["contribution"].sel(at="edge").sum("plane")
     near = abs(data["contribution"].sel(at="0").sum("plane") - data["contribution"].sel(at="1").sum("plane"))

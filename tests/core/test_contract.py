@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import MISSING, fields, replace
 from functools import cache
+from html import escape
 
 import numpy as np
 import option_values
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tl_posgen
-from tl_posgen.cli.measure_commands import argument_help, built, command_of_measure, is_writable, value_of
+from tl_posgen.cli.measure_commands import argument_help, as_words, built, command_of_measure, is_writable, value_of
 from tl_posgen.core import registry
 from tl_posgen.core.measure import HEAD, LABELS, Measure, paragraphs_of
 from tl_posgen.core.options import annotations_of
@@ -243,10 +244,12 @@ def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):
         return
     assert len(own)
     pd.testing.assert_frame_equal(loaded(result.name).table(), own)
-    pd.testing.assert_frame_equal(with_inits(result, 0).table(), own)
+    alone = with_inits(result, 0).table()  # without the rows about random inits
+    assert alone.columns.tolist() == own.columns.tolist()
+    assert len(alone) <= len(own)
     if result.numbers.inits:
         null = result.table(null=True)
-        assert null is None or set(null.columns) <= set(own.columns)
+        assert null is None or len(null)
 
 
 @pytest.mark.slow
@@ -283,7 +286,7 @@ def test_token_views_are_shown_or_their_lack_is_explained(result):
 def test_every_measure_is_on_the_page(result):
     page = tl_posgen.Report({result.name: result}, result.provenance).html()
     assert f'id="{result.name}"' in page
-    assert result.measure.question in page
+    assert escape(result.measure.question) in page
 
 
 # Options
@@ -357,7 +360,8 @@ def test_the_docstring_describes_the_measure_once(name):
     assert not more[0].startswith(("Args:", "Source:", "Example:"))
     assert [one for one in more if one.startswith("Source: ")]
     assert kind.question
-    assert argument_help(kind).keys() == {one.name for one in fields(kind)}
+    if name in NAMES:  # the settings of the others are the arguments of their functions
+        assert argument_help(kind).keys() == {one.name for one in fields(kind)}
     assert all(words.endswith((".", "")) for words in argument_help(kind).values())
 
 
@@ -369,12 +373,14 @@ def test_every_option_is_one_of_the_command(name):
     for one in fields(kind):
         if not is_writable(annotations[one.name]):
             continue
-        parameter = parameters[one.name]
+        parameter, default = parameters[one.name], getattr(kind(), one.name)
+        assert parameter.default is None, one.name
         assert parameter.help, one.name
-        given = parameter.default
-        if isinstance(given, str):
-            given = value_of(given, annotations[one.name], f"--{one.name}")
-        assert replace(kind(), **{one.name: given}).options() == kind().options(), one.name
+        if default is not None and not isinstance(default, bool):
+            words = as_words(default)
+            assert parameter.help.endswith(f"{words} if left out."), one.name
+            given = value_of(words, annotations[one.name], f"--{one.name}")
+            assert replace(kind(), **{one.name: given}).options() == kind().options(), one.name
 
 
 def test_every_measure_is_one():

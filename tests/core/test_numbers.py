@@ -186,7 +186,7 @@ def test_a_number_that_is_not_defined_is_said_to_be(value):
 
 
 def test_what_is_no_zero_keeps_its_sign():
-    assert [format_number(*one) for one in ((-0.25, ".2f"), (-math.inf, ".2f"), (-3, "g"))] == ["-0.25", "-inf", "-3"]
+    assert [format_number(*one) for one in ((-0.25, ".2f"), (-math.inf, ".2f"), (-3.0, "g"))] == ["-0.25", "-inf", "-3"]
 
 
 def test_random_inits_without_a_value_are_left_out():

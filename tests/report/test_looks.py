@@ -114,7 +114,7 @@ def test_no_heading_meets_another_and_nothing_is_asked_for(browser, written, tmp
     page.goto(path.as_uri())
     for figure in page.locator(".plot").all():
         figure.scroll_into_view_if_needed()
-        figure.locator("svg.main-svg").first.wait_for()
+        figure.and_(page.locator("[data-drawn=whole]")).wait_for()
     assert problems == []
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

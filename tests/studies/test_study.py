@@ -61,7 +61,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"models": ["./a\0b"]}, "a zero byte"),
         ({"models": [{"name": "mini", "backend": "jax"}]}, "backend 'jax': choose auto, hooked or bridge"),
         ({"measures": ["three_axes"]}, "no measure 'three_axes'; did you mean 'three_axis'? known: "),
-        ({"measures": ["slash", "slash"]}, "slash stands there twice"),
+        ({"measures": ["slash", "slash"]}, "slash is given twice"),
         ({"measures": [{"name": "slash", "kapa": 1}]}, "slash has no option 'kapa'; it has "),
         ({"measures": [{"name": "slash", "kappa": 2.0}]}, "kappa"),
         ({"measures": ["claims"]}, "claims takes no single model and prompts"),

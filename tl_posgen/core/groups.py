@@ -38,9 +38,8 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
     sizes = np.array([len(part.lengths) for part in parts])
     shares = ("group", [np.nan, *sizes / sizes.sum()])
     labels = [ALL, *map(str, range(len(parts)))]
-    return data.drop_vars(names).merge(
-        groups.assign_coords(group=labels, prompt_share=shares), combine_attrs="override"
-    )
+    grouped = groups.assign_coords(group=labels, prompt_share=shares)
+    return data.drop_vars(names).merge(grouped, combine_attrs="override")[list(data.data_vars)]
 
 
 def total(parts: Sequence[Sums]) -> Sums:

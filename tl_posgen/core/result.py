@@ -224,8 +224,9 @@ class Result:
             labels: such as tokens="without first".
         """
         variables = self.measure.variables
-        known = [str(name) for name, array in self.own.data_vars.items() if set(HEAD) <= set(array.dims)]
-        headlines = [name for name in known if name in variables and variables[name].headline]
+        names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
+        known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
+        headlines = [name for name, one in variables.items() if name in known and one.headline]
         by = by or next(iter(headlines or known), "")
         if by not in known:
             raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")

@@ -90,7 +90,7 @@ def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:
     verdict = "held" if r.value >= 0.5 and apart else "partly" if apart else "not held"
     error = any_distance.own["error"].sel(planes="inverse DFT").max()
     null = f"random init: {words(own.of_inits) if own.inits else 'not measured'}; shuffled: {words(own, 'shuffled')}"
-    if min(r.value, r.of_inits.value) >= 0.5:
+    if r.value >= 0.5 and r.of_inits.value >= 0.5:  # False of NaN
         null += "; that plane scores tell heads apart holds without training too: the verdict rests on the interaction"
     measured = f"trained: {words(own)}; any function of distance is possible (error {float(error):.0e})"
     return Judgement(where_known(verdict, r.value, interaction.value, random), measured, null)

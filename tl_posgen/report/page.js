@@ -20,15 +20,14 @@ function draw(div) {
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
     const titles = [...div.querySelectorAll(".annotation-text, .xtitle")].map((title) => title.getBoundingClientRect().width);
     const lacking = columns * (Math.max(0, ...titles) + 8) - div._fullLayout._size.w;
-    if (columns > 1 && lacking > 0) {
-      div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
-      Plotly.Plots.resize(div);
-    }
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
       if (point.data.meta === "heads") show(`${point.y}.${point.x}`);
     });
-  });
+    if (columns < 2 || lacking <= 0) return div;
+    div.style.minWidth = `${Math.ceil(div.clientWidth + lacking)}px`;
+    return Plotly.Plots.resize(div);
+  }).then(() => { div.dataset.drawn = "whole"; });
 }
 
 const figures = [...document.querySelectorAll(".plot")];

@@ -125,6 +125,7 @@ def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
     assert 0.4 < float(result.own["iid_r"].mean()) < r.value
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (-1.0,), "near"], ids=str)
 def test_weights_that_cannot_be_are_refused(weights):
     with pytest.raises(InputError, match=r"three_axis: weights = .*: give a list, each a number above 0 or "):

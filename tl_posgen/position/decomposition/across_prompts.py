@@ -104,6 +104,8 @@ class AcrossPrompts(Measure):
     Raises:
         InputError: fewer than 2 prompts, prompts of different lengths (after the crop), fewer than 3 tokens.
 
+    Source: ours
+
     Example:
         >>> texts = ["The cat sat on the mat.", "A dog ran down the road."]
         >>> AcrossPrompts(crop=6)("mini", texts, null_seeds=()).own.attrs["prompts"]

@@ -87,6 +87,8 @@ class AttentionExamples(Measure):
     Args:
         examples: how many heads of either end.
 
+    Source: ours
+
     Example:
         >>> result = AttentionExamples(examples=1)("mini", "Down, down, down.", null_seeds=())
         >>> result.own["why"].values.tolist()
@@ -98,7 +100,7 @@ class AttentionExamples(Measure):
     question = "What does the additive fit get right in the attention itself?"
     variables = {
         "pattern": Variable(
-            "attention", "", "softmax of the scores, or of a(i-j) + b(i) + c(j)", ("scores", "example", "query", "key")
+            "attention", "", "softmax of the scores, or of a(i-j) + b(i) + c(j)", ("example", "scores", "query", "key")
         ),
         "key_part": Variable("key part c(j)", "logits", "fitted on this prompt, less its mean", ("example", "key")),
         "query_part": Variable(
@@ -168,7 +170,7 @@ def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> x
     """Return the examples along "example"; empty maps where no head was picked."""
     dims, places = AttentionExamples.variables["pattern"].dims, dict.fromkeys(("layer", "head", "why"), ("example", []))
     none = xr.Dataset(
-        {"pattern": (dims, np.zeros((len(SCORES), 0, len(tokens), len(tokens)))), "r_within_rows": ("example", [])},
+        {"pattern": (dims, np.zeros((0, len(SCORES), len(tokens), len(tokens)))), "r_within_rows": ("example", [])},
         {"scores": list(SCORES), **places},
     )
     found = xr.concat(examples, "example", coords=["layer", "head", "why"]) if examples else none

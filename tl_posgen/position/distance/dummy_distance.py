@@ -45,8 +45,8 @@ SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 
 @dataclass(frozen=True)
 class DummyDistance(Measure):
-    r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance. How additive is it in d and j,
-    and does the key part stay?
+    r"""M_dj = scale <R_d q, R_0 k_j>: each query against each key at every distance, split into distance, key and
+    distance × key.
 
     Each query meets each key at every distance d, and the table is split into a distance part, a key part and what
     takes both, distance × key (not the interaction of the variance decomposition, which is over all queries at once).

@@ -185,11 +185,13 @@ class Perturbation(Measure):
         features = [one for one in conditions if one not in WITH_SENTENCE]
         if "positions" in conditions and features:
             gap = gap_of(own.array("change", ratio=many))
-            gaps = [f"{NAMES[one]} {own.number(gap.sel(condition=one)).with_interval:+.3f}" for one in features]
+            gaps = {NAMES[one]: own.number(gap.sel(condition=one)) for one in features}
+            told = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
+            some = any(one.low == one.low for one in gaps.values())
+            meaning = " An interval that holds 0 means that nothing sets them apart." if some else ""
             lines.append(
                 f"Index against features, {many:.0%} moved: positions "
-                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {'; '.join(gaps)}. "
-                "An interval that holds 0 means that nothing sets them apart."
+                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {told}.{meaning}"
             )
         return [*lines, *(self.cloze_findings(own) if "cloze_accuracy" in own else [])]
 

@@ -127,7 +127,7 @@ def scatter(result: Any) -> go.Figure:
         return format_number(float(data["rho"].sel(map_edit=edit, part=share, cost=cost, end="value")), ".2f")
 
     titles = [
-        f"{TITLES[edit]}: rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
+        f"{TITLES[edit]}<br>rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
         for edit in edits
         for share in SHARES
     ]
