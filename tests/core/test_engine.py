@@ -302,7 +302,7 @@ def test_reference_values(name, prompts, request):
     assert own("r_within_rows").value == pytest.approx(within, abs=tolerance)
     assert float(own("r").of_inits) == pytest.approx(null, abs=tolerance)
     if layers:
-        found = own.data["r"].sel(tokens="without first").mean(["head", "prompt"])
+        found = own.data["r"].sel(tokens="without first").mean("head")
         np.testing.assert_allclose(found, layers, atol=0.001)
     found = report["variance"].numbers
     found = [float(found("share", part=part)) for part in ("q", "k", "d", "qk", "qd", "kd", "qkd")]

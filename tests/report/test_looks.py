@@ -78,7 +78,8 @@ KINDS = {  # those of every command
 }
 OVERLAPS = """() => {
   const written = (one) => { const all = document.createRange(); all.selectNodeContents(one); return all; };
-  const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, .plot .annotation-text, .plot .xtitle")]
+  const named = "h1, h2, h3, figcaption, .annotation-text, .plot [class^=x][class$=title]";
+  const boxes = [...document.querySelectorAll(named)]
     .map((one) => [one.textContent, written(one).getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   const meet = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
     && one.top < other.bottom - 1 && other.top < one.bottom - 1;

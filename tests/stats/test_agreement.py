@@ -60,3 +60,9 @@ def test_every_measurement_has_an_agreement_of_its_own():
         alone = agreement(first[at], second[at], kappa=0.5)
         for name, value in vars(alone).items():
             torch.testing.assert_close(getattr(together, name)[at], value)
+
+
+def test_values_that_differ_by_rounding_share_their_rank():
+    third = torch.tensor([1 / 3, 0.1 + 0.2, 0.3, 1 / 3], dtype=torch.float64)
+    assert ranks(third).tolist() == [3.5, 1.5, 1.5, 3.5]
+    assert ranks(torch.zeros(2, 0)).shape == (2, 0)

@@ -18,7 +18,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.random_inits import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import Result, joined
+from tl_posgen.core.result import Result, contiguous, joined
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, configuration_of, content, refuse_hooks
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -224,12 +224,13 @@ class Analysis:
         return {measure.name: found[measure.name] for measure in measures}
 
     def kept(self, name: str, measures: Sequence[Measure], init: int | None, label: str, make: Any, read: Any) -> Any:
-        """Return the finished part of these measures and this model, or make it."""
+        """Return the finished part of these measures and this model, or make it: arrays as a file gives them back."""
         if self.parts.directory is None:
-            return make()
+            return stored_alike(make())
         more = {"tokens": content(list(self.rows[measures[0].name])), "after": content(dict(read))}
         more |= {} if init is None else {"random_init": init}
-        return self.parts.datasets(f"{name} {label}", measures, {**self.configuration, **more}, make)
+        configuration = {**self.configuration, **more}
+        return self.parts.datasets(f"{name} {label}", measures, configuration, lambda: stored_alike(make()))
 
     def built(self, init: int | None, label: str) -> tuple[str, Model]:
         """Return (label, model) of an init; a label says where a random init has the very weights of the model."""
@@ -266,6 +267,11 @@ class Analysis:
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
         return data.assign_attrs(model=label)
+
+
+def stored_alike(datasets: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """Return datasets as a file gives them back."""
+    return {name: contiguous(data) for name, data in datasets.items()}
 
 
 def rows_of_measures(

@@ -51,33 +51,42 @@ PART = 2**22  # entries of a tensor that are taken to float64 at once
 def fingerprint(model: Model | WrappedModel) -> str:
     """Return sixteen letters that other weights hardly share: of each parameter's sum, norm, and some 4,096 entries."""
     weights = sorted(wrap(model).model.named_parameters())
-    read = from_devices([numbers for _, weight in weights for numbers in numbers_of(weight)])
     digest = hashlib.sha256()
-    for (name, weight), sums, norms, some in zip(weights, read[0::3], read[1::3], read[2::3], strict=True):
+    for (name, weight), (sums, norms, some) in zip(weights, numbers_of([one for _, one in weights]), strict=True):
         total, norm = sum(sums.tolist()), math.hypot(*norms.tolist())
         digest.update(f"{name} {tuple(weight.shape)} {total} {norm}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def numbers_of(weight: Tensor) -> list[Float[Tensor, " _"]]:
-    """Return the sum and the norm of every part of a weight, and some of its entries: float64, on its device."""
-    flat = weight.detach().flatten()
-    parts = flat.split(PART)  # taken to float64 one at a time
-    sums = torch.stack([part.double().sum() for part in parts])
-    norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
-    return [sums, norms, flat[:: max(1, len(flat) // 4096)].double()]
+def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], Float[Tensor, " part"], Tensor]]:
+    """Return the sums and norms of the parts of each weight, and some of its entries: float64, on the CPU.
 
-
-def from_devices(tensors: Sequence[Float[Tensor, " _"]]) -> list[Float[Tensor, " _"]]:
-    """Return the tensors on the CPU; the host waits once for each device."""
-    found: list[Tensor] = list(tensors)
-    for device in {one.device for one in tensors}:
-        places = [place for place, one in enumerate(tensors) if one.device == device]
-        sizes = [len(tensors[place]) for place in places]
-        together = torch.cat([tensors[place] for place in places]).cpu()
-        for place, one in zip(places, together.split(sizes), strict=True):
-            found[place] = one
+    The host waits once for each device, and only a part at a time is held in float64.
+    """
+    parts = [[-(-one.numel() // PART)] * 2 + [len(range(0, one.numel(), step_of(one)))] for one in weights]
+    found: list[Any] = [()] * len(weights)
+    for device in {one.device for one in weights}:
+        places = [place for place, one in enumerate(weights) if one.device == device]
+        sizes = [size for place in places for size in parts[place]]
+        together = torch.empty(sum(sizes), dtype=torch.float64, device=device)
+        views = together.split(sizes)
+        for number, place in enumerate(places):
+            flat = weights[place].detach().flatten()
+            sums, norms, some = views[3 * number : 3 * number + 3]
+            some.copy_(flat[:: step_of(flat)])
+            for at, part in enumerate(flat.split(PART)):
+                exact = part.double()
+                sums[at], norms[at] = exact.sum(), torch.linalg.vector_norm(exact)
+                del exact
+        read = together.cpu().split(sizes)
+        for number, place in enumerate(places):
+            found[place] = read[3 * number : 3 * number + 3]
     return found
+
+
+def step_of(weight: Tensor) -> int:
+    """Return the distance between the entries of a weight that are looked at."""
+    return max(1, weight.numel() // 4096)
 
 
 def provenance_of(

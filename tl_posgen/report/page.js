@@ -18,8 +18,9 @@ function draw(div) {
   div.style.minWidth = columns > 1 ? `${columns * 215}px` : "";
   div.dataset.drawn = "yes";
   Plotly.react(div, data, layoutOf(layout), CONFIG).then(() => {
-    const titles = [...div.querySelectorAll(".annotation-text, .xtitle")].map((title) => title.getBoundingClientRect().width);
-    const lacking = columns * (Math.max(0, ...titles) + 8) - div._fullLayout._size.w;
+    const titles = [...div.querySelectorAll(".annotation-text, [class^=x][class$=title]")];
+    const widest = Math.max(0, ...titles.map((title) => title.getBoundingClientRect().width));
+    const lacking = columns * (widest + 8) - div._fullLayout._size.w;
     div.removeAllListeners("plotly_click");
     div.on("plotly_click", ({ points: [point] }) => {
       if (point.data.meta === "heads") show(`${point.y}.${point.x}`);

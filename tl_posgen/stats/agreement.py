@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+EQUAL = 1e-12  # relative difference of what is equal but for rounding
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,19 @@ def spearman(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Floa
 def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     """rank = (number below + number not above + 1) / 2: 1 for the smallest; equal values share their mean rank.
 
+    Neighbours that differ by 1e-12 of their size or less are equal: heads that share a key head have one r1 of K but
+    for rounding.
+
     Example:
         >>> ranks(torch.tensor([0.3, 0.1, 0.3])).tolist()
         [2.5, 1.0, 2.5]
     """
-    x = x.contiguous()
-    ordered = x.sort(-1).values
-    below = torch.searchsorted(ordered, x, side="left")
-    not_above = torch.searchsorted(ordered, x, side="right")
-    return (below + not_above + 1).double() / 2
+    ordered, order = x.sort(-1)
+    apart = ordered.diff(dim=-1) > EQUAL * ordered[..., 1:].abs()
+    group = pad(apart.long().cumsum(-1), (1, 0))[..., : x.shape[-1]]  # of equal values, in ascending order
+    size = torch.zeros_like(group).scatter_add(-1, group, torch.ones_like(group))
+    rank = (2 * size.cumsum(-1) - size + 1).double() / 2
+    return torch.zeros_like(rank).scatter(-1, order, rank.gather(-1, group))
 
 
 def jaccard(a: Bool[Tensor, "*batch n"], b: Bool[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:

@@ -257,7 +257,7 @@ def difference_interval(
     Source: Newcombe 1998; Zou & Donner 2008.
 
     Example:
-        >>> a, b = np.array([0.5, 0.2, 0.9]), np.array([0.6, 0.3, 0.9])
+        >>> a, b = ([np.array(one) for one in ends] for ends in ((0.5, 0.2, 0.9), (0.6, 0.3, 0.9)))
         >>> [round(float(end), 4) for end in difference_interval(a, b)]  # .1 - .5 and .1 + .4243
         [-0.4, 0.5243]
     """
