@@ -50,6 +50,7 @@ COMMANDS = {
 WITHOUT_FILES = ("check", "measures")
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 STUDY = """
+name = "killed"
 length = 32
 n_prompts = 1
 null_seeds = []

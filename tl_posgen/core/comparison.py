@@ -109,7 +109,7 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
     one, other = (array.astype(float) for array in (first, second))
     one, other = xr.align(one, other, join="inner", exclude=["group"])
     shares = [array.coords.get("prompt_share") for array in (one, other)]
-    both = xr.concat(
+    both: Any = xr.concat(
         [array.drop_vars("prompt_share", errors="ignore") for array in (one, other)],
         xr.Variable("report", np.array(SIDES)),
         join="outer",

@@ -188,9 +188,8 @@ class Analysis:
             each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
             labels = [str(data.attrs["model"]) for data in each.values()]
             options = {"options": measure.options()} if measure.options() else {}
-            found[measure.name] = Result(
-                measure, joined(measure, each, labels), provenances[measure.name] | details | options
-            )
+            provenance = {**provenances[measure.name], **details, **options}
+            found[measure.name] = Result(measure, joined(measure, each, labels), provenance)
         return found
 
     def provenance(self, rows: Sequence[Tensor]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
     data = data.assign(
         {
             name: data[name].assign_attrs(measure.variables[name].attributes)
-            for name in data.data_vars
+            for name in map(str, data.data_vars)
             if name in measure.variables
         }
     )

@@ -205,7 +205,7 @@ class Numbers:
             name: mean_of(self._side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
             for name, array in columns.items()
         }
-        data = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
+        data: Any = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
         return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
 
     def _side(self, array: xr.DataArray) -> xr.DataArray:

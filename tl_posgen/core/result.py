@@ -31,7 +31,7 @@ class Result:
         provenance: model, versions, dtype, seeds, options, prompt hash.
     """
 
-    measure: Measure
+    measure: Any  # of a subclass of Measure, whose own methods claims call
     dataset: xr.Dataset
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -159,7 +159,7 @@ class Result:
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
             return pd.DataFrame(columns=rows)
-        frame = table.to_dataframe(dim_order=rows).reset_index()
+        frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
 
     def _is_headline(self, name: str) -> bool:
@@ -183,7 +183,8 @@ class Result:
                 columns |= columns_of(mean_of(data[name]), headline, list(HEAD), chosen, "_")
         if not columns:
             return None
-        return xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()[[*HEAD, *columns]]
+        frame: Any = xr.Dataset(columns).to_dataframe(dim_order=list(HEAD)).reset_index()
+        return frame[[*HEAD, *columns]]
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""
@@ -336,7 +337,7 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     own, *nulls = (side.drop_vars("prompt_share", errors="ignore") for side in sides.values())
     shares = next(iter(sides.values())).coords.get("prompt_share")
     names = [name for name in own.data_vars if all(name in null for null in nulls)]
-    both = xr.concat(
+    both: Any = xr.concat(
         [side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override"
     )
     both = both.reindex({dim: own[dim] for dim in own.dims if dim in both.dims and same_labels(own, both, str(dim))})

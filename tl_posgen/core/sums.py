@@ -47,7 +47,7 @@ class First:
 
 def padded(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return values followed by zeros up to a shape."""
-    return np.pad(values, [(0, n - m) for n, m in zip(shape, values.shape, strict=True)])
+    return np.pad(values, np.array([(0, n - m) for n, m in zip(shape, values.shape, strict=True)]).reshape(-1, 2))
 
 
 class Sums:
@@ -167,5 +167,5 @@ class Sums:
     def join_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
         """Return datasets of layers, each with the coordinate `layer`, as one over all layers and heads; else NaN."""
         heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
-        whole = xr.concat(list(found), "layer", data_vars="all", join="outer")
+        whole: Any = xr.concat(list(found), "layer", data_vars="all", join="outer")
         return whole.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in whole.dims else {}))

@@ -120,7 +120,9 @@ def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
     """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its ends name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
-    with_gaps = np.pad(values, ((0, 0), (0, 1), (0, 0), (0, 1)), constant_values=np.nan).reshape(n * (k + 1), -1)
+    with_gaps = np.pad(values, np.array(((0, 0), (0, 1), (0, 0), (0, 1))), constant_values=np.nan).reshape(
+        n * (k + 1), -1
+    )
     down, across = (
         [vector_name(layer, number) for layer in blocks[dim].values for number in (*range(1, k + 1), "gap")]
         for dim in ("layer", "layer_2")

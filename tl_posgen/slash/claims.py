@@ -70,7 +70,7 @@ def frequencies(band_ablation: Result) -> Judgement:
         return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
     by_scheme = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
-    known = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    known: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
     found = judgement(combined([*known.values()]), words, band_ablation)
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())

@@ -125,8 +125,9 @@ class SlashTransfer(Dominance):
     def compared(self, natural: xr.Dataset, random: xr.Dataset) -> xr.Dataset:
         """Return both sources side by side, and how far they agree over heads."""
         shared = ["score", "first_token", "pattern", "token_text"]
-        both = xr.concat([natural[shared], random[shared]], xr.DataArray(list(SOURCES), dims="source", name="source"))
-        assert isinstance(both, xr.Dataset)
+        both: Any = xr.concat(
+            [natural[shared], random[shared]], xr.DataArray(list(SOURCES), dims="source", name="source")
+        )
         place = natural["best_distance"]
         data = both.assign(
             best_score=at_distance(both["score"], place),

@@ -131,6 +131,7 @@ def side_by_side(
     rows: Sequence[xr.Dataset], nulls: Sequence[xr.Dataset], names: Sequence[str], seeds: Sequence[str]
 ) -> xr.Dataset:
     """Return the numbers of checkpoints along `checkpoint`; of random inits, the same at each, along `init`."""
-    own = xr.concat(rows, xr.Variable("checkpoint", np.array(names)), combine_attrs="override")
+    own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(names)), combine_attrs="override")
     each = [own, *(null.expand_dims(checkpoint=list(names)) for null in nulls)]
-    return xr.concat(each, xr.Variable("init", np.array([TRAINED, *seeds])), combine_attrs="override")
+    both: Any = xr.concat(each, xr.Variable("init", np.array([TRAINED, *seeds])), combine_attrs="override")
+    return both
