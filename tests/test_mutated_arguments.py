@@ -105,7 +105,7 @@ def calls(mini, alice, tmp_path_factory):
             {"share": 0.5, "control": False, "first_token": False, "seed": 0, **where},
         ),
         "options": (
-            registry.find("three_axis").make_options,
+            lambda **options: registry.find("three_axis").with_options(options),
             {"ridge": 0.0, "gauge": "flat_keys", "diagonal": True, "weights": (2.0, 0.5)},
         ),
     }  # fmt: skip
@@ -114,7 +114,7 @@ def calls(mini, alice, tmp_path_factory):
 @pytest.fixture(scope="module")
 def right(mini):
     """Every head's r on these tokens."""
-    return tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUIET)["three_axis"].dataset["r"]
+    return tl_posgen.analyze(mini, TOKENS, measures="three_axis", **QUIET)["three_axis"].sel(tokens="all")["r"]
 
 
 def hold(data, calls, right):

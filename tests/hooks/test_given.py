@@ -35,10 +35,10 @@ def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):
     with tl_posgen.attach(model, "variance") as run, model.hooks(fwd_hooks=[(HOOK, silent)]):
         for row in TOKENS:
             model(row[None])
-    expected = run.report()["variance"].dataset
-    xr.testing.assert_allclose(found["variance"].dataset[list(expected)], expected)
-    intact = tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)["variance"].dataset
-    change = abs(found["variance"].dataset["position"] - intact["position"]).max("head")
+    expected = run.report()["variance"].own
+    xr.testing.assert_allclose(found["variance"].own[list(expected)], expected)
+    intact = tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)["variance"].own
+    change = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
     assert change[:2].max() == 0 < change[2:].min()
     assert hooks_of(model) == 0
 
@@ -47,7 +47,7 @@ def test_the_random_init_runs_under_the_same_hooks(mini):
     found = tl_posgen.analyze(mini, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], progress=False)
     other = tl_posgen.random_like(mini, 0)
     alone = tl_posgen.analyze(other, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], null_seeds=())
-    np.testing.assert_allclose(found["variance"].null["position"], alone["variance"].dataset["position"])
+    np.testing.assert_allclose(found["variance"].null["position"], alone["variance"].own["position"])
 
 
 def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
@@ -58,8 +58,8 @@ def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
 
     measures = [Perturbation(**options), "loss"]
     found = tl_posgen.analyze(mini, TOKENS, measures=measures, fwd_hooks=[(HOOK, silent)], null_seeds=())
-    assert float(found["perturbation"].dataset["loss"]) == pytest.approx(expected, abs=1e-5)
-    assert found["loss"].summary["loss"] == pytest.approx(expected, abs=1e-5)
+    assert found["perturbation"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
+    assert found["loss"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["perturbation"].provenance["fwd_hooks"] == [f"{HOOK}: silent"]
     assert f"loss: measured under hooks, the random inits too: {HOOK}: silent." in found.findings()
 

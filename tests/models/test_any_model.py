@@ -188,8 +188,8 @@ def hold(drawn: Drawn) -> None:
     report, again = (tl_posgen.analyze(model, prompts, **options) for _ in range(2))
     for name in report:
         assert report[name].dataset.equals(again[name].dataset), name
-    fit, shares = report["three_axis"].dataset, report["variance"].dataset
-    values = fit["r_per_prompt"].values
+    fit, shares = report["three_axis"].own, report["variance"].own
+    values = fit["r_per_prompt"].transpose("prompt", ...).values
     assert (np.isnan(values) | (np.abs(values) <= 1)).all()
     saturated = [CausalPairs(len(prompt)).saturated for prompt in drawn.prompts()]
     assert np.isnan(values[saturated]).all()

@@ -194,9 +194,9 @@ def test_the_interval_of_a_difference_adds_distances_to_ends_as_squares(seed):
     low, high = difference_interval((a, low_a, high_a), (b, low_b, high_b))
     assert (low >= -1 - 1e-12).all()
     assert (high <= 1 + 1e-12).all()
-    np.testing.assert_allclose(low, b - a - ((b - low_b) ** 2 + (high_a - a) ** 2) ** 0.5)
+    np.testing.assert_allclose(low, b - a - ((b - low_b) ** 2 + (high_a - a) ** 2) ** 0.5, atol=1e-12)
     back = difference_interval((b, low_b, high_b), (a, low_a, high_a))
-    np.testing.assert_allclose(back, [-high, -low])
+    np.testing.assert_allclose(back, [-high, -low], atol=1e-12)
 
 
 def test_the_interval_of_a_difference_of_means_holds_it_as_often_as_it_says():

@@ -96,8 +96,8 @@ COMMANDS = {
 class Commands(TyperGroup):
     """Commands written as functions, and those of measures, which are built when they are called.
 
-    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`. A context is that of
-    click, or of the copy of it that newer releases of Typer hold.
+    Every measure is a command by its own name, too; the list of commands shows those of `COMMANDS`. Contexts are those
+    of click, or of the copy of it that newer releases of Typer hold.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:

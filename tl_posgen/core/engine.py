@@ -282,7 +282,7 @@ def rows_of_measures(
     shared: list[Tensor] = []
     if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
         one_length = any(measure.one_length for measure in measures)
-        if one_length and cut["length"] is not None:
+        if one_length and isinstance(cut["length"], int):
             require_context(model, cut["length"])
         shared = to_prompts(model, prompts, **cut)
     for measure in [*measures, *(result.measure for result in known.values())]:

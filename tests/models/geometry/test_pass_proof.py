@@ -83,18 +83,17 @@ def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
     with torch.no_grad(), tl_posgen.attach(llama, [name]) as run:
         for _ in range(2):
             llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", replace) + edit(1, "attn_scores", replace))
-    result = run.report()[name]
+    found = run.report()[name].sel(tokens="all")
     if name == "residual":
-        assert float(result.dataset["share"].max()) < 1e-6
-        assert "plane_share" not in result.dataset
-    elif name == "across_prompts":
-        torch.testing.assert_close(torch.tensor(result.dataset["position"].values), torch.ones(2, 4).double())
-    elif name == "three_axis":
-        torch.testing.assert_close(torch.tensor(result.dataset["r"].values), torch.ones(2, 4).double())
+        assert float(found["share"].max()) < 1e-6
+        assert "plane_share" not in found
+    elif name in ("across_prompts", "three_axis"):
+        one = found["position" if name == "across_prompts" else "r"]
+        torch.testing.assert_close(torch.tensor(one.values), torch.ones(2, 4).double())
     else:
         pattern = replace(additive).softmax(-1)
         torch.testing.assert_close(
-            float(result.dataset["score"].sel(layer=0, head=0, distance=3)), float(pattern.diagonal(-3).mean()),
+            float(found["score"].sel(layer=0, head=0, distance=3)), float(pattern.diagonal(-3).mean()),
             rtol=1e-5, atol=1e-6,
         )  # fmt: skip
     notes = [sentence for sentence in result.findings() if "scores that are not those of q and k" in sentence]
@@ -268,7 +267,7 @@ def test_measures_of_patterns_take_an_edited_one_and_say_so(llama, row):
         llama.run_with_hooks(TOKENS, fwd_hooks=edit(1, "pattern", to_first))
         plain = llama.run_with_cache(TOKENS)[1]["blocks.1.attn.hook_pattern"][0]
     report = run.report()
-    found = report["slash"].dataset["score"].sel(layer=1, distance=row)
+    found = report["slash"].sel(tokens="all")["score"].sel(layer=1, distance=row)
     expected = to_first(plain[None])[0].diagonal(-row, 1, 2).mean(-1)
     assert float(abs(torch.tensor(found.values) - (expected + plain.diagonal(-row, 1, 2).mean(-1)) / 2).max()) < 1e-5
     assert "slash: measured from patterns that are not the softmax of the scores, in layer 1: hooks edit them." in (
