@@ -132,7 +132,10 @@ def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypa
 def labels_of(result):
     """Labels that are numbers, sizes, options, and what the words quote of a paper or of the cloze."""
     labels = [
-        value for dim in result.own.coords if result.own[dim].dtype.kind in "fi" for value in result.own[dim].values
+        value
+        for dim in result.own.coords
+        if result.own[dim].dtype.kind in "fi"
+        for value in result.own[dim].values.ravel()
     ]
     options = [value for value in result.measure.options().values() if isinstance(value, int | float)]
     named = re.findall(r"_(\d+)", " ".join(map(str, result.own.get("condition", xr.DataArray([])).values.ravel())))

@@ -15,7 +15,7 @@ from tl_posgen.position.decomposition.numbers import pair_moments
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
-SHORTER = {"residual": 96, "perturbation": 96, "dummy_distance": 96, "band_ablation": 64, "substitution": 64}
+SHORTER = {"residual": 96, "perturbation": 96, "dummy_distance": 96, "band_ablation": 128, "substitution": 64}
 PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 

@@ -153,12 +153,3 @@ def test_the_command_lists_runs_and_refuses(tmp_path, monkeypatch, capsys):
     assert code == 2
     assert said.err.startswith("error: ")
     assert len(said.err.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_numbers_that_only_the_model_has_stand_without_a_null(tmp_path):
-    measures = [{"name": "substitution", "search": False, "head_costs": True}]
-    study = {"name": "one", "models": ["mini"], "length": 12, "n_prompts": 2, "measures": measures}
-    assert sweep(study, out=tmp_path, progress=False).is_whole
-    report = report_study(tmp_path)
-    assert any("(no null measured)" in sentence for sentence in report.findings())

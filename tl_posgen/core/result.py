@@ -354,7 +354,7 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
 def contiguous(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
     round alike."""
-    return data.assign({name: one.copy(data=np.ascontiguousarray(one.values)) for name, one in data.data_vars.items()})
+    return data.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in data.data_vars.items()})
 
 
 def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:

@@ -83,7 +83,8 @@ def test_measures_of_scores_and_patterns_take_those_of_the_pass(llama, name):
     with torch.no_grad(), tl_posgen.attach(llama, [name]) as run:
         for _ in range(2):
             llama.run_with_hooks(TOKENS, fwd_hooks=edit(0, "attn_scores", replace) + edit(1, "attn_scores", replace))
-    found = run.report()[name].sel(tokens="all")
+    result = run.report()[name]
+    found = result.sel(tokens="all")
     if name == "residual":
         assert float(found["share"].max()) < 1e-6
         assert "plane_share" not in found
