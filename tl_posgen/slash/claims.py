@@ -1,6 +1,7 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold
 from tl_posgen.core.numbers import Numbers
@@ -69,8 +70,8 @@ def frequencies(band_ablation: Result) -> Judgement:
         score, change = measure.slash_score(own, condition), measure.loss_change(own, condition)
         return f"{score.with_interval:.2f} (loss {change.with_interval:+.2f})"
 
-    by_scheme = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
-    known: dict[str, Verdict] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
+    by_scheme: dict[str, Verdict] = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
+    known: dict[str, Any] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
     found = judgement(combined([*known.values()]), words, band_ablation)
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
