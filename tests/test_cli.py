@@ -240,6 +240,8 @@ REFUSED = {
     "a strength above one": (["perturb-planes", "--strengths", "0.5,2"], "--strengths 0.5,2"),
     "a share of keys above one": (["cut-keys", "--shares", "0,2"], "--shares 0,2"),
     "a map by what there is not": (["perturb-planes", "--map-by", "heads"], "--map-by heads"),
+    "a ratio that is NaN": (["perturb", "--ratios", "0,nan"], "--ratios 0,nan"),
+    "an infinite distance": (["distance", "--distances", "0,inf"], "--distances 0,inf"),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a negative distance": (["distance", "--distances", "0,-1"], "-1"),
     "a limit that is no number": (["distance", "--limits", "far"], "--limits"),

@@ -107,6 +107,26 @@ def test_the_null_is_the_same_difference_between_random_inits(intact, elsewhere)
     )
 
 
+def test_the_table_of_the_null_is_that_of_the_random_inits(intact, elsewhere):
+    result = compared(intact, elsewhere)
+    own, null = (result.table(null=side).set_index("number") for side in (False, True))
+    sides = [of_report(one, "variance.position").sel(init="0", group="all") for one in (intact, elsewhere)]
+    assert null.loc["variance.position", "difference"] == pytest.approx(float((sides[1] - sides[0]).mean()))
+    assert not np.allclose(own["difference"], null["difference"])
+
+
+def test_numbers_without_groups_of_prompts_stand_beside_those_that_have_them(mini):
+    cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    reports = [tl_posgen.analyze(mini, bundled_text()[at:], measures=["slash", "planes"], **cut) for at in (0, 9000)]
+    result = compared(*reports)
+    numbers = {str(one) for one in result.own["number"].values}
+    assert {"slash.best_distance", "slash.best_score"} <= numbers
+    assert len(numbers) < 60  # no plane is a number of its own
+    place, score = (result.measure.mean_change(result.numbers, f"slash.best_{name}") for name in ("distance", "score"))
+    assert place.low != place.low
+    assert score.low <= score.value <= score.high
+
+
 def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path):
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0] == "What changes from intact to ablated; intervals paired by prompt."

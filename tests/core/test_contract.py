@@ -233,9 +233,10 @@ def test_labels_select_and_wrong_ones_are_refused_in_one_line(result):
             label = result.own[dim].values[-1]
             xr.testing.assert_identical(result.sel(**{dim: label}), result.own.sel({dim: label}))
     for wrong in ({"init": 99}, {"nowhere": 1}, *({dim: "no such label"} for dim in result.own.dims)):
-        with pytest.raises(InputError, match=next(iter(wrong))) as error:
-            result.sel(**wrong)
-        assert is_one_line(error.value)
+        for ask in (result.sel, result.frame):
+            with pytest.raises(InputError, match=next(iter(wrong))) as error:
+                ask(**wrong)
+            assert is_one_line(error.value)
 
 
 def test_the_table_is_that_of_the_model_and_of_its_random_inits(result, loaded):

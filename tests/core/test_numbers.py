@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, format_bound, format_number, leave_one_out
+from tl_posgen.core.numbers import Number, Numbers, format_bound, format_number, leave_one_out, mean_over
 from tl_posgen.report.columns import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval
 
@@ -183,6 +183,16 @@ def test_a_number_that_is_not_defined_is_said_to_be(value):
     assert f"{Number(math.nan).plain:.3f}" == "not defined"
     assert not Number(math.nan)
     assert Number(0.0)
+
+
+def test_a_bound_of_an_undefined_number_is_undefined():
+    assert format_bound([0.2, math.nan]) == format_bound([math.nan, 0.2]) == "not defined"
+
+
+def test_a_group_without_which_a_head_is_undefined_leaves_no_interval_of_the_mean():
+    values = np.array([[1.0, 3.0], [1.1, 3.1], [0.9, np.nan], [1.0, 2.9], [1.0, 3.0]])
+    whole = xr.DataArray(values, {"group": ["all", "0", "1", "2", "3"]}, ("group", "head"))
+    assert mean_over(whole, ["head"]).isnull().values.tolist() == [False, False, True, False, False]
 
 
 def test_what_is_no_zero_keeps_its_sign():

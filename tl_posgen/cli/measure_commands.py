@@ -116,10 +116,16 @@ class Commands(TyperGroup):
 
 
 def command_of_measure(name: str) -> MeasureCommand | None:
-    """Return the command of a measure by its own name, "three-axis"; None where there is no such measure."""
+    """Return the command of a measure by its own name, "three-axis"; None where there is no such measure.
+
+    That of `COMMANDS` which runs it alone, with its settings, where there is one: "length" of "length-extrapolation".
+    """
     from tl_posgen.core import registry
 
     known = name.replace("-", "_")
+    for command in COMMANDS.values():
+        if command.measures == [known]:
+            return command
     if known not in registry.names():
         return None
     kind = registry.find_or_none(known)
@@ -273,7 +279,7 @@ def list_of(words: str, annotation: Any, option: str) -> list[Any]:
     if kinds == [int]:
         return parse_indices(words, option) or []
     if int in kinds or float in kinds:
-        return [int(one) if one == int(one) else one for one in parse_numbers(words, option)]
+        return [int(one) if float(one).is_integer() else one for one in parse_numbers(words, option)]
     return parse_names(words) or []
 
 

@@ -96,7 +96,7 @@ def attached_report(
     """Return the report of captured prompts: the model's datasets first, then those of its random inits."""
     for measure in measures:
         require_prompts(measure, model, feed.captured_prompts())
-        measure.prepare(model, feed.captured_prompts())
+    measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]
     provenance = provenance_of(model, feed.known_prompts(), random_inits, seed) | feed.counted()
     results = {}
     for measure in measures:

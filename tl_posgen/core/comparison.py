@@ -63,7 +63,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
-    value = xr.concat(list(kept.values()), xr.Variable("number", np.array(list(kept))), join="outer")
+    value = xr.concat(with_shares(list(kept.values())), xr.Variable("number", np.array(list(kept))), join="outer")
     labels = [first_label(name, values[0][name]) for name in kept]
     data = xr.Dataset({"value": value, "label": ("number", labels)})
     if paired and "loss" in first and "loss" in second:
@@ -91,7 +91,8 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
     found: dict[str, xr.DataArray] = {}
     for result in report.values():
         for name, variable in result.measure.variables.items():
-            shown = set(HEAD) <= set(variable.dims) and (variable.headline or variable.interval)
+            few = {"tokens", "side", "part", *result.measure.usual()}  # dims of which each label is a number of its own
+            shown = set(variable.dims) - few == set(HEAD) and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore")
                 columns = columns_of(array, f"{result.name}.{name}", (*KEPT, *HEAD), result.measure.usual())
@@ -116,13 +117,25 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
         combine_attrs="drop",
     )
     if "group" not in both.dims:
-        return both
+        return both.expand_dims(group=[ALL])
     groups = [ALL, *(str(label) for label in both["group"].values if label != ALL)]
     both = both.reindex(group=groups)
     if any(share is None for share in shares):
         return both.sel(group=[ALL])
     share = np.stack([one.reindex(group=groups).values for one in shares if one is not None])
     return both.assign_coords(prompt_share=(("report", "group"), share))
+
+
+def with_shares(arrays: Sequence[xr.DataArray]) -> list[xr.DataArray]:
+    """Return arrays of which all have the groups of prompts that one has; NaN where those of another have none."""
+    shares = [one.coords["prompt_share"] for one in arrays if "prompt_share" in one.coords]
+    if not shares:
+        return list(arrays)
+    groups = shares[0]["group"].values
+    return [
+        one if "prompt_share" in one.coords else one.reindex(group=groups).assign_coords(prompt_share=shares[0])
+        for one in arrays
+    ]
 
 
 @dataclass(frozen=True)
@@ -165,7 +178,8 @@ class Comparison(Measure):
         value, low, high = self.change(own, at_init(array, TRAINED))
         differences = mean_of(array).sel(report="second") - mean_of(array).sel(report="first")
         inits = tuple(float(differences.sel(init=one)) for one in own.inits)
-        return Number(float(value), float(low), float(high), inits)
+        found = Number(float(value), float(low), float(high), inits)
+        return found.of_inits if own.is_null else found
 
     def findings(self, own: Numbers) -> list[str]:
         kind = "paired by prompt" if own.attrs["paired"] else "of two sets of prompts"
@@ -198,7 +212,8 @@ class Comparison(Measure):
         data, numbers = own.data, [str(one) for one in own.data["number"].values]
         frame = pd.DataFrame({"number": numbers, "what": data["label"].values})
         for side in SIDES:
-            frame[own.attrs[side]] = data["value"].sel(report=side).mean(HEAD).values
+            value = mean_of(own.of_side(own.dataset["value"]))
+            frame[own.attrs[side]] = value.sel(report=side).mean(HEAD).values
         changes = [self.mean_change(own, number) for number in numbers]
         for column, name in (("difference", "value"), ("from", "low"), ("to", "high")):
             frame[column] = [getattr(change, name) for change in changes]

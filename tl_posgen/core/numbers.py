@@ -178,7 +178,7 @@ class Numbers:
         over = [dim for dim in array.dims if dim not in KEPT]
         if any(array.sizes[dim] > 1 for dim in over):
             array = without_ends(array)
-        array = array.astype(float).mean(over)
+        array = mean_over(array.astype(float), over)
         own, low, high = interval_of(at_init(array, TRAINED), bounds)
         inits = () if "init" not in array.dims else tuple(float(mean_of(at_init(array, one))) for one in self.inits)
         found = Number(float(own), float(low), float(high), inits)
@@ -202,13 +202,13 @@ class Numbers:
     def frame(self, columns: Mapping[str, xr.DataArray], *rows: str) -> pd.DataFrame:
         """Return a row for each label of these dims and a column an array: the value of `number` at each place."""
         averaged = {
-            name: mean_of(self._side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
+            name: mean_of(self.of_side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
             for name, array in columns.items()
         }
         data: Any = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
         return data.to_dataframe(dim_order=list(rows)).reset_index()[[*rows, *columns]]
 
-    def _side(self, array: xr.DataArray) -> xr.DataArray:
+    def of_side(self, array: xr.DataArray) -> xr.DataArray:
         """Return the model's part of an array, or the mean over random inits."""
         if self.is_null and "init" in array.dims:
             return array.sel(init=self.inits).mean("init")
@@ -243,6 +243,17 @@ def one_side(dataset: xr.Dataset, init: str = TRAINED) -> xr.Dataset:
     """Return the dataset of one init, all prompts."""
     data = at_init(dataset, init)
     return (data.sel(group=ALL, drop=True) if "group" in data.dims else data).drop_vars("prompt_share", errors="ignore")
+
+
+def mean_over(array: xr.DataArray, over: Sequence[Any]) -> xr.DataArray:
+    """Return the mean over dims of the places that have a value; NaN where one lacks it without some group alone, as
+    the mean without that group is then one of other places."""
+    if "group" not in array.dims or not over:
+        return array.mean(over)
+    lost = (array.isnull() & array.sel(group=ALL, drop=True).notnull()).any(over)
+    if "init" in lost.dims:  # random inits have no groups
+        lost = lost & (lost["init"] == TRAINED)
+    return array.mean(over).where(~lost)
 
 
 def mean_of(array: xr.DataArray) -> xr.DataArray:
@@ -317,7 +328,7 @@ def format_bound(values: Sequence[float], digits: int = 3) -> str:
         >>> format_bound([0.25]), format_bound([0.0, 2e-5])
         ('0.250', '0.001')
     """
-    largest = max(values)
+    largest = float(np.max(values))  # NaN of an undefined one
     if not math.isfinite(largest):
         return format_number(largest, f".{digits}f")
     # a float's own error is not rounded up

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -197,4 +198,9 @@ def measure_named(name: str, options: Mapping[str, Any]) -> Measure:
     try:
         return kind.with_options(options)
     except InputError:  # options that JSON cannot hold, or of another version
-        return kind.with_options({})
+        kept: dict[str, Any] = {}
+        for option, value in options.items():
+            with suppress(InputError):
+                kind.with_options({**kept, option: value})
+                kept[option] = value
+        return kind.with_options(kept)

@@ -145,8 +145,10 @@ class Result:
             every: all quantities that have one number a row, not the headlines alone; as the measure chooses if None.
             labels: such as tokens="without first"; the usual ones where left out.
         """
-        rows, data = list(self.measure.rows), self.sel(init=init)
-        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
+        data = self.sel(init=init, **labels)
+        rows = [row for row in self.measure.rows if row not in labels or row in data.dims]
+        usual = {"tokens": TOKENS[0], **self.measure.usual()}
+        chosen = {dim: label for dim, label in usual.items() if dim not in labels}
         every = self.measure.whole_rows if every is None else every
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
@@ -159,6 +161,8 @@ class Result:
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
             return pd.DataFrame(columns=rows)
+        if not rows:
+            return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
 
@@ -231,6 +235,9 @@ class Result:
         by = by or next(iter(headlines or known), "")
         if by not in known:
             raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
+        self.sel(**labels)
+        if wrong := [dim for dim in labels if dim not in self.own[by].dims]:
+            raise InputError(f"{wrong[0]}={labels[wrong[0]]!r}: {by} of {self.name} has no dim {wrong[0]}")
         chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
         array = self.own[by].sel({dim: label for dim, label in chosen.items() if dim in self.own[by].dims})
         if more := [str(dim) for dim in array.dims if dim not in HEAD]:

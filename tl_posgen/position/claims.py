@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tl_posgen.core.claim import Claim, Judgement, Verdict, highest, judgement, lowest, threshold, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
@@ -70,7 +72,8 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
         )
 
     r = dummy_distance.numbers("key_part_r", **OUT)
-    verdict = "not held" if r.value <= highest(r.inits) else threshold(r.value, 0.95, 0.75)
+    random = highest(r.inits)
+    verdict = where_known("not held" if r.value <= random else threshold(r.value, 0.95, 0.75), random)
     rotates = not dummy_distance.encodings or set(dummy_distance.encodings) - set(dummy_distance.measure.caveats)
     return judgement(verdict if rotates else "open", words, dummy_distance)
 
@@ -140,7 +143,7 @@ def downstream(perturbation: Result) -> Judgement:
     kept, fallen = at_few.low >= whole.value - SLIGHT, at_few.high < whole.value - SLIGHT
     lost = at_many.high < whole.value - SLIGHT
     verdict = "not held" if fallen else "open" if not kept else "held" if lost else "partly"
-    above = whole.value > max(1 / N_CHOICES, highest(whole.inits))
+    above = whole.value > np.maximum(1 / N_CHOICES, highest(whole.inits))  # not of NaN
     return judgement(verdict if above else "open", words, perturbation)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold
+from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
@@ -116,7 +116,7 @@ def training(slash_toy: Result) -> Judgement:
     own, measure = slash_toy.numbers, slash_toy.measure
     trained, unseen = (own.array("score", features=features).isel(step=-1) for features in FEATURES)
     means = [f"{measure.over_seeds(one).plain:.2f}" for one in (trained, unseen)]
-    least = [float(one.min()) for one in (trained, unseen)]
+    least = [float(one.min(skipna=False)) for one in (trained, unseen)]
     r1_q, r1_k = (measure.at_end(own, "r1", side=side).plain for side in "qk")
     measured = (
         f"shallow RoPE transformer, {len(measure.seeds)} seeds of {measure.steps} steps, slash score at D = "
@@ -126,7 +126,7 @@ def training(slash_toy: Result) -> Judgement:
     start, uniform = own("score", features="trained", step=0).plain, own("uniform", distance=measure.distance).plain
     null = f"before training {start:.3f}, uniform attention {uniform:.3f}"
     verdict = "not held" if least[0] < 0.5 else "partly" if least[1] < 0.5 else "held"
-    return Judgement(verdict, measured, null)
+    return Judgement(where_known(verdict, *least), measured, null)
 
 
 CLAIMS = [

@@ -103,7 +103,7 @@ class Emergence(Measure):
             form = curve.form if known else ""
             frame[curve.label] = [f"{one.with_interval:{form}}" if known else one.value for one in numbers]
             if curve.chance is not None:
-                frame["random bases"] = mean_of(chance_array(own, curve).sel(init="trained")).values
+                frame["random bases"] = mean_of(own.of_side(chance_array(own, curve))).values
         n = len(frame)
         return frame.iloc[sorted({round(i * (n - 1) / (MOST_ROWS - 1)) for i in range(MOST_ROWS)})]
 
@@ -170,7 +170,7 @@ def draw_mean(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
         found.append(band(x, ends["low"].values, ends["high"].values, "interval").update(showlegend=False))
     found.append(line(x, ends["value"].values, model_label(result.own), COLOURS[0], **shown))
     if curve.chance is not None:
-        chance = mean_of(chance_array(own, curve).sel(init="trained")).values
+        chance = mean_of(own.of_side(chance_array(own, curve))).values
         found.append(line(x, chance, "random bases", COLOURS[1], mode="lines+markers"))
     return found
 

@@ -61,7 +61,12 @@ class Study(Measure):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a finished job: every curve, heads averaged."""
-        columns = {curve.label: per_job(own, curve) for curve in followed(own.dataset) if curve.column}
+        inits = own.inits if own.is_null else [TRAINED]
+        columns = {
+            curve.label: sum(per_job(own, curve, init) for init in inits) / len(inits)
+            for curve in followed(own.dataset)
+            if curve.column
+        }
         data = xr.Dataset({"finished": own.data["finished"], **columns})
         frame = data.to_dataframe(dim_order=list(PER_JOB)).reset_index()
         return pd.DataFrame(frame.loc[frame["finished"], [*PER_JOB, *columns]]).reset_index(drop=True)
@@ -80,9 +85,16 @@ class Study(Measure):
     }
 
 
+def of_init(array: xr.DataArray, init: str) -> xr.DataArray:
+    """Return the part of one init; NaN of a random init that has no such number."""
+    if "init" in array.dims:
+        return array.sel(init=init, drop=True)
+    return array if init == TRAINED else xr.full_like(array, np.nan, dtype=float)
+
+
 def per_job(own: Numbers, curve: Curve, init: str = TRAINED) -> xr.DataArray:
     """Return the number of every job [model, revision, text]."""
-    array = mean_of(array_of(own, curve).sel(init=init, drop=True))
+    array = mean_of(of_init(array_of(own, curve), init))
     scalars = [name for name, coord in array.coords.items() if not coord.ndim]
     return array.drop_vars(scalars).transpose(*PER_JOB)
 
@@ -135,7 +147,7 @@ def drawn_over(result: Any, draw: Callable[..., list[Any]], title: str, subtitle
 def models_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
     """Draw the heads of every model as a box, or its number as a point."""
     models = [str(name) for name in own.data["model"].values]
-    array = mean_of(own.array(curve.name, **curve.at).sel(init=init, drop=True))
+    array = mean_of(of_init(own.array(curve.name, **curve.at), init))
     if "head" not in array.dims or colour == NULL_COLOUR:
         return [points(models, at_the_end(per_job(own, curve, init), own), label, colour)]
     array = array.mean([dim for dim in array.dims if dim not in (*PER_JOB, *HEAD)])
