@@ -1,5 +1,8 @@
 """One bar an analysis: what every measure plans is what it counts, and what takes long says so."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 
@@ -235,3 +238,11 @@ def test_what_turns_out_long_is_said_then(clock, capsys):
 def test_passes_outside_an_analysis_are_nobodys(small_model, capsys):
     token_losses(small_model, torch.arange(12)[None])
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_that_the_environment_switches_off_is_no_error(small, tmp_path):
+    """tqdm reads TQDM_DISABLE when it is imported, so in a process of its own."""
+    words = f"import tl_posgen; tl_posgen.analyze({str(small)!r}, 'Down, down, down.', measures='three_axis')"
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    ran = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

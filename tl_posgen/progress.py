@@ -104,6 +104,8 @@ class Passes:
         if self.bar is None:
             self.bar = tqdm(total=total, desc=self.words, unit="pass", miniters=1, smoothing=0.05, leave=None)
             return
+        if self.bar.disable:  # by TQDM_DISABLE: it has no times
+            return
         began = self.bar.start_t
         self.bar.reset(total)
         self.bar.start_t, self.bar.n, self.bar.last_print_n = began, self.done, self.done
