@@ -1,5 +1,6 @@
 """Bytes that tensors hold at once, counted allocation by allocation: the same in every run, on every machine."""
 
+import gc
 import weakref
 from typing import Any
 
@@ -11,13 +12,24 @@ from torch.utils._pytree import tree_leaves
 class LiveMemory(TorchDispatchMode):
     """While the block runs, `live` is what storages made inside it hold, and `peak` the most that they held at once.
 
-    What an operation holds only while it runs is not seen, nor are numpy arrays.
+    What an operation holds only while it runs is not seen, nor are numpy arrays. What waits for the garbage collector
+    is counted as held, as nobody knows when it comes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
         self._known: dict[int, weakref.ref] = {}
+
+    def __enter__(self) -> "LiveMemory":
+        gc.collect()
+        gc.disable()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        gc.enable()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
