@@ -11,7 +11,7 @@ from tl_posgen.core.measure import Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.random_inits import RandomInits, check_seed
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import Result, joined
+from tl_posgen.core.result import result_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import capturing
@@ -98,12 +98,13 @@ def attached_report(
         require_prompts(measure, model, feed.captured_prompts())
     measures = [measure.prepare(model, feed.captured_prompts()) for measure in measures]
     provenance = provenance_of(model, feed.known_prompts(), random_inits, seed) | feed.counted()
-    results = {}
-    for measure in measures:
-        each = {init: side[measure.name] for init, side in zip([TRAINED, *map(str, random_inits)], sides, strict=True)}
-        labels = [str(data.attrs["model"]) for data in each.values()]
-        options = {"options": measure.options()} if measure.options() else {}
-        results[measure.name] = Result(measure, joined(measure, each, labels), provenance | options)
+    inits = [TRAINED, *map(str, random_inits)]
+    results = {
+        measure.name: result_of(
+            measure, {init: side[measure.name] for init, side in zip(inits, sides, strict=True)}, provenance
+        )
+        for measure in measures
+    }
     return Report(results, provenance)
 
 

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import xarray as xr
@@ -18,7 +19,7 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.random_inits import RandomInits, check_seed, check_seeds, random_inits_of
 from tl_posgen.core.report import Report
-from tl_posgen.core.result import Result, contiguous, joined
+from tl_posgen.core.result import Result, contiguous, result_of
 from tl_posgen.core.run import Run
 from tl_posgen.core.store import Parts, configuration_of, content, refuse_hooks
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -101,15 +102,18 @@ def analyze(
         >>> report["three_axis"].frame().columns.tolist()
         ['layer', 'head', 'r', 'r_within_rows']
     """
-    seed = check_seed(seed)
+    # refused without a model
+    seed, known, asked = check_seed(seed), check_after(after), registry.requested(measures)
     if not isinstance(null_seeds, RandomInits):
         check_seeds(null_seeds)
     require("streaming", streaming, bool | None)
-    known, asked = check_after(after), registry.requested(measures)
-    for measure in asked:
-        require_options(measure, known.get(measure.name))
     to_measure = [measure for measure in asked if measure.name not in known]
-    ours = is_ours(model)
+    for measure in asked:
+        if measure.name in known:
+            require_options(measure, known[measure.name])
+
+    # refused before a forward pass
+    in_place = is_ours(model)
     model = open_model(model, precise=any(measure.precise for measure in to_measure))
     hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
@@ -122,27 +126,30 @@ def analyze(
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts}
         rows = rows_of_measures(to_measure, known, model, prompts, cut)
         random_inits = random_inits_of(model, null_seeds)
-        where = {"layers": layers, "heads": heads}
-        selected = select_heads(model, layers, heads)
-        configuration: dict[str, Any] = {}
-        if parts.directory is not None:
-            listed = layers if layers is None or isinstance(layers, int) else list(layers)
-            which = {"layers": listed, "all_heads": heads is None, "heads": selected}
-            configuration = configuration_of(model, prompts, **cut, seed=seed, **which, streaming=streaming)
-        analysis = Analysis(
-            model, prompts, rows, where, seed, fwd_hooks, random_inits, ours, passes, parts, configuration
-        )
-        details = references(selected, layers, heads) | hooked
+        chosen_heads = select_heads(model, layers, heads)
+        provenances = provenances_of(model, rows, random_inits, seed)
+        details = references(chosen_heads, layers, heads) | hooked
         for name, result in known.items():
-            require_same(name, result, analysis.provenance(rows[name]) | details)
-        results = analysis.results([prepared(one, model, rows[one.name]) for one in to_measure], known, details)
+            require_same(name, result, provenances[name] | details)
+        depends_on: dict[str, Any] = {}
+        if parts.directory is not None:
+            which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
+            depends_on = configuration_of(model, prompts, **cut, **which, seed=seed, streaming=streaming)
+        where = {"layers": layers, "heads": heads}
+        analysis = Analysis(
+            model, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on
+        )
+        prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
+
+        # the passes
+        results = analysis.results(prepared, known, {name: one | details for name, one in provenances.items()})
         if random_inits is not null_seeds:
             random_inits.let_go()
-        if ours:
+        if in_place:
             release(model)
-        found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
-        first = next(iter(found.values())).provenance
-        return Report(found, {name: value for name, value in first.items() if name != "options"})
+    found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
+    first = next(iter(found.values())).provenance
+    return Report(found, {name: value for name, value in first.items() if name != "options"})
 
 
 @dataclass
@@ -155,7 +162,7 @@ class Analysis:
         where, seed: layers and heads; of draws.
         hooks: under which all passes run.
         random_inits, in_place: the null models, and whether each may take the model's place.
-        passes, parts, configuration: the bar; where finished parts are kept, and all that they depend on.
+        passes, parts, depends_on: the bar; where finished parts are kept, and all that they depend on.
         trained: datasets of the model itself, by measure; empty while they are made.
     """
 
@@ -169,131 +176,137 @@ class Analysis:
     in_place: bool
     passes: Passes
     parts: Parts
-    configuration: Mapping[str, Any]
-    trained: dict[str, xr.Dataset] = field(default_factory=dict)
-    _provenances: dict[int, dict[str, Any]] = field(default_factory=dict)
+    depends_on: Mapping[str, Any]
+    trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
 
     def results(
-        self, measures: Sequence[Measure], known: Mapping[str, Result], details: Mapping[str, Any]
+        self, measures: Sequence[Measure], known: Mapping[str, Result], provenances: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, Result]:
         """Return the result of every measure by name, those known before too."""
-        provenances = {one.name: self.provenance(self.rows[one.name]) for one in measures}
         self.trained = self.datasets(measures, None, {name: one.own for name, one in known.items()})
         sides = {TRAINED: self.trained}
+        with_null = [measure for measure in measures if measure.has_null]
         for number, seed in enumerate(self.random_inits):
             before = {name: one.nulls[number] for name, one in known.items() if one.nulls}
-            sides[str(seed)] = self.datasets([one for one in measures if one.has_null], seed, before)
+            sides[str(seed)] = self.datasets(with_null, seed, before)
         found = dict(known)
         for measure in measures:
             each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
-            labels = [str(data.attrs["model"]) for data in each.values()]
-            options = {"options": measure.options()} if measure.options() else {}
-            provenance = {**provenances[measure.name], **details, **options}
-            found[measure.name] = Result(measure, joined(measure, each, labels), provenance)
+            found[measure.name] = result_of(measure, each, provenances[measure.name])
         return found
-
-    def provenance(self, rows: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what is needed to run the same analysis again, of these prompts."""
-        if id(rows) not in self._provenances:
-            self._provenances[id(rows)] = provenance_of(self.model, rows, self.random_inits, self.seed)
-        return self._provenances[id(rows)]
 
     def datasets(
         self, measures: Sequence[Measure], init: int | None, before: Mapping[str, xr.Dataset]
     ) -> dict[str, xr.Dataset]:
         """Return the dataset of every measure for one model, by name: the shared pass, then those that run it."""
-        label = model_label(self.model) if init is None else null_label(init)
+        label = self.label(init)
         fed = [measure for measure in measures if measure.is_fed]
         running = [measure for measure in measures if measure.runs_model]
-        to_come = [measure.name for measure in running]
+        later = [measure.name for measure in running] if init is None else []
         found = dict(before)
         if fed:
             name = fed[0].name if len(fed) == 1 else f"{len(fed)} measures"
-            with self.passes.stage(name, label, to_come if init is None else ()):
-                found |= self.kept(name, fed, init, label, lambda: self.fed(fed, init, label), {})
+            with self.passes.stage(name, label, later):
+                found |= self.kept(name, fed, init, {}, partial(self.feed, fed, init))
         for place, measure in enumerate(running, 1):
-            read = {kind.name: found[kind.name] for kind in measure.after}
-            read |= {measure.name: found[measure.name]} if measure.is_fed else {}
-            with self.passes.stage(measure.name, label, to_come[place:] if init is None else ()):
-                found |= self.kept(
-                    *(measure.name, [measure], init, label),
-                    lambda measure=measure, read=read: {measure.name: self.run(measure, init, label, read)},
-                    read,
-                )
+            names = [*(kind.name for kind in measure.after), *([measure.name] if measure.is_fed else [])]
+            read = {name: found[name] for name in names}
+            with self.passes.stage(measure.name, label, later[place:]):
+                found |= self.kept(measure.name, [measure], init, read, partial(self.run, measure, init, read))
         return {measure.name: found[measure.name] for measure in measures}
 
-    def kept(self, name: str, measures: Sequence[Measure], init: int | None, label: str, make: Any, read: Any) -> Any:
+    def kept(
+        self,
+        name: str,
+        measures: Sequence[Measure],
+        init: int | None,
+        read: Mapping[str, xr.Dataset],
+        make: Callable[[], Mapping[str, xr.Dataset]],
+    ) -> dict[str, xr.Dataset]:
         """Return the finished part of these measures and this model, or make it: arrays as a file gives them back."""
+
+        def stored_alike() -> dict[str, xr.Dataset]:
+            return {name: contiguous(data) for name, data in make().items()}
+
         if self.parts.directory is None:
-            return stored_alike(make())
-        more = {"tokens": content(list(self.rows[measures[0].name])), "after": content(dict(read))}
+            return stored_alike()
+        more = {"tokens": content(self.rows[measures[0].name]), "after": content(read)}
         more |= {} if init is None else {"random_init": init}
-        configuration = {**self.configuration, **more}
-        return self.parts.datasets(f"{name} {label}", measures, configuration, lambda: stored_alike(make()))
+        return self.parts.datasets(f"{name} {self.label(init)}", measures, {**self.depends_on, **more}, stored_alike)
 
-    def built(self, init: int | None, label: str) -> tuple[str, Model]:
+    def label(self, init: int | None) -> str:
+        """Return the name of the model, or of a random init."""
+        return model_label(self.model) if init is None else null_label(init)
+
+    def built(self, init: int | None) -> tuple[str, Model]:
         """Return (label, model) of an init; a label says where a random init has the very weights of the model."""
-        return (label, self.model) if init is None else self.random_inits.build(init, in_place=self.in_place)
+        return (self.label(None), self.model) if init is None else self.random_inits.build(init, in_place=self.in_place)
 
-    def fed(self, measures: Sequence[Measure], init: int | None, label: str) -> dict[str, xr.Dataset]:
+    def feed(self, measures: Sequence[Measure], init: int | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
         rows = self.rows[measures[0].name]
         if init is None:
             self.passes.plan(len(rows))
-        label, model = self.built(init, label)
+        label, model = self.built(init)
         with under(model, self.hooks):
             return one_pass(model, rows, measures, **self.where, label=label, intervals=init is None)
 
-    def run(self, measure: Measure, init: int | None, label: str, read: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    def run(self, measure: Measure, init: int | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
-        label, model = self.built(init, label)
+        label, model = self.built(init)
         run = Run(
-            measure,
-            model,
-            self.prompts,
-            self.rows[measure.name],
-            self.where,
-            self.seed,
-            init,
-            len(self.random_inits),
-            label,
-            read,
-            self.passes.plan,
-            self.trained.get(measure.name),
+            measure=measure,
+            model=model,
+            prompts=self.prompts,
+            rows=self.rows[measure.name],
+            where=self.where,
+            seed=self.seed,
+            init=init,
+            label=label,
+            before=read,
+            planner=self.passes.plan,
+            trained=self.trained.get(measure.name),
         )
         with under(model, self.hooks):
             data = measure.of_model(run)
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
-        return data.assign_attrs(model=label)
+        return {measure.name: data.assign_attrs(model=label)}
 
 
-def stored_alike(datasets: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """Return datasets as a file gives them back."""
-    return {name: contiguous(data) for name, data in datasets.items()}
+def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
+    """Return what the provenance holds of chosen heads: nothing of all, else their references such as "3.6"."""
+    if layers is None and heads is None:
+        return {}
+    return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}
+
+
+def provenances_of(
+    model: Model, rows: Mapping[str, Sequence[Tensor]], random_inits: RandomInits, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Return, by measure, what is needed to run the same analysis again; computed once for prompts that are shared."""
+    lists = {id(one): one for one in rows.values()}
+    found = {key: provenance_of(model, one, random_inits, seed) for key, one in lists.items()}
+    return {name: found[id(one)] for name, one in rows.items()}
 
 
 def rows_of_measures(
     measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
-    """Return the token ids of every prompt by measure, the same list for all that take them alike; refuse prompts that
-    a measure cannot be had of. Of measures known before, too: their provenance is compared."""
+    """Return the token ids of every prompt by measure, one list for all that take them alike; refuse prompts that a
+    measure cannot be had of. Of measures known before, too: their provenance is compared."""
     found: dict[str, list[Tensor]] = {}
-    shared: list[Tensor] = []
-    if any(type(one).prompt_tokens is Measure.prompt_tokens for one in measures) or known:
-        one_length = any(measure.one_length for measure in measures)
-        if one_length and isinstance(cut["length"], int):
-            require_context(model, cut["length"])
-        shared = to_prompts(model, prompts, **cut)
+    shared: list[Tensor] | None = None
+    if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
+        require_context(model, cut["length"])
     for measure in [*measures, *(result.measure for result in known.values())]:
-        own = (
-            shared
-            if type(measure).prompt_tokens is Measure.prompt_tokens
-            else list(measure.prompt_tokens(model, prompts, **cut))
-        )
+        if type(measure).prompt_tokens is not Measure.prompt_tokens:
+            found[measure.name] = list(measure.prompt_tokens(model, prompts, **cut))
+        else:
+            shared = to_prompts(model, prompts, **cut) if shared is None else shared
+            found[measure.name] = shared
         if measure.name not in known:
-            require_prompts(measure, model, own)
-        found[measure.name] = own
+            require_prompts(measure, model, found[measure.name])
     return found
 
 
@@ -309,23 +322,18 @@ def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> N
         raise InputError(f"{measure.name} compares prompts: {least} at least, not {len(rows)}; give n_prompts={least}")
 
 
-def prepared(measure: Measure, model: Model, rows: Sequence[Tensor]) -> Measure:
-    """Return a measure with options that were left out filled in."""
-    return measure.prepare(model, rows)
-
-
 def check_after(after: Any) -> dict[str, Result]:
     """Return finished results by name; InputError for anything else."""
-    known = dict(after) if isinstance(after, Mapping) else {} if after is None else None
-    if known is None or not all(isinstance(one, Result) and one.name == name for name, one in known.items()):
+    known = {} if after is None else after
+    if not isinstance(known, Mapping) or not all(
+        isinstance(one, Result) and one.name == name for name, one in known.items()
+    ):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
-    return known
+    return dict(known)
 
 
-def require_options(measure: Measure, known: Result | None) -> None:
+def require_options(measure: Measure, known: Result) -> None:
     """Refuse a finished result of other options than are asked for."""
-    if known is None:
-        return
     then, now = known.provenance.get("options", {}), measure.options()
     if any(then.get(name) != value for name, value in now.items() if value is not None):
         raise InputError(f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out")
@@ -369,10 +377,3 @@ def refusals(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedMo
             if kind.name in refused:
                 refused.setdefault(measure.name, refused[kind.name])
     return refused
-
-
-def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
-    """Return what the provenance holds of chosen heads: nothing of all, else their references such as "3.6"."""
-    if layers is None and heads is None:
-        return {}
-    return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}

@@ -332,6 +332,13 @@ def columns_of(
     return found
 
 
+def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> Result:
+    """Return the result of one measure: datasets of the model and of its random inits, by label along `init`."""
+    options = {"options": measure.options()} if measure.options() else {}
+    labels = [str(data.attrs["model"]) for data in sides.values()]
+    return Result(measure, joined(measure, sides, labels), {**provenance, **options})
+
+
 def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[str]) -> xr.Dataset:
     """Return the datasets of the model and of its random inits as one along `init`.
 

@@ -37,7 +37,6 @@ class Run:
         where: {"layers": ..., "heads": ...} as the user chose them, for hooks and captures.
         seed: of draws.
         init: seed of the random init; None for the model itself.
-        n_inits: how many random inits follow.
         before: datasets of this model by the name of the measure.
         trained: of a random init, what this measure found of the model itself: heads that all of them show.
     """
@@ -49,7 +48,6 @@ class Run:
     where: Mapping[str, Any]
     seed: int = 0
     init: int | None = None
-    n_inits: int = 0
     label: str = ""
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     planner: Callable[..., None] = lambda each, once=0: None
