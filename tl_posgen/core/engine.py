@@ -317,9 +317,6 @@ def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> N
     if measure.one_length:
         require_one_length("", rows)
         require_context(model, len(rows[0]))
-    if len(rows) < measure.min_prompts:
-        least = measure.min_prompts
-        raise InputError(f"{measure.name} compares prompts: {least} at least, not {len(rows)}; give n_prompts={least}")
 
 
 def check_after(after: Any) -> dict[str, Result]:

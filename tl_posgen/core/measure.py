@@ -11,7 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.json_values import jsonable
-from tl_posgen.core.options import check_options, require_name
+from tl_posgen.core.options import check_options
 from tl_posgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ class Measure:
         one_length: whether prompts must have one length within the training context.
         matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once in streamed passes,
             the forward pass's own included; 0 if its memory is linear in the length.
-        min_prompts: fewer are refused before anything runs.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
         has_null: whether it is also measured on random inits.
         rows: dims of one row of `Result.frame()`.
@@ -118,7 +117,6 @@ class Measure:
         off_page: kinds that the page leaves out because token views show the same.
         legend: the meaning of the headings of `table`.
         token_view: its token-level picture.
-        no_token_view: why it has none, and what has one instead.
         caveats: its meaning for a model whose encoding is "absolute", "alibi" or "none", where that differs.
         without_meaning: encodings whose numbers hold by construction; nothing is concluded from them.
     """
@@ -129,7 +127,6 @@ class Measure:
     after: ClassVar[tuple[type["Measure"], ...]] = ()
     one_length: ClassVar[bool] = False
     matrices: ClassVar[int] = 0
-    min_prompts: ClassVar[int] = 1
     precise: ClassVar[bool] = False
     has_null: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = HEAD
@@ -140,12 +137,12 @@ class Measure:
     off_page: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
     token_view: ClassVar[TokenView | None] = None
-    no_token_view: ClassVar[str] = ""
     caveats: ClassVar[Mapping[str, str]] = {}
     without_meaning: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        require_name(cls.name, "measure")
+        if not cls.name.isidentifier() or cls.name == "null":  # names of groups in files, of anchors on pages
+            raise InputError(f"measure {cls.name!r}: its name must be letters, digits and underscores, and not null")
         if odd := [name for name in cls.variables if not str(name).isidentifier()]:
             raise InputError(f"measure {cls.name}: variable {odd[0]!r} must be letters, digits and underscores")
 

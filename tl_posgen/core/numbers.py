@@ -140,11 +140,14 @@ class Numbers:
         self.data = one_side(dataset)
 
     def __call__(self, name: str, **labels: Any) -> Number:
-        variable = self.measure.variables.get(name)
-        return self.number(self.array(name, **labels), variable.bounds if variable else None)
+        return self.number(self.array(name, **labels), self._bounds(name))
 
     def __contains__(self, name: str) -> bool:
         return name in self.dataset
+
+    def _bounds(self, name: str) -> Bounds | None:
+        variable = self.measure.variables.get(name)
+        return variable.bounds if variable else None
 
     @property
     def inits(self) -> list[str]:
@@ -153,7 +156,7 @@ class Numbers:
 
     @property
     def of_inits(self) -> "Numbers":
-        """The same numbers of the random inits: their means and standard deviations."""
+        """These numbers of the random inits: their means and standard deviations."""
         return Numbers(self.measure, self.dataset, is_null=True)
 
     @property
@@ -187,8 +190,7 @@ class Numbers:
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
         prompts are taken, other dims stay."""
-        variable = self.measure.variables.get(name)
-        return intervals_of(self.array(name, **labels), variable.bounds if variable else None)
+        return intervals_of(self.array(name, **labels), self._bounds(name))
 
     def extreme(self, name: str, largest: bool = True, **labels: Any) -> AtHead:
         """Return the head where a per-head variable of the model is largest, or smallest."""
@@ -220,17 +222,15 @@ class Numbers:
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
             variable = self.measure.variables.get(str(name))
-            if array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
-                continue
-            if variable is not None and variable.holds:  # ids have no mean
+            is_ids = variable is not None and variable.holds  # which have no mean
+            if is_ids or array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
                 continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
                 labels = {
                     dim: one[dim].item() if dim in one.coords else at for dim, at in zip(over, place, strict=True)
                 }
-                number = self.number(one, variable.bounds if variable else None)
-                found.append({"name": name, **labels, **number.as_dict()})
+                found.append({"name": name, **labels, **self.number(one, self._bounds(str(name))).as_dict()})
         return found
 
 
@@ -270,7 +270,7 @@ def without_ends(array: xr.DataArray) -> xr.DataArray:
 
 
 def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
-    """Return value, low and high of the model at every place of an array that is no prompt, item, group or init."""
+    """Return value, low and high of the model along the dims beside init, group, prompt and item."""
     value, low, high = interval_of(at_init(array, TRAINED), bounds)
     return xr.Dataset({"value": value, "low": low, "high": high})
 

@@ -88,13 +88,8 @@ def refusal(value: Any, annotation: Any) -> str:
     if origin is Annotated:
         base, *constraints = inside
         if why := refusal(value, base):
-            return constraints[0].words if not listed(base) else why
+            return why if listed(base) else constraints[0].words
         return next((one.words for one in constraints if not one(value)), "")
-    if origin in (Union, UnionType):
-        return "" if any(not refusal(value, one) for one in inside) else in_words(annotation)
-    if listed(annotation):
-        fitting = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-        return "" if fitting and not any(refusal(one, inside[0]) for one in value) else in_words(annotation)
     return "" if fits(value, annotation) else in_words(annotation)
 
 
@@ -150,9 +145,3 @@ def fits(value: Any, annotation: Any) -> bool:
         fitting = isinstance(value, numbers) and not isinstance(value, bool)
         return fitting and (isinstance(value, float | np.floating) or abs(int(value)) < LARGEST)
     return isinstance(value, annotation) if isinstance(annotation, type) else True
-
-
-def require_name(name: Any, what: str) -> None:
-    """Refuse a name that files and pages cannot use, as that of a group or an anchor."""
-    if not isinstance(name, str) or not name.isidentifier() or name == "null":
-        raise InputError(f"{what} {name!r}: its name must be letters, digits and underscores, and not null")

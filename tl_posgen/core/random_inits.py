@@ -60,14 +60,11 @@ class RandomInits(Sequence[int]):
             release(self._held[2])
             self._held = None
 
-    def for_model(self, model: Any) -> "RandomInits":
-        """Return these, or for another model (the same weights on another backend, say) ones of its own."""
-        return self if model is self.model else RandomInits(model, self.seeds)
-
 
 def random_inits_of(model: Any, seeds: Sequence[int]) -> RandomInits:
-    """Return random inits of these seeds, or those given where they are already built."""
-    return seeds.for_model(model) if isinstance(seeds, RandomInits) else RandomInits(model, seeds)
+    """Return random inits of these seeds; those given where they are of this model, and not of its weights on another
+    backend, say."""
+    return seeds if isinstance(seeds, RandomInits) and seeds.model is model else RandomInits(model, [*seeds])
 
 
 MOST = 2**63  # what a torch generator takes

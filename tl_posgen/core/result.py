@@ -109,8 +109,11 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """What sets this result apart from that of the plain model beside its random inits."""
-        found = [] if self.edits is None else [self.edits]
-        attrs = self.dataset.attrs
+        attrs, found = self.dataset.attrs, []
+        if layers := listed(attrs.get("edited_layers", [])):
+            found.append(
+                f"{self.name}: measured from scores that are not those of q and k, in layer {layers}. {attrs['edited']}"
+            )
         if layers := listed(attrs.get("edited_patterns", [])):
             found.append(
                 f"{self.name}: measured from patterns that are not the softmax of the scores, in layer {layers}: hooks "
@@ -127,13 +130,6 @@ class Result:
             found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
         return found
 
-    @property
-    def edits(self) -> str | None:
-        """In which layers the pass used other scores than those of q and k, and how the first differ; None in none."""
-        layers = listed(self.dataset.attrs.get("edited_layers", []))
-        text = f"{self.name}: measured from scores that are not those of q and k, in layer {layers}."
-        return f"{text} {self.dataset.attrs['edited']}" if layers else None
-
     # Tables
 
     def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
@@ -149,12 +145,13 @@ class Result:
         rows = [row for row in self.measure.rows if row not in labels or row in data.dims]
         usual = {"tokens": TOKENS[0], **self.measure.usual()}
         chosen = {dim: label for dim, label in usual.items() if dim not in labels}
-        every = self.measure.whole_rows if every is None else every
+        headlines = [name for name, one in self.measure.variables.items() if one.headline]
+        every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name, array in data.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= MOST_COLUMNS for dim in over)
-            if set(rows) <= set(array.dims) and few and (every or self._is_headline(str(name))):
+            if set(rows) <= set(array.dims) and few and (every or name in headlines):
                 one = array if set(SAMPLED) & set(rows) else mean_of(array)
                 columns |= columns_of(one, str(name), rows, chosen)
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
@@ -165,15 +162,6 @@ class Result:
             return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         return frame[[*rows, *named, *columns]].dropna(how="all", subset=list(columns))
-
-    def _is_headline(self, name: str) -> bool:
-        variables = self.measure.variables
-        some = any(one.headline for one in variables.values())
-        return bool(variables[name].headline) if some and name in variables else not some
-
-    def page_frame(self) -> pd.DataFrame:
-        """Return the frame that the page shows."""
-        return self.frame()
 
     def headline_frame(self, *, null: bool = False) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them; None for rows that are no heads."""
@@ -249,10 +237,6 @@ class Result:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
         return self.numbers.summary()
 
-    def filled_in(self, text: str) -> str:
-        """Return a text with the options and attributes that it names."""
-        return text.format(**{**self.own.attrs, **self.measure.options()})
-
     # Pictures
 
     @property
@@ -274,23 +258,20 @@ class Result:
         """Return a line for each token-level picture."""
         return [] if self.measure.token_view is None else self.measure.token_view.labels(self.own)
 
-    def token_page(self, example: int) -> Any:
-        """Return a token-level picture."""
-        assert self.measure.token_view is not None
-        return self.measure.token_view.show(self.own, example)
-
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
         from tl_posgen.report.circuits import titled
 
         view = self.measure.token_view
         if view is None:
-            why = self.measure.no_token_view or "its numbers are not of single tokens; use .plot()"
-            raise InputError(f"{self.name} has no token-level view: {why}")
+            raise InputError(
+                f"{self.name} has no token-level view, as its numbers are not of single tokens: use .plot(), or "
+                "measure attention_examples or split_examples"
+            )
         labels = self.token_labels()
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return titled(self.token_page(example), labels[example])
+        return titled(view.show(self.own, example), labels[example])
 
     # Files and notebooks
 
@@ -340,9 +321,9 @@ def result_of(measure: Measure, sides: Mapping[str, xr.Dataset], provenance: Map
 
 
 def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[str]) -> xr.Dataset:
-    """Return the datasets of the model and of its random inits as one along `init`.
+    """Return the datasets of the model and of its random inits as one along `init`, groups of prompts of the model.
 
-    A variable that a random init lacks has no dim init. Groups of prompts are those of the model.
+    A variable that a random init lacks has no dim init.
 
     Args:
         sides: by label along `init`, the model first.
@@ -354,10 +335,9 @@ def joined(measure: Measure, sides: Mapping[str, xr.Dataset], labels: Sequence[s
     both: Any = xr.concat(
         [side[names] for side in (own, *nulls)], "init", data_vars="all", join="outer", combine_attrs="override"
     )
-    both = both.reindex({dim: own[dim] for dim in own.dims if dim in both.dims and same_labels(own, both, str(dim))})
-    whole = both.merge(
-        own.drop_vars(names)[[one for one in own.data_vars if one not in names]], combine_attrs="override"
-    )
+    sorted_only = [dim for dim in own.dims if dim in own.coords and own.sizes[dim] == both.sizes.get(dim)]
+    both = both.reindex({dim: own[dim] for dim in sorted_only})
+    whole = both.merge(own[[name for name in own.data_vars if name not in names]], combine_attrs="override")
     whole = whole.assign_coords(init=list(sides), init_label=("init", list(labels)))
     if shares is not None:
         whole = whole.assign_coords(prompt_share=("group", shares.values))
@@ -369,11 +349,6 @@ def contiguous(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with every array stored in the order of its dims, as a file gives it back: sums of both then
     round alike."""
     return data.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in data.data_vars.items()})
-
-
-def same_labels(own: xr.Dataset, both: xr.Dataset, dim: str) -> bool:
-    """Return whether an outer join added no labels along a dim, so that it only sorted them."""
-    return dim in own.coords and own.sizes[dim] == both.sizes[dim]
 
 
 def listed(layers: Any) -> str:

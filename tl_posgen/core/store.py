@@ -56,20 +56,12 @@ def in_file_name(name: str) -> str:
 
 
 def write_part(path: Path, data: bytes) -> None:
-    """Write a finished part whole; its file is the only sign that it is finished.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a finished part whole, or OutputError; its file is the only sign that it is finished."""
     write_together(path.parent, {path.name: data})
 
 
 def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
-    """Return the Report of a finished part, or what else is read of it.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Return the Report of a finished part, or what else is read of it; InputError of a damaged one."""
     try:
         return read(path)
     except (InputError, KeyError, ValueError) as error:
@@ -79,15 +71,12 @@ def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
 
 
 class Parts:
-    """The finished parts of analyses: datasets of one model or one random init each. A stopped analysis that is called
-    again continues with those of the one before.
+    """The finished parts of analyses, from which a stopped one goes on: datasets of one model or random init each.
 
     Its maker enters it: when the block is stopped it prints what is kept.
 
-    Args:
-        directory: where they are kept; None for nowhere.
-
     Attributes:
+        directory: where they are kept; None for nowhere.
         files: of the parts that this object has measured or read.
     """
 
@@ -169,10 +158,8 @@ def read_datasets(path: Path) -> dict[str, xr.Dataset]:
 
 def refuse_hooks(model: Any, given: Mapping[str, Any]) -> None:
     """Refuse hooks, given for a run or at the model's hook points: another run might use their numbers as its own.
-    Hooks that torch alone knows are not seen, as a bridge has some of its own.
 
-    Raises:
-        InputError: there is a hook.
+    Hooks that torch alone knows are not seen, as a bridge has some of its own.
     """
     if given:
         raise InputError("keep: another run cannot know what fwd_hooks do; give one of them")

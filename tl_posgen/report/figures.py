@@ -154,7 +154,8 @@ def head_map(
         heading = f"{title} · {model_label(result.own)}"
         beside = null.assign_attrs(model=model_label(result.null)) if len(null) else None
         own = own.assign_attrs(model=model_label(result.own))
-        return head_maps(own, beside, labels, title=heading, subtitle=result.filled_in(subtitle), limits=limits)
+        words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
+        return head_maps(own, beside, labels, title=heading, subtitle=words, limits=limits)
 
     return figure
 

@@ -66,7 +66,7 @@ def page_title(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> 
 
 
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
-    measure, frame, table = result.measure, result.page_frame(), result.table()
+    measure, frame, table = result.measure, result.frame(), result.table()
     labels = result.token_labels()
     n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
@@ -148,7 +148,7 @@ def _json(text: str | None) -> Markup:
 
 
 def _token_view(result: Result, example: int, label: str, scripts: dict[str, None]) -> dict[str, Any]:
-    script, page = split_script(result.token_page(example))
+    script, page = split_script(result.measure.token_view.show(result.own, example))
     scripts[script] = None
     head = HEAD.search(label)
     return {"label": label, "head": f"{head[1]}.{head[2]}" if head else "", "page": Markup(page)}

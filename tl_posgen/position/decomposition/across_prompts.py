@@ -130,7 +130,6 @@ class AcrossPrompts(Measure):
         "example_layer": Variable("layer of an example", dims=("example",)),
         "example_head": Variable("head of an example", dims=("example",)),
     }
-    min_prompts = 2
     figures = {
         "map": head_map(
             *("position", ("position", OUT)),
@@ -163,6 +162,8 @@ class AcrossPrompts(Measure):
         return ["map", "parts", *(["maps"] if "example_position" in data else [])]
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "AcrossPrompts":
+        if len(tokens) < 2:
+            raise InputError(f"across_prompts compares prompts: 2 at least, not {len(tokens)}; give n_prompts=2")
         require_same_length([min(self.crop, len(prompt)) for prompt in tokens])
         return self
 

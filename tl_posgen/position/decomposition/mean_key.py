@@ -52,10 +52,6 @@ class MeanKey(Measure):
     }
     curves = ("r",)
     by_head = frozenset({"curves"})
-    no_token_view = (
-        "its r is over all tokens; "
-        "measures='split_examples' shows the distance pattern and the content pattern of a head"
-    )
     caveats = {"absolute": EXACT, "alibi": EXACT.replace("itself", "without its slope"), "none": EXACT}
     without_meaning = frozenset({"absolute", "alibi", "none"})
 

@@ -85,10 +85,6 @@ class ThreeAxis(Measure):
     }
     curves = ("a", "b", "c")
     by_head = frozenset({"curves", "prompts"})
-    no_token_view = (
-        "its parts are of positions, all prompts together; "
-        "measures='attention_examples' shows attention and parts on the first prompt"
-    )
     caveats = {
         "absolute": "the key curve c mixes where a key stands with what it is, and a holds only what is a function of "
         "distance; r still says how additive the scores are, not that they are position + content. See across_prompts.",

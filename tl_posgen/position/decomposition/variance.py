@@ -121,10 +121,6 @@ class Variance(Measure):
         "variance": Variable("variance of w", "logits^2", "over all (query, key, distance)", DIMS),
     }
     by_head = frozenset({"shares"})
-    no_token_view = (
-        "its shares are over all tokens; "
-        "measures='split_examples' shows the distance pattern and the content pattern of a head"
-    )
     figures = {
         "atlas": draw_atlas,
         "shares": draw_shares,
