@@ -1,6 +1,6 @@
 """Values that the annotation of an option allows, and values that it does not, drawn by hypothesis."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -29,6 +29,14 @@ def members(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, UnionType):
         return [one for part in get_args(annotation) for one in members(part)]
     return [annotation]
+
+
+def is_drawn(annotation: Any) -> bool:
+    """Whether an annotation is made of numbers, words, truths and None, and of lists of these."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType, Sequence):
+        return all(map(is_drawn, inside))
+    return origin is Literal or annotation in (int, float, bool, str, type(None))
 
 
 def kind_of(annotation: Any) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 import xarray as xr
+from quick_options import OPTIONS
 from tqdm.auto import tqdm
 
 import tl_posgen
@@ -18,20 +19,8 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.progress import Passes
 
-CUT = {"length": 12, "n_prompts": 3, "null_seeds": (0,)}
-OPTIONS = {
-    "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
-    "slash_ablation": {"schemes": ("thirds",)},
-    "band_ablation": {"schemes": ("thirds",)},
-    "perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2},
-    "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
-    "dummy_distance": {"distances": (0, 4), "limits": (8,)},
-    "length_extrapolation": {"inside": 12, "times": 2},
-    "key_cut": {"shares": (0.0, 0.5), "controls": 2},
-    "profiles": {"n_repeated": 2, "period": 4, "costs": True},
-    "coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
-    "token_coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
-}
+CUT = {"length": 16, "n_prompts": 3, "null_seeds": (0,)}
+SEVERAL_DRAWS = {"perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2}}
 QUICK = ("mean_key", "split_examples")
 PROCEDURES = [name for name in registry.measurable() if registry.find(name).runs_model]
 
@@ -65,7 +54,7 @@ def measures_named(*names):
     """Return measures with the options of this file, also those that they come after."""
     found = {name: registry.find(name) for name in names}
     found |= {one.name: one for kind in found.values() for one in kind.after}
-    return [kind.with_options(OPTIONS.get(name, {})) for name, kind in found.items()]
+    return [kind.with_options({**OPTIONS, **SEVERAL_DRAWS}.get(name, {})) for name, kind in found.items()]
 
 
 @pytest.mark.slow
@@ -90,7 +79,7 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coupling", "token_coupling"])
 def test_contexts_read_in_pieces_are_counted(analyses, of_backend, monkeypatch, name):
-    monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 12 * 5)
+    monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 16 * 5)
     tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=measures_named(name), **CUT)
     assert analyses[0].asked == analyses[0].done
 

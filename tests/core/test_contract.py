@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from quick_options import OPTIONS
 
 import tl_posgen
 from tl_posgen.cli.measure_commands import argument_help, as_words, built, command_of_measure, is_writable, value_of
@@ -25,20 +26,7 @@ from tl_posgen.report.caveats import ENCODINGS
 
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
-OPTIONS = {  # that take less time than the usual ones
-    "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
-    "slash_ablation": {"schemes": ("thirds",)},
-    "band_ablation": {"schemes": ("thirds",)},
-    "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},
-    "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
-    "dummy_distance": {"distances": (0, 4), "limits": (8,)},
-    "length_extrapolation": {"inside": 16, "times": 2},
-    "key_cut": {"shares": (0.0, 0.5), "controls": 2},
-    "profiles": {"n_repeated": 2, "period": 4, "costs": True},
-    "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
-    "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
-}
-CUT = {"length": 16, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
+CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
 ENGINE = {"init", "group"}  # dims that the engine makes
 WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
 NUMBER = ("value", "low", "high", "inits")  # of an entry of the summary, behind its name and labels
@@ -59,7 +47,7 @@ def of_measure(small_model):
     return result
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(scope="module", params=NAMES)  # so that tests of one measure run one after the other
 def result(request, of_measure):
     return of_measure(request.param)
 

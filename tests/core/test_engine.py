@@ -25,13 +25,6 @@ def report(mini, alice):
     return tl_posgen.analyze(mini, alice, length=96, n_prompts=2, progress=False)
 
 
-def test_the_frame_has_one_row_a_head_and_the_promised_columns(report):
-    frame = report["three_axis"].frame()
-    assert len(frame) == 16
-    assert frame.columns.tolist() == ["layer", "head", "r", "r_within_rows"]
-    assert frame["r"].between(0, 1).all()
-
-
 def test_every_measure_has_a_null_that_is_another_model(report):
     for name in ("three_axis", "variance", "mean_key"):
         measured, null = report[name].frame().iloc[:, 2], report[name].frame(init=0).iloc[:, 2]
@@ -57,15 +50,6 @@ def test_the_summary_has_the_promised_shape(report):
     assert entry.keys() == {"name", "tokens", "value", "low", "high", "inits"}
     assert entry["value"] == float(report["three_axis"].numbers("r"))
     assert len(entry["inits"]) == 1
-
-
-def test_results_come_back_from_disk_as_they_were(report, tmp_path):
-    loaded = tl_posgen.load(report.save(tmp_path / "results.nc"))
-    for name in report:
-        xr.testing.assert_equal(loaded[name].dataset, report[name].dataset)
-    assert loaded["three_axis"].null is not None
-    assert loaded["three_axis"].provenance == report["three_axis"].provenance
-    assert loaded.provenance == report.provenance
 
 
 @pytest.mark.slow

@@ -78,11 +78,6 @@ def test_rows_can_be_something_else_than_heads():
     assert Result(curve(), data).frame().to_dict("list") == {"condition": ["a", "b"], "loss": [1.0, 2.0]}
 
 
-def test_a_missing_random_init_is_named(declared):
-    with pytest.raises(InputError, match="no init '7'; it has trained, 0"):
-        declared.frame(init=7)
-
-
 def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
     assert declared.heads(2).to_dict("list") == {"layer": [2, 2], "head": [3, 1], "r": [5.0, 4.0]}
     assert declared.heads(1, tokens="without first")["r"].tolist() == [11.0]
@@ -90,13 +85,6 @@ def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
         declared.heads(by="loss")
     with pytest.raises(InputError, match="by='curve' has a value for each d: give d="):
         declared.heads(by="curve")
-
-
-def test_saving_and_loading_keeps_everything(result, tmp_path):
-    loaded = load(result.save(tmp_path / "r.nc"))["someones_measure"]
-    xr.testing.assert_identical(loaded.dataset, result.dataset)
-    xr.testing.assert_identical(loaded.null, result.null)
-    assert loaded.provenance == result.provenance
 
 
 def test_what_was_loaded_needs_no_file(tmp_path):
@@ -158,7 +146,8 @@ def flipped(data, bit):
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.soak)])
 def test_a_flipped_bit_is_refused(whole, count):
     data, loading = whole
-    ends = [*range(0, 64), *range(8 * len(data) - 8 * 90, 8 * len(data))]
+    step = 7 if count < 1000 else 1
+    ends = [*range(0, 64, step), *range(8 * len(data) - 8 * 90, 8 * len(data), step)]
     for bit in [*ends, *np.random.default_rng(count).integers(0, 8 * len(data), count)]:
         with pytest.raises(InputError, match=r"r\.nc: (damaged|not a results file|ends without)"):
             loading(flipped(data, int(bit)))
@@ -277,8 +266,3 @@ def test_a_result_of_a_measure_that_is_not_installed_is_drawn_as_head_maps():
     figure = result_of(dataset=data).plot()
     assert len(figure.data) == 2
     assert "m" in figure.layout.title.text
-
-
-def test_a_result_without_token_view_says_so(result):
-    with pytest.raises(InputError, match="plot"):
-        result.show()

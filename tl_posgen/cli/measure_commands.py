@@ -260,7 +260,7 @@ def value_of(words: str, annotation: Any, option: str) -> Any:
         if get_origin(kind) is Literal and words in map(str, get_args(kind)):
             return words
     for kind in kinds:
-        if get_origin(kind) is not None and kind is not type(None) and get_origin(kind) is not Literal:
+        if get_origin(kind) not in (None, Literal):
             return list_of(words, get_args(kind)[0], option)
     if int in kinds or float in kinds:
         number = parse_numbers(words, option)
@@ -297,8 +297,7 @@ def as_words(value: Any) -> str:
 
 def argument_help(kind: Any) -> dict[str, str]:
     """Return the sentence of the docstring on each option."""
-    text = inspect.cleandoc(kind.__doc__ or "")
-    block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", text, re.M | re.S)
+    block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(kind.__doc__ or ""), re.M | re.S)
     if block is None:
         return {}
     found: dict[str, str] = {}

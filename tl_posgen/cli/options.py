@@ -60,18 +60,18 @@ class Setup:
 
     @property
     def cut(self) -> dict[str, Any]:
-        """How the text is cut, of which seeds, and against which null: what every measure takes."""
-        null_seeds = [0] if self.null_seeds is None else parse_indices(self.null_seeds, "--null-seeds")
-        null_seeds = [] if self.no_null else null_seeds
+        """Settings that every measure takes: how the text is cut, seeds, random inits."""
+        written = "0" if self.null_seeds is None else self.null_seeds
+        null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
         return {"length": self.length, "n_prompts": self.prompts, "seed": self.seed, "null_seeds": null_seeds}
 
     @property
     def place(self) -> dict[str, Any]:
-        """How models are loaded that have names of their own."""
+        """Settings of models that a command names otherwise."""
         return {"backend": self.backend, "dtype": self.dtype, "device": self.device}
 
     def words(self) -> str:
-        """The text, once it is known that the output can be written."""
+        """Read the text, and refuse an output that cannot be written."""
         from tl_posgen.studies.texts import BUNDLED, Text
 
         name, _, config = (self.dataset or "").partition(":")
@@ -81,14 +81,14 @@ class Setup:
         return words
 
     def prepare(self) -> None:
-        """Know that the output can be written."""
+        """Refuse an output that cannot be written."""
         from tl_posgen.core.files import require_free, require_writable
 
         require_free(self.out, self.force)
         require_writable(self.out)
 
     def pretrained(self, backend: str | None = None) -> Any:
-        """The model, to be loaded by what measures it."""
+        """Return the model, to be loaded by what measures it."""
         from tl_posgen.models.loading.load import Pretrained
 
         return Pretrained(self.model, backend or self.backend, self.dtype, self.device, self.revision)
@@ -96,7 +96,7 @@ class Setup:
     def measure(
         self, *measures: Any, backend: str | None = None, lead: Callable[[Any], Any] | None = None, **more: Any
     ) -> None:
-        """Take these measures of the model and text, and present them, the table that `lead` makes of them first."""
+        """Measure the model on the text and present what was found, the table that `lead` makes of it first."""
         cut, words, model = self.cut | more, self.words(), self.pretrained(backend)
         from tl_posgen.core.engine import analyze
         from tl_posgen.core.registry import measure_from
@@ -109,18 +109,18 @@ class Setup:
         self.present(Report(ordered, found.provenance), parts=parts, lead=None if lead is None else lead(found))
 
     def parts(self) -> Any:
-        """Where finished parts are kept until everything is, so that a stopped command goes on from them."""
+        """Return the place where finished parts are kept, so that a stopped command goes on from them."""
         from tl_posgen.core.store import Parts
 
         return Parts(Path(self.out) / "parts")
 
     def present(self, found: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
-        """The page of a report or one result in `out`, and its tables on the terminal: those of `show`, or all.
+        """Save a report or one result in `out`, then write its page, then print its tables by `show`.
 
-        What was measured is saved before the page is made, and shown where it cannot be written.
+        Results that cannot be written are still shown.
 
         Args:
-            parts: those that it was made of, of no more use when it is saved.
+            parts: finished parts that it was made of, of no more use when it is saved.
         """
         from tl_posgen.core.files import write_together
         from tl_posgen.core.report import Report
@@ -141,7 +141,7 @@ class Setup:
         print(f"\nReport: {page}")
 
     def page(self, report: Any) -> Path:
-        """The page of a report whose results are saved."""
+        """Write the page of a report whose results are saved."""
         from tl_posgen.core.files import write_together
 
         try:
@@ -170,7 +170,7 @@ def command(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Call
 
 
 def as_command(function: Callable[..., None], *, without: tuple[str, ...] = (), **defaults: Any) -> Callable[..., None]:
-    """Return a function of options alone: the setup's fields beside those of the function, as `command` has them."""
+    """Return a function of options alone: the setup's fields and the function's own parameters."""
     hints = get_type_hints(Setup, include_extras=True)
     name = function.__name__.replace("_", "-")
     chosen = {field.name: field.default for field in fields(Setup)} | {"out": f"report-{name}"} | defaults
@@ -234,7 +234,7 @@ def name_options(message: str, command: str) -> str:
 
 
 def as_option(option: str, found: re.Match[str]) -> str:
-    """The option with the value that a keyword was given, as a command line has it."""
+    """Return the option with the value that a keyword was given, as a command line has it."""
     value = (found["value"] or "").strip("\"'[]()").replace(", ", ",")
     return option if value in ("", "True") else f"{option} {value}"
 

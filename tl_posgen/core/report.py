@@ -60,9 +60,9 @@ class Report(Mapping[str, Result]):
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure; `show` has the whole page."""
-        from tl_posgen.report.cell import of_report
+        from tl_posgen.report.cell import report_html
 
-        return of_report(self)
+        return report_html(self)
 
     def show(self, height: int = 900) -> Any:
         """Show the page that `write` writes in a notebook's cell."""

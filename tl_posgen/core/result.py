@@ -283,9 +283,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: findings, a table, the first figure."""
-        from tl_posgen.report.cell import of_result
+        from tl_posgen.report.cell import result_html
 
-        return of_result(self)
+        return result_html(self)
 
     def __repr__(self) -> str:
         return f"Result({self.name}; {self.own.attrs.get('model', 'model')})"

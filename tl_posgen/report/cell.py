@@ -1,6 +1,7 @@
 """Results and reports as notebook cells: findings, a table and the first figure, or the whole page."""
 
 import html
+from collections.abc import Iterable
 from typing import Any
 
 import plotly.io
@@ -31,23 +32,19 @@ class Page:
         return f"a page of {len(self.source.encode()) / 1e6:.1f} MB: the last line of a notebook's cell shows it"
 
 
-def of_result(result: Result) -> str:
-    """One result in a cell."""
-    return _heading(result.measure.question, result.own.attrs.get("model")) + _body(result)
+def result_html(result: Result) -> str:
+    """Return a result for a cell: findings, its short table, its first figure."""
+    parts = [_heading(result.measure.question, result.own.attrs.get("model")), _sentences(result.findings())]
+    return "".join([*parts, _table(compact(result)), _first_figure([result])])
 
 
-def of_report(report: Report) -> str:
-    """Return the HTML of a report in a cell: all findings, the table with a row per head, and the first figure."""
+def report_html(report: Report) -> str:
+    """Return a report for a cell: all findings, the table with a row per head, the first figure."""
     parts = [_heading("Position", report.provenance.get("model")), _sentences(report.findings())]
     table = head_table(report.results)
     if len(table):
         parts.append(_table(table))
-    parts += [_figure(result) for result in [one for one in report.results.values() if one.kinds][:1]]
-    return "".join(parts)
-
-
-def _body(result: Result) -> str:
-    return _sentences(result.findings()) + _table(compact(result)) + (_figure(result) if result.kinds else "")
+    return "".join([*parts, _first_figure(report.results.values())])
 
 
 def _heading(question: str, model: Any) -> str:
@@ -63,7 +60,7 @@ def _table(table: Any) -> str:
     return table.head(MOST_ROWS).to_html(index=False, float_format="%.3f", border=0) + more
 
 
-def _figure(result: Result) -> str:
-    """Return the HTML of a result's first figure; plotly's script is loaded from its CDN, once for all cells."""
-    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
-    return plotly.io.to_html(result.plot(), **how)
+def _first_figure(results: Iterable[Result]) -> str:
+    """Return the first figure that results have; plotly's script is loaded from its CDN, once for all cells."""
+    drawn = next((result for result in results if result.kinds), None)
+    return "" if drawn is None else plotly.io.to_html(drawn.plot(), include_plotlyjs="cdn", full_html=False)

@@ -23,7 +23,7 @@ def model_label(dataset: xr.Dataset) -> str:
 
 
 def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
-    """(label, dataset, colour) of the model and, where there is one, of its first random init."""
+    """Return (label, dataset, colour) of the model and, where there is one, of its first random init."""
     own = (model_label(result.own), result.own, COLOURS[0])
     return [own] if result.null is None else [own, (model_label(result.null), result.null, NULL_COLOUR)]
 

@@ -28,7 +28,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     if table.empty:
         return None
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
-    labels = headline_labels(results)
+    labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
     numbers = [
         {"label": labels.get(name, name.replace("_", " ")), "values": [rounded(value) for value in table[name]]}
         for name in table.columns[2:]
@@ -42,12 +42,6 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
         for labels in labels_of_curves(result, name)
     ]
     return {"names": [f"{layer}.{head}" for layer, head in places], "numbers": numbers, "curves": curves}
-
-
-def headline_labels(results: Mapping[str, Result]) -> dict[str, str]:
-    """Column of the table a head -> what it is called."""
-    columns = [one for result in results.values() for one in result.headline_labels().items()]
-    return {name: label for name, (_, label) in columns}
 
 
 def rounded(value: int | float) -> float | None:
@@ -65,20 +59,16 @@ def labels_of_curves(result: Result, name: str) -> list[dict[str, Any]]:
 
 
 def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[tuple[int, int]]) -> dict[str, Any]:
-    """A curve of every head [layer, head, along] at these labels, thinned, and the span of the first random init's
-    heads."""
-    at = {str(result.own[name].dims[-1]): slice(None), **labels}
-    sides = [
-        data if data is None else at_labels(result, data[name], at).to_dataset() for data in (result.own, result.null)
-    ]
-    along = next(iter(at))
+    """Return the curve of every head at these labels, thinned, and the span of the first random init's heads."""
+    along = str(result.own[name].dims[-1])
     most = int(np.clip(VALUES // len(places), SHORTEST, LONGEST))
     log = along in LOGARITHMIC
-    own, null = (None if data is None else rows(data, name, along, most, log) for data in sides)
-    assert own is not None
-    by_place = dict(
-        zip(zip(*(own[dim].values.tolist() for dim in ("layer", "head")), strict=True), own.values, strict=True)
+    own, null = (
+        None if data is None else rows(at_labels(result, data[name], {along: slice(None), **labels}), along, most, log)
+        for data in (result.own, result.null)
     )
+    assert own is not None
+    by_place = dict(zip(own["unit"].values, own.values, strict=True))
     empty = np.full(own.shape[1], np.nan)
     steps, low, high = quantised(np.stack([by_place.get(place, empty) for place in places]))
     variable = result.measure.variables.get(name)
@@ -101,16 +91,15 @@ def curve_of(result: Result, name: str, labels: Mapping[str, Any], places: list[
     return curve
 
 
-def rows(data: xr.Dataset, name: str, along: str, most: int, log: bool) -> xr.DataArray:
+def rows(array: xr.DataArray, along: str, most: int, log: bool) -> xr.DataArray:
     """Return one row per head with at most `most` points; on a logarithmic axis long distances are thinned most."""
-    chosen = data[[name]]
-    if along not in chosen.coords:
-        chosen = chosen.assign_coords({along: np.arange(chosen.sizes[along])})
-    n = chosen.sizes[along]
+    n = array.sizes[along]
+    if along not in array.coords:
+        array = array.assign_coords({along: np.arange(n)})
     if n > most:
         spread = np.geomspace(1, n, most).round() - 1 if log else np.linspace(0, n - 1, most).round()
-        chosen = chosen.isel({along: np.unique(spread.astype(int))})
-    return chosen[name].stack(unit=("layer", "head")).transpose("unit", along)
+        array = array.isel({along: np.unique(spread.astype(int))})
+    return array.stack(unit=("layer", "head")).transpose("unit", along)
 
 
 def quantised(values: Float[np.ndarray, "head point"]) -> tuple[Int16[np.ndarray, "head point"], float, float]:

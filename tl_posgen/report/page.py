@@ -78,7 +78,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "caveat": result.caveat,
         "findings": result.findings(),
         "figures": [_figure(result, kind) for kind in result.kinds if kind not in measure.off_page | left],
-        "of_heads": ", ".join(_label(result, name) for name in measure.curves) if left and measure.curves else "",
+        "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
         "views": [_token_view(result, index, label, scripts) for index, label in enumerate(labels)],
         "short": None if table is None else _table(table),
         "legend": measure.legend,
@@ -90,12 +90,8 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     }
 
 
-def _label(result: Result, name: str) -> str:
-    return result.measure.variables[name].label if name in result.measure.variables else name
-
-
 def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The rows of the long table that are shown, and the column whose highest they have; "" for the first ones."""
+    """Return the rows of the long table that are shown, and the column whose highest they have; "" for the first."""
     numbers = [name for name in frame.columns if name not in result.measure.rows]
     numbers = [str(name) for name in numbers if pd.api.types.is_float_dtype(frame[name])]
     if len(frame) <= MOST_ROWS or not numbers:
@@ -106,7 +102,7 @@ def _most(result: Result, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def _variables(result: Result, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """What the columns of the long table mean, as the dataset itself says."""
+    """Return the columns of the long table with their meaning, as the dataset itself has it."""
     columns = [(str(name), result.own[name].attrs) for name in frame.columns if name in result.own]
     return [
         (name, words + (f" [{attrs['units']}]" if "units" in attrs else ""))

@@ -64,7 +64,8 @@ def print_blocks(first: Printer | None, results: Sequence[Result], report: Repor
             first(console, None)
         for result in results:
             print_result(console, result)
-        print_findings(console, report)
+        for sentence in report.findings():
+            print_sentence(console, sentence)
         return
     room, missing = MOST_LINES - 1, dict[str, int]()  # the last line says what is left out
     if first is not None:
@@ -137,20 +138,19 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
 
 def headlines(result: Result) -> bool:
     """Return whether the per-head table shows a result."""
-    declares = any(one.headline for one in result.measure.variables.values())
-    return declares and result.headline_frame() is not None
+    return any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
 
 
 def headings(report: Report) -> tuple[dict[str, str], str]:
-    """Short headings for the columns of the per-head table, and the legend that spells them out."""
-    columns = {name: one for result in report.results.values() for name, one in result.headline_labels().items()}
-    known = {name: one for name, one in columns.items() if one[0]}
+    """Return short headings for the columns of the per-head table, and the legend that spells them out."""
+    columns = [one for result in report.results.values() for one in result.headline_labels().items()]
+    known = {name: (heading, label) for name, (heading, label) in columns if heading}
     short = {"layer": "L", "head": "H"} | {name: heading for name, (heading, _) in known.items()}
     return short, "; ".join(f"{heading}: {label}" for heading, label in known.values() if heading != label)
 
 
 def has_table(result: Result, *, null: bool = False) -> bool:
-    """Whether it has numbers a row."""
+    """Return whether a result has numbers a row."""
     return bool(set(compact(result, null=null).columns) - set(result.measure.rows))
 
 
@@ -231,12 +231,6 @@ def print_claims(report: Report, *, full: bool = False) -> None:
     for row in report["claims"].frame().to_dict("records"):
         table.add_row(*(str(row[name]) for name in WIDTHS), end_section=True)
     Console(markup=False).print(table)
-
-
-def print_findings(console: Console, report: Report) -> None:
-    """Print the findings in words."""
-    for sentence in report.findings():
-        print_sentence(console, sentence)
 
 
 def print_sentence(console: Console, sentence: str) -> None:

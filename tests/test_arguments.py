@@ -1,0 +1,359 @@
+"""Arguments of functions and words of commands: refused by name in one line, or the same numbers as ever.
+
+First values that an annotation does not allow, then those that annotations cannot tell, then any at random. `make soak`
+draws more, and runs the measures whose options were accepted. The type checker of the tests is switched off, as it is
+for users.
+"""
+
+import inspect
+import sys
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import option_values
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tl_posgen
+from tl_posgen import PosgenError, coupling, slash
+from tl_posgen.cli import main
+from tl_posgen.core import registry
+from tl_posgen.core.options import annotations_of
+from tl_posgen.coupling.jacobians import residual_jacobians
+from tl_posgen.errors import InputError
+from tl_posgen.evaluation import LensLM
+from tl_posgen.joining import cut_keys
+from tl_posgen.models.conversion.source import MINI
+from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
+from tl_posgen.studies.emergence import emergence
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+ANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+TEXT = "Down, down, down. Would the fall never come to an end? I wonder how many miles I have fallen by this time."
+TOKENS = torch.arange(2, 14)[None]
+SCORES = pd.DataFrame({"model": ["mini"], "score": [0.4]})
+QUIET = {"null_seeds": (), "progress": False}
+CUT = {"length": 16, "n_prompts": 1, **QUIET}
+WHERE = {"layers": [0], "heads": [1]}
+model = cache(lambda: tl_posgen.load_model("mini"))
+
+
+def attached(tokens, **options):
+    with tl_posgen.attach(model(), **options) as run:
+        model()(TOKENS)
+    return run.report()
+
+
+def substituted(width, **options):
+    return substitute(model(), by_split(triangle(width)), **options)
+
+
+CALLS = {  # name -> (function, arguments that it takes)
+    "analyze": (
+        tl_posgen.analyze,
+        {"prompts": TOKENS, "measures": "three_axis", "length": None, "n_prompts": None, "seed": 0, "after": None,
+         **WHERE, **QUIET},
+    ),
+    "analyze a text": (tl_posgen.analyze, {"prompts": TEXT, "measures": ["three_axis"], "seed": 0, **WHERE, **CUT}),
+    "attach": (attached, {"tokens": TOKENS, "measures": ["three_axis"], "seed": 0, **WHERE}),
+    "analyze_cache": (tl_posgen.analyze_cache, {"tokens": TOKENS, "measures": "three_axis", "seed": 0, **WHERE}),
+    "load": (tl_posgen.load, {}),
+    "at_dummy_distance": (at_dummy_distance, {"beyond": 8, **WHERE}),
+    "lm_infinite": (lm_infinite, {"n_local": 8, **WHERE}),
+    "substitute": (substituted, {"width": 8, **WHERE}),
+    "ablate_bands": (slash.ablate_bands, {"kind": "no_rope", "band": None, **WHERE}),
+    "perturb_planes": (
+        perturb_planes,
+        {"edit": "phase_noise", "band": [1], "of": ("q",), "strength": 0.5, "control": False, "seed": 0, **WHERE},
+    ),
+    "cut_keys": (cut_keys, {"share": 0.5, "control": False, "first_token": False, "seed": 0, **WHERE}),
+}  # fmt: skip
+LONGER_CALLS = {  # tried with one wrong argument alone
+    "judge_claims": (tl_posgen.judge_claims, {"prompts": TEXT, **CUT}),
+    "find_slash_heads": (tl_posgen.find_slash_heads, {"prompts": TEXT, "length": 16, "n_prompts": 1}),
+    "substitute by": (substitute, {"by": by_split(triangle(8))}),
+    "coupling_scores": (coupling.coupling_scores, {"scores": SCORES, "prompts": TEXT, **CUT}),
+    "residual_jacobians": (residual_jacobians, {"tokens": TOKENS[0], "source": 0}),
+    "emergence": (emergence, {"checkpoints": [MINI], "prompts": TEXT, **CUT}),
+    "random_like": (tl_posgen.random_like, {"seed": 0}),
+    "load_model": (tl_posgen.load_model, {"name_or_directory": "mini"}),
+    "slash_toy": (slash.slash_toy, {"steps": 2, "progress": False}),
+}
+TAKE_MORE = {  # parameters that take more than they are annotated with
+    "layers": "one index stands for a list of it",
+    "n_local": "any width",
+    "n_global": "any width",
+    "backend": "compared as it is",
+    "device": "compared as it is",
+}
+PARAMETERS = [
+    (name, one.name)
+    for name, (function, _) in (CALLS | LONGER_CALLS).items()
+    for one in inspect.signature(function).parameters.values()
+    if one.name not in TAKE_MORE and one.annotation is not bool and option_values.is_drawn(one.annotation)
+]
+
+
+def called(name, arguments):
+    """What a function returns for these arguments and the model, if it takes one."""
+    function = (CALLS | LONGER_CALLS)[name][0]
+    takes_model = "model" in inspect.signature(function).parameters and name != "emergence"
+    return function(**({"model": model()} if takes_model else {}) | arguments)
+
+
+def one_line(refusal):
+    assert str(refusal).strip()
+    assert "\n" not in str(refusal)
+
+
+@pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
+@settings(max_examples=10, derandomize=True, **ANY)
+@given(data=st.data())
+def test_values_that_the_annotation_does_not_allow_are_refused_by_name(name, parameter, data):
+    function, arguments = (CALLS | LONGER_CALLS)[name]
+    value = data.draw(option_values.wrong(inspect.signature(function).parameters[parameter].annotation))
+    with pytest.raises(PosgenError) as refusal:
+        called(name, arguments | {parameter: value})
+    one_line(refusal.value)
+    assert parameter in str(refusal.value) or str(value) in str(refusal.value)
+
+
+# Arguments that annotations cannot tell
+
+ANALYZE = {
+    "a model that is a number": ({"model": 5}, "int is not a model"),
+    "a model that is nothing": ({"model": None}, "NoneType is not a model"),
+    "a bare module": ({"model": torch.nn.Linear(2, 2)}, "Linear"),
+    "prompts that are a number": ({"prompts": 5}, "prompts"),
+    "prompts that are nothing": ({"prompts": None}, "prompts"),
+    "prompts that are a dictionary": ({"prompts": {"text": TEXT}}, "prompts"),
+    "prompts that are a path": ({"prompts": Path("alice.txt")}, "prompts"),
+    "prompts of fractions": ({"prompts": [[0.5, 1.5]]}, "integers"),
+    "layers in words": ({"layers": "0"}, "layer"),
+    "a fractional layer": ({"layers": [0.5]}, "layer"),
+    "layers that can be read once": ({"layers": iter([0])}, "give a list of integers"),
+    "heads in words": ({"heads": "all"}, "head"),
+    "a triple for a head": ({"heads": [(0, 1, 2)]}, "head"),
+    "heads that can be read once": ({"heads": (head for head in [0])}, "heads=<generator.*give a list of integers"),
+    "a null seed twice": ({"null_seeds": (1, 1)}, "null_seeds"),
+    "measures that are a number": ({"measures": 5}, "5"),
+    "measures that are numbers": ({"measures": [5]}, "5"),
+    "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
+    "the class of all measures": ({"measures": [tl_posgen.Measure]}, "measure takes no single model"),
+    "an option that is no measure": ({"measures": [tl_posgen.Variable("r")]}, "is no measure"),
+}
+
+
+@pytest.mark.parametrize("case", ANALYZE)
+def test_analyze_names_what_is_wrong(case):
+    arguments, said = ANALYZE[case]
+    with pytest.raises(InputError, match=said) as refusal:
+        called("analyze", {"prompts": TEXT, "measures": "three_axis", **CUT} | arguments)
+    one_line(refusal.value)
+
+
+OTHERS = {
+    "load": ("load", {"path": 5}, "5"),
+    "load_model": ("load_model", {"name_or_directory": 5}, "5"),
+    "claims of token ids": ("judge_claims", {"prompts": [TEXT]}, "prompts"),
+    "papers in a word": ("judge_claims", {"papers": "slash"}, "papers"),
+    "checkpoints in a word": ("judge_claims", {"checkpoints": "step0"}, "checkpoints"),
+    "a number to keep parts in": ("judge_claims", {"keep": 5}, "keep"),
+    "the name of a model for hooks": ("ablate_bands", {"model": "mini"}, "str is not a model"),
+    "a band of words": ("ablate_bands", {"kind": "drop", "band": "high"}, "layer 0: band: 'high' is no boolean"),
+    "a band that is a number": ("ablate_bands", {"kind": "drop", "band": 3}, "band: 3 is no"),
+    "a band of floats": (
+        "ablate_bands", {"kind": "drop", "band": torch.ones(16)}, r"band: a tensor of torch\.float32",
+    ),
+    "a function to a word": ("ablate_bands", {"kind": "drop", "band": lambda rope: "low"}, "band: 'low' is no"),
+    "a function to nothing": ("ablate_bands", {"kind": "drop", "band": lambda rope: None}, "needs a band"),
+    "an angle that is NaN": ("slash_toy", {"angle": float("nan")}, "angle"),
+    "a learning rate that is NaN": ("slash_toy", {"learning_rate": float("nan")}, "learning_rate"),
+    "a seed of the toy that is too large": ("slash_toy", {"seeds": (2**70,)}, "seeds"),
+    "scores that are a number": ("coupling_scores", {"scores": 5}, "scores = 5"),
+    "a tokenizer that is a number": ("coupling_scores", {"tokenizer": 5}, "tokenizer = 5"),
+    "no widths": ("coupling_scores", {"widths": ()}, "widths"),
+    "a text for token ids": ("residual_jacobians", {"tokens": "Down"}, "token ids"),
+    "two prompts for one": ("residual_jacobians", {"tokens": [[1, 2], [3, 4]]}, "tokens of 2 prompts"),
+    "a token that there is not": ("residual_jacobians", {"tokens": [10**7, 1]}, "outside the vocabulary"),
+    "streams in words": ("residual_jacobians", {"streams": "x"}, "streams"),
+    "checkpoints of emergence in a word": ("emergence", {"checkpoints": "step0"}, "checkpoints = 'step0'"),
+    "a checkpoint that is a number": ("emergence", {"checkpoints": [5]}, r"checkpoints = \[5\]"),
+    "a tokenizer of emergence that is a number": ("emergence", {"tokenizer": 5}, "tokenizer = 5"),
+    "a cache that is a number": ("analyze_cache", {"cache": 5}, "cache"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_the_other_functions_name_it_too(case):
+    name, arguments, said = OTHERS[case]
+    with pytest.raises(PosgenError, match=said):
+        called(name, (CALLS | LONGER_CALLS)[name][1] | arguments)
+
+
+def test_the_harness_and_the_registry_name_it_too():
+    for call, said in (
+        (lambda: LensLM("mini", 5), "fwd_hooks: 5"),
+        (lambda: LensLM("mini", batch_size=True), "batch_size True"),
+        (lambda: registry.find(["three_axis"]), r"the name of a measure = \['three_axis'\]: give a word"),
+        (lambda: registry.find(None), "the name of a measure = None: give a word"),
+    ):
+        with pytest.raises(PosgenError, match=said):
+            call()
+
+
+# Arguments at random
+
+NUMBERS = st.sampled_from([0, 1, -1, 2, 3, 12, 13, 2**31, 2**63, 10**30, 0.0, 0.5, -0.5, 1.0, 1e308, -1e308])
+ODD = st.sampled_from([None, True, False, "", "x", "0", "three_axis", "a\0b", "\ud800", b"x", object(), ..., {}])
+ODD |= st.sampled_from([float("nan"), float("inf"), float("-inf"), 1j, Path("nowhere"), np.float32(0.5), np.int64(1)])
+TENSORS = st.sampled_from([(), (0,), (1,), (12,), (1, 0), (1, 12), (2, 12), (1, 2, 3), (12, 12)]).flatmap(
+    lambda shape: st.sampled_from([
+        torch.zeros(shape), torch.full(shape, torch.nan), torch.ones(shape, dtype=torch.int64),
+        torch.ones(shape, dtype=torch.bool), torch.full(shape, -1), torch.full(shape, 10**6), np.ones(shape),
+    ])
+)  # fmt: skip
+PAIRS = st.tuples(NUMBERS | ODD, NUMBERS | ODD)
+ONE = NUMBERS | ODD | TENSORS | PAIRS
+FRAMES = st.sampled_from([
+    pd.DataFrame(), pd.DataFrame({"layer": [0]}), pd.DataFrame({"layer": [0, 0], "head": [1, 1]}),
+    pd.DataFrame({"layer": [0.5], "head": [0]}), pd.DataFrame({"layer": [9], "head": [0]}),
+])  # fmt: skip
+VALUES = ONE | FRAMES | st.lists(ONE, max_size=3) | st.lists(ONE, max_size=2).map(tuple)
+VALUES |= st.dictionaries(st.sampled_from(["input_ids", "layer", "three_axis"]), ONE, max_size=2)
+
+
+def mutated(draw, base):
+    """Some arguments replaced, or two swapped."""
+    arguments = dict(base)
+    names = draw(st.lists(st.sampled_from(sorted(base.keys() - {"progress"})), min_size=1, max_size=2))
+    if len(names) == 2 and draw(st.booleans()):
+        first, second = names
+        arguments[first], arguments[second] = arguments[second], arguments[first]
+        return arguments
+    return arguments | {name: draw(VALUES) for name in names}
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory):
+    """Name -> arguments that are made here: a cache, a saved report."""
+    _, cached = model().run_with_cache(TOKENS)
+    report = tl_posgen.analyze(model(), TOKENS, measures="three_axis", **QUIET)
+    return {"analyze_cache": {"cache": cached}, "load": {"path": report.save(tmp_path_factory.mktemp("x") / "r.nc")}}
+
+
+@pytest.fixture(scope="module")
+def right():
+    """Every head's r on these tokens."""
+    return tl_posgen.analyze(model(), TOKENS, measures="three_axis", **QUIET)["three_axis"].sel(tokens="all")["r"]
+
+
+def hold(data, further, right):
+    name = data.draw(st.sampled_from(sorted(CALLS)))
+    arguments = mutated(data.draw, CALLS[name][1] | further.get(name, {}))
+    try:
+        found = called(name, arguments)
+    except PosgenError as refusal:
+        one_line(refusal)
+        return
+    if not isinstance(found, tl_posgen.Report) or "three_axis" not in found:
+        return
+    r = found["three_axis"].sel(tokens="all")["r"]
+    same = name in ("attach", "analyze_cache") or arguments.get("prompts") is TOKENS
+    if same and arguments.get("length") is None and isinstance(arguments.get("measures"), str | list):
+        np.testing.assert_allclose(r, right.sel(layer=r["layer"], head=r["head"]), rtol=1e-9)
+
+
+@settings(max_examples=100, derandomize=True, **ANY)
+@given(data=st.data())
+def test_any_arguments_end_well_or_in_one_line(further, right, data):
+    hold(data, further, right)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000, **ANY)
+@given(data=st.data())
+def test_any_arguments_at_length(further, right, data):
+    hold(data, further, right)
+
+
+FED = [name for name in registry.names() if fields(registry.find(name)) and registry.find(name).is_fed]
+
+
+@pytest.mark.soak
+@settings(max_examples=3_000, **ANY)
+@given(data=st.data())
+def test_any_options_that_are_taken_can_be_measured_with(data):
+    kind = registry.find(data.draw(st.sampled_from(FED)))
+    known = annotations_of(kind)
+    names = data.draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=2, unique=True))
+    try:
+        measure = kind.with_options({name: data.draw(option_values.right(known[name]) | VALUES) for name in names})
+        tl_posgen.analyze(model(), TOKENS.expand(2, -1), measures=[measure], **QUIET).findings()
+    except PosgenError as refusal:
+        one_line(refusal)
+
+
+# Words of commands
+
+WORDS = {
+    "analyze": {"--measures": "three_axis", "--layers": "0", "--heads": "0,1"},
+    "planes": {"--eps": "0.5"},
+    "slash": {"--kappa": "0.1", "--distances": "0-2"},
+    "distance": {"--distances": "2,8"},
+    "perturb": {"--ratios": "0,0.5"},
+    "length": {"--times": "2"},
+    "coupling": {"--k": "2"},
+    "emerge": {"checkpoint": "nowhere"},
+    "check": {},
+    "measures": {},
+}
+SHARED = {"--model": "mini", "--length": "8", "--prompts": "1", "--seed": "0", "--backend": "auto"}
+BAD = st.sampled_from([
+    "", "-1", "1e400", "nan", "x", "0-", "-", "3-1", "0,,1", "9999", "0-99999999", "9" * 40, "\udcff", "--", "a b",
+    "/dev/null", "..", "nowhere/at/all", "0.5", "inf", "*", "${HOME}", "--help", "\n", "0x10", "१",
+])  # fmt: skip
+
+
+def run_command(data, monkeypatch, capsys, out):
+    """A command one of whose words cannot be used, most times: exit code 0, or 2 and a line that begins with error."""
+    name = data.draw(st.sampled_from(sorted(WORDS)))
+    options = WORDS[name] | (SHARED if name not in ("check", "measures", "emerge") else {})
+    options |= {"--model": "mini"} if name == "check" else {}
+    changed = data.draw(
+        st.lists(st.sampled_from([*options, "--unknown", "extra"]), min_size=1, max_size=2, unique=True)
+    )
+    words = [name]
+    for option, value in options.items():
+        value = data.draw(BAD) if option in changed else value
+        words += [option, value] if option.startswith("--") else [value]
+    words += [one for one in ("--unknown", "extra") if one in changed]
+    words += [] if name in ("check", "measures") else ["--no-null", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["tl-posgen", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    _, error = capsys.readouterr()
+    assert "Traceback" not in error, words
+    assert int(stop.value.code or 0) in (0, 2), words
+    if stop.value.code:
+        assert error.strip(), words
+        last = error.strip().splitlines()[-1]
+        assert last.startswith(("error: ", "Error: ", "╰")), (words, last)
+
+
+@settings(max_examples=8, derandomize=True, **ANY)
+@given(data=st.data())
+def test_any_words_on_the_command_line_end_well_or_in_one_line(data, monkeypatch, capsys, tmp_path):
+    run_command(data, monkeypatch, capsys, tmp_path / "report")
+
+
+@pytest.mark.soak
+@settings(max_examples=500, **ANY)
+@given(data=st.data())
+def test_any_words_at_length(data, monkeypatch, capsys, tmp_path):
+    run_command(data, monkeypatch, capsys, tmp_path / "report")
