@@ -1,9 +1,7 @@
 """Hostile tokens and a hostile model name on the page of every measure, in a real browser."""
 
-import importlib.util
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +9,6 @@ import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position.length.length_extrapolation import LengthExtrapolation
-
-OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))
-PAGE = importlib.util.module_from_spec(OF_THE_PAGE)
-OF_THE_PAGE.loader.exec_module(PAGE)
-browser = PAGE.browser
 
 pytestmark = pytest.mark.soak  # every measure on one page: a minute or more
 NAME = "<img src=x onerror=alert(0)><script>alert(0)"

@@ -1,6 +1,5 @@
 """Each kind of page at both widths, by day and by night; the pictures go where TL_POSGEN_LOOKS says."""
 
-import importlib.util
 import os
 import tempfile
 from functools import partial
@@ -14,11 +13,6 @@ from tl_posgen.joining import KeyCut
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.slash import slash_toy
-
-OF_THE_PAGE = importlib.util.spec_from_file_location("of_the_page", Path(__file__).with_name("test_page.py"))
-PAGE = importlib.util.module_from_spec(OF_THE_PAGE)
-OF_THE_PAGE.loader.exec_module(PAGE)
-browser = PAGE.browser
 
 pytestmark = pytest.mark.screenshot
 CHECKPOINTS = sorted((Path(__file__).parents[2] / "examples" / "mini_model" / "checkpoints").iterdir())

@@ -1,7 +1,6 @@
 """The report page in a real browser, with no network."""
 
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -13,15 +12,6 @@ from tl_posgen.report.circuits import token_colours
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory):
@@ -29,17 +19,6 @@ def page_path(tmp_path_factory):
     measures = ["three_axis", "variance", "mean_key", AttentionExamples(examples=1)]
     report = tl_posgen.analyze("mini", text, measures=measures, length=32, n_prompts=1, progress=False)
     return report.write(tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no browser here: neither chromium nor google-chrome is installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

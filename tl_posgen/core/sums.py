@@ -36,6 +36,16 @@ class Total:
 
 
 @dataclass
+class Rows:
+    """The values of every prompt, kept as they are."""
+
+    of_prompt: dict[int, Float[np.ndarray, "*place"]]
+
+    def __add__(self, other: "Rows") -> "Rows":
+        return Rows(self.of_prompt | other.of_prompt)
+
+
+@dataclass
 class First:
     """A value of which the sum over prompts is that of the first prompt: of examples."""
 
@@ -71,7 +81,6 @@ class Sums:
         self.layers: dict[int, tuple[Any, list[int]]] = {}
         self.lengths: dict[int, int] = {}
         self._sums: dict[tuple[str, int], Any] = {}
-        self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
 
     def add_layer(self, layer: Any, values: Mapping[str, Any]) -> None:
         """Add the values of one layer of one prompt."""
@@ -85,10 +94,8 @@ class Sums:
             place = name, layer
             if isinstance(value, Tensor):
                 array = value.detach().to("cpu", torch.float64).numpy()
-                if "prompt" in self.dims.get(name, ()):
-                    self._rows.setdefault(place, {})[prompt] = array
-                    continue
-                value = Total.from_values(array)
+                is_row = "prompt" in self.dims.get(name, ())
+                value = Rows({prompt: array}) if is_row else Total.from_values(array)
             self._sums[place] = self._sums[place] + value if place in self._sums else value
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -99,14 +106,10 @@ class Sums:
         both._sums = dict(self._sums)
         for place, value in other._sums.items():
             both._sums[place] = both._sums[place] + value if place in both._sums else value
-        both._rows = {
-            place: self._rows.get(place, {}) | other._rows.get(place, {})
-            for place in dict.fromkeys([*self._rows, *other._rows])
-        }
         return both
 
     def __contains__(self, name: str) -> bool:
-        return any(one == name for one, _ in [*self._sums, *self._rows])
+        return any(one == name for one, _ in self._sums)
 
     # Datasets
 
@@ -116,9 +119,8 @@ class Sums:
 
     def means(self) -> xr.Dataset:
         """Return the means over prompts of all arrays that are variables, and the rows of those kept by prompt."""
-        arrays = {one for (one, _), value in self._sums.items() if isinstance(value, Total)}
-        names = [one for one in self.dims if one in arrays or any(one == name for name, _ in self._rows)]
-        return xr.Dataset({name: self.mean(name) for name in names})
+        arrays = {name for (name, _), value in self._sums.items() if isinstance(value, Total | Rows)}
+        return xr.Dataset({name: self.mean(name) for name in self.dims if name in arrays})
 
     def mean(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return the mean over prompts (or its rows, where it is kept by prompt), NaN where no prompt has a value.
@@ -126,9 +128,10 @@ class Sums:
         Args:
             dims: of the array, "layer" included, where the measure declares no variable of this name.
         """
-        if any(one == name for one, _ in self._rows):
+        found = self.by_layer(name)
+        if any(isinstance(one, Rows) for one in found.values()):
             return self.by_prompt(name)
-        return self.over_layers(name, {layer: one.mean for layer, one in self.by_layer(name).items()}, dims)
+        return self.over_layers(name, {layer: one.mean for layer, one in found.items()}, dims)
 
     def sum(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return the sum over prompts; NaN where no prompt has a value."""
@@ -137,10 +140,10 @@ class Sums:
 
     def by_prompt(self, name: str) -> xr.DataArray:
         """Return the values of every prompt, NaN where a prompt is shorter."""
-        of_layers = {layer: rows for (one, layer), rows in sorted(self._rows.items()) if one == name}
+        rows = self.by_layer(name).items()
         prompts, dims = sorted(self.lengths), self.dims[name]
         without = tuple(dim for dim in dims if dim != "prompt")
-        every = [self.over_layers(name, {at: rows[n] for at, rows in of_layers.items()}, without) for n in prompts]
+        every = [self.over_layers(name, {layer: one.of_prompt[n] for layer, one in rows}, without) for n in prompts]
         found = xr.concat(every, "prompt", join="outer").assign_coords(prompt=prompts)
         return found.transpose(*dims)
 
