@@ -1,4 +1,4 @@
-"""What goes wrong, by who can mend it. A message names the thing, the place and the remedy."""
+"""Errors by who can mend them. A message names the thing, the place and the remedy."""
 
 
 class PosgenError(Exception):

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Which model, on which text, against which null, written where."""
+    """Options that commands share: model, text, random inits, output."""
 
     model: Annotated[str, typer.Option(help="mini (bundled), a Hub name, or a Hugging Face directory.")] = "mini"
     text: Annotated[

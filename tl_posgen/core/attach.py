@@ -55,7 +55,7 @@ def attach(
 
 
 def collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
-    """Return the measures that forward passes of somebody else can feed; of the usual ones, those that can."""
+    """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
     wrap(model)  # refuse what is no model
     asked = registry.requested(measures)
     if measures is None:

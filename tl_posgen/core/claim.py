@@ -88,7 +88,7 @@ def where_known(verdict: Verdict, *numbers: float) -> Verdict:
 
 
 def threshold(value: float, held: float, partly: float) -> Verdict:
-    """Return the verdict of a number of which more is better; open where it is not defined."""
+    """Return the verdict of a number, larger being better; open where it is not defined."""
     return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)
 
 

@@ -56,15 +56,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     measure = Comparison()
     paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
     values = [per_head(one) for one in (first, second)]
-    shared = [name for name in values[0] if name in values[1]]
-    both = [side_by_side(values[0][name], values[1][name]) for name in shared]
-    kept = {name: one for name, one in zip(shared, both, strict=True) if one.size}
-    if not kept:
+    both = {name: side_by_side(one, values[1][name]) for name, one in values[0].items() if name in values[1]}
+    both = {name: one for name, one in both.items() if one.size}
+    if not both:
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
         )
-    value = xr.concat(with_shares(list(kept.values())), xr.Variable("number", np.array(list(kept))), join="outer")
-    labels = [first_label(name, values[0][name]) for name in kept]
+    value = xr.concat(with_shares(list(both.values())), xr.Variable("number", np.array(list(both))), join="outer")
+    labels = [", ".join([values[0][name].attrs["label"], *name.split(", ")[1:]]) for name in both]
     data = xr.Dataset({"value": value, "label": ("number", labels)})
     if paired and "loss" in first and "loss" in second:
         losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in (first, second)]
@@ -100,11 +99,6 @@ def per_head(report: Report) -> dict[str, xr.DataArray]:
     return found
 
 
-def first_label(name: str, array: xr.DataArray) -> str:
-    """Return the label of a number: that of its variable, and its labels along other dims."""
-    return ", ".join([array.attrs["label"], *name.split(", ")[1:]])
-
-
 def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
     """Return two arrays [init, group, layer, head] as one along `report`, for the heads and inits that both have."""
     one, other = (array.astype(float) for array in (first, second))
@@ -127,7 +121,7 @@ def side_by_side(first: xr.DataArray, second: xr.DataArray) -> xr.DataArray:
 
 
 def with_shares(arrays: Sequence[xr.DataArray]) -> list[xr.DataArray]:
-    """Return arrays of which all have the groups of prompts that one has; NaN where those of another have none."""
+    """Return all arrays with the groups of prompts that one of them has; NaN where an array has none."""
     shares = [one.coords["prompt_share"] for one in arrays if "prompt_share" in one.coords]
     if not shares:
         return list(arrays)

@@ -79,7 +79,7 @@ def analyze(
             model, `tl_posgen.compare` shows what they change.
         after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
             them is taken from there and not measured again.
-        skip_unsupported: leave out measures that cannot be had of this model, with a word, instead of refusing.
+        skip_unsupported: leave out measures that this model does not allow, with a message, instead of refusing.
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
         keep: directory for finished parts: what the measures that share a pass, and each of the others, found of the
@@ -293,8 +293,8 @@ def provenances_of(
 def rows_of_measures(
     measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
-    """Return the token ids of every prompt by measure, one list for all that take them alike; refuse prompts that a
-    measure cannot be had of. Of measures known before, too: their provenance is compared."""
+    """Return the token ids of every prompt by measure, one list for all that take them alike; of results known before
+    too, as their provenance is compared. Prompts that a measure cannot take are refused."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] | None = None
     if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
@@ -311,7 +311,7 @@ def rows_of_measures(
 
 
 def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> None:
-    """Refuse prompts that a measure cannot be had of."""
+    """Refuse prompts that a measure cannot take."""
     if short := [n for n, row in enumerate(rows) if len(row) < 2]:
         raise InputError(f"prompt {short[0]} has only {len(rows[short[0]])} token; two are needed at least")
     if measure.one_length:
@@ -347,7 +347,7 @@ def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> No
 
 
 def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measure]:
-    """Return the measures that can be had of this model; others are refused, or with `skip` left out with a message.
+    """Return the measures that this model allows; others are refused, or with `skip` left out with a message.
 
     Raises:
         UnsupportedModelError: such a measure; with `skip`, where it leaves none of them.
@@ -363,7 +363,7 @@ def supported(measures: Sequence[Measure], model: Any, skip: bool) -> list[Measu
 
 
 def refusals(measures: Sequence[Measure], model: Any) -> dict[str, UnsupportedModelError]:
-    """Return why measures cannot be had of this model, or of those that they come after, by name."""
+    """Return, by name, why this model does not allow measures, or others that they come after."""
     refused: dict[str, UnsupportedModelError] = {}
     for measure in measures:
         try:

@@ -19,14 +19,7 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
     These have the dim `group`: "all", then the number of the group left out, and each group's share of the prompts as
     its coordinate `prompt_share`. Of fewer than four groups there is "all" alone.
     """
-    data = measure.finish(total(parts))
-    data = data.assign(
-        {
-            name: data[name].assign_attrs(measure.variables[name].attributes)
-            for name in map(str, data.data_vars)
-            if name in measure.variables
-        }
-    )
+    data = measure.describe(measure.finish(total(parts)))
     names = [name for name, one in measure.variables.items() if one.interval and name in data]
     if not names:
         return data

@@ -191,7 +191,7 @@ class Measure:
         return cls(**options)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        """Return the labels of its own dims, such as those that an option chooses; all know `tokens` and `side`."""
+        """Return the labels of its own dims, such as an option chooses; `tokens` and `side` have theirs already."""
         return {}
 
     def usual(self) -> Mapping[str, Any]:
@@ -212,7 +212,7 @@ class Measure:
         """Refuse a model that it cannot measure, before anything runs (UnsupportedModelError)."""
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Measure":
-        """Return the measure with options that were left out filled in; refuse prompts that it cannot be had of."""
+        """Return the measure with options that were left out filled in; refuse prompts that it cannot measure."""
         return self
 
     def of_layer(self, layer: "LayerCapture") -> Mapping[str, Any]:
@@ -233,12 +233,12 @@ class Measure:
 
     @_OfClass
     def is_fed(cls: Any) -> bool:
-        """Whether the shared forward pass feeds it."""
+        """True where the shared forward pass feeds it."""
         return cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits
 
     @_OfClass
     def runs_model(cls: Any) -> bool:
-        """Whether it runs the model itself."""
+        """True where it runs the model itself."""
         return cls.of_model is not Measure.of_model
 
     # Its words and pictures

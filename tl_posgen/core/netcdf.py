@@ -69,7 +69,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def require_undamaged(path: Path) -> None:
-    """Refuse a file whose bytes are not those that were written."""
+    """Refuse a file whose bytes have changed since it was written."""
     size, digest = path.stat().st_size - TRAILER_SIZE, hashlib.sha256()
     with path.open("rb") as file:
         if file.read(len(SIGNATURE)) != SIGNATURE:

@@ -56,7 +56,7 @@ class Number:
         return self.value
 
     def __bool__(self) -> bool:
-        """Whether it is defined."""
+        """True unless the value is NaN."""
         return self.value == self.value
 
     @property

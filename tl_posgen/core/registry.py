@@ -1,4 +1,4 @@
-"""Measures by name: the built-in ones, and those that other distributions register."""
+"""Measures by name: the built-in ones, and the entry points of other distributions."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -104,7 +104,7 @@ def find_or_none(name: str) -> type[Measure] | None:
 
 
 def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
-    """Return names, classes and instances of measures as instances, in order, those that they come after before them.
+    """Return names, classes and instances of measures as instances, each behind the measures that it comes after.
 
     Raises:
         InputError: an unknown name, something else than a measure, or one measure twice.

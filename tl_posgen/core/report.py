@@ -135,7 +135,7 @@ class Report(Mapping[str, Result]):
         return as_path(directory) / "index.html"
 
     def _is_in(self, directory: Path) -> bool:
-        """Whether a directory holds a report of the same measures of the same model and prompts."""
+        """Return whether a directory holds a report of the same measures, model and prompts."""
         try:
             attributes = read_attributes(directory / "results.nc")
             then = [json.loads(attributes[name]) for name in ("order", "provenance")]

@@ -92,7 +92,7 @@ class Result:
 
     @property
     def encodings(self) -> list[str]:
-        """How the model's layers know positions; empty where that is not known."""
+        """Encodings of positions in the model's layers, such as "rotary"; empty if unknown."""
         return [name for name in str(self.provenance.get("encoding", "")).split(", ") if name]
 
     def findings(self) -> list[str]:
@@ -103,12 +103,12 @@ class Result:
 
     @cached_property
     def caveat(self) -> str | None:
-        """What to keep in mind for the model's encoding; None where the measure means what it says."""
+        """Restriction of the measure for the model's encoding; None without one."""
         return caveat(self.name, self.measure.caveats, self.encodings)
 
     @property
     def warnings(self) -> list[str]:
-        """What sets this result apart from that of the plain model beside its random inits."""
+        """Sentences on edited scores or patterns, hooks, missing proofs, and random inits that have the model's weights."""
         attrs, found = self.dataset.attrs, []
         if layers := listed(attrs.get("edited_layers", [])):
             found.append(

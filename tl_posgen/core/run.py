@@ -60,7 +60,7 @@ class Run:
 
     @property
     def data(self) -> xr.Dataset:
-        """What `of_layer` of this measure gave for this model, all prompts."""
+        """Dataset of this measure's `of_layer` for this model, all prompts."""
         return self.found(type(self.measure))
 
     def found(self, measure: type["Measure"]) -> xr.Dataset:

@@ -47,7 +47,7 @@ class Rows:
 
 @dataclass
 class First:
-    """A value of which the sum over prompts is that of the first prompt: of examples."""
+    """A value that only the first prompt gives, such as an example: one + other = one."""
 
     value: Any
 
