@@ -141,6 +141,21 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command tl-posgen with these words: its exit code, and what it printed on stdout and stderr."""
+    from tl_posgen.cli import main
+
+    def called(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["tl-posgen", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed, error = capsys.readouterr()
+        return int(stop.value.code or 0), printed, error
+
+    return called
+
+
+@pytest.fixture
 def unchecked():
     """What users get: the types of arguments are not checked, as they are in all other tests."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -1,7 +1,6 @@
 """The command line: what it prints, what it writes, and one clear line for what a user can mend."""
 
 import json
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from families import save_small
 from safetensors.torch import load_file, save_file
 
-from tl_posgen.cli import main
 from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.source import MINI
@@ -32,15 +30,11 @@ FILES = ["index.html", "results.nc", "summary.json"]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(command, tmp_path):
     """The command with --out: its exit code, and what it printed on stdout and stderr."""
 
     def called(*words, out=tmp_path / "report"):
-        monkeypatch.setattr(sys, "argv", ["tl-posgen", *map(str, words), *(["--out", str(out)] if out else [])])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
+        return command(*words, *(["--out", out] if out else []))
 
     return called
 
@@ -256,6 +250,8 @@ REFUSED = {
         ["claims", "--checkpoints", "nowhere"],
         "nowhere: not a checkpoint",
     ),
+    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
+    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
 }
 
 
@@ -263,18 +259,6 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_words_get_one_line_that_names_them(refused, text, case):
     words, named = REFUSED[case]
-    assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
-
-
-KEYWORDS = {
-    "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
-    "coupling between one token": (["coupling", "--between-tokens", "--tokens", "3"], "give two positions"),
-}
-
-
-@pytest.mark.parametrize("case", KEYWORDS)
-def test_an_error_speaks_of_options(refused, text, case):
-    words, named = KEYWORDS[case]
     assert named in refused(*words, *cut(text, 48, 2)).strip().splitlines()[-1]
 
 

@@ -11,7 +11,6 @@ import pytest
 from typer.main import get_command
 
 from tl_posgen import load
-from tl_posgen.cli import main
 from tl_posgen.cli.commands import app
 from tl_posgen.core import registry
 from tl_posgen.core.store import Parts, read_datasets
@@ -21,20 +20,13 @@ FILES = ["index.html", "results.nc", "summary.json"]
 SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")
 
 
-def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["tl-posgen", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
-def test_a_page_that_cannot_be_made_loses_no_measurement(monkeypatch, tmp_path, capsys):
+def test_a_page_that_cannot_be_made_loses_no_measurement(command, monkeypatch, tmp_path):
     def findings(measure, own):
         raise KeyError("share")
 
     monkeypatch.setattr(registry.find("mean_key"), "findings", findings)
-    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
-    printed, error = capsys.readouterr()
+    code, printed, error = command("analyze", *SHORT, "--out", tmp_path / "report")
+    assert code == 2
     last = error.strip().splitlines()[-1]
     assert last.startswith("error: no page could be made (KeyError: 'share')")
     assert str(tmp_path / "report" / "results.nc") in last
@@ -45,39 +37,39 @@ def test_a_page_that_cannot_be_made_loses_no_measurement(monkeypatch, tmp_path, 
     assert load(tmp_path / "report")["mean_key"].findings()
 
 
-def test_results_that_cannot_be_written_are_shown(monkeypatch, tmp_path, capsys):
+def test_results_that_cannot_be_written_are_shown(command, monkeypatch, tmp_path):
     def full(*_):
         raise OutputError("report: cannot write there (No space left on device); choose another place")
 
     for module in ("files", "store"):
         monkeypatch.setattr(f"tl_posgen.core.{module}.write_together", full)
-    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 2
-    printed, error = capsys.readouterr()
+    code, printed, error = command("analyze", *SHORT, "--out", tmp_path / "report")
+    assert code == 2
     assert "mini" in printed
     assert error.strip().splitlines()[-1].startswith("error: report: cannot write there")
     assert not (tmp_path / "report").exists()
 
 
-def test_tables_that_cannot_be_printed_come_after_the_page(monkeypatch, tmp_path):
+def test_tables_that_cannot_be_printed_come_after_the_page(command, monkeypatch, tmp_path):
     def closed(report, **_):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("tl_posgen.report.terminal.print_report", closed)
-    run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report")
+    command("analyze", *SHORT, "--out", tmp_path / "report")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
 
 
-def test_a_terminal_that_lacks_characters_shows_others(monkeypatch, tmp_path):
+def test_a_terminal_that_lacks_characters_shows_others(command, monkeypatch, tmp_path):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert run(monkeypatch, "analyze", *SHORT, "--out", tmp_path / "report") == 0
+    assert command("analyze", *SHORT, "--out", tmp_path / "report")[0] == 0
     terminal.flush()
     assert b"? The mean-key split" in terminal.buffer.getvalue()
 
 
 @pytest.mark.parametrize("words", [("--model", "nowhere/at/all"), ("--length", "99999"), ("--layers", "9")])
-def test_a_refused_run_leaves_no_directory(monkeypatch, tmp_path, words):
-    assert run(monkeypatch, "analyze", *words, "--out", tmp_path / "x" / "report") == 2
+def test_a_refused_run_leaves_no_directory(command, tmp_path, words):
+    assert command("analyze", *words, "--out", tmp_path / "x" / "report")[0] == 2
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +109,7 @@ def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_command_goes_on(stopped, small, tmp_path, monkeypatch, capfd):
+def test_a_stopped_command_goes_on(stopped, command, small, tmp_path, monkeypatch):
     """The model is measured then, and its random inits are under way."""
     words = ("--length", "64", "--prompts", "20", "--null-seeds", "0-4", "--measures", "variance")
     ended = stopped(signal.SIGTERM, "random init (seed 1)", "analyze", *words)
@@ -128,11 +120,11 @@ def test_a_stopped_command_goes_on(stopped, small, tmp_path, monkeypatch, capfd)
     taken = []
     discard = Parts.discard
     monkeypatch.setattr(Parts, "discard", lambda self: taken.extend(self.files) or discard(self))
-    capfd.readouterr()
-    assert run(monkeypatch, "analyze", "--model", small, *words, "--out", tmp_path / "report") == 0
+    code, _, error = command("analyze", "--model", small, *words, "--out", tmp_path / "report")
+    assert code == 0
     assert {*before} < {path.name for path in taken}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == FILES
-    assert f"{20 * (6 - len(before))}/{20 * (6 - len(before))} " in capfd.readouterr().err
+    assert f"{20 * (6 - len(before))}/{20 * (6 - len(before))} " in error
 
 
 @pytest.mark.slow
@@ -162,23 +154,24 @@ def test_a_signal_at_any_time_leaves_whole_files(tmp_path, number, delay):
     assert left in ([], ["results.nc"], FILES)
 
 
-def test_the_command_leaves_the_handlers_of_its_process_alone(monkeypatch):
+def test_the_command_leaves_the_handlers_of_its_process_alone(command):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    run(monkeypatch, "--help")
+    command("--help")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_report_of_another_run_is_replaced_only_by_force(monkeypatch, tmp_path, capsys):
+def test_a_report_of_another_run_is_replaced_only_by_force(command, tmp_path):
     out = tmp_path / "report"
-    assert run(monkeypatch, "analyze", *SHORT, "--out", out) == 0
+    assert command("analyze", *SHORT, "--out", out)[0] == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     longer = [*SHORT, "--seed", "1"]
-    assert run(monkeypatch, "analyze", *longer, "--out", out) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    code, _, error = command("analyze", *longer, "--out", out)
+    assert code == 2
+    error = error.strip().splitlines()[-1]
     assert error.startswith(f"error: {out}: holds another run's index.html")
     assert "--force" in error
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert run(monkeypatch, "analyze", *longer, "--out", out, "--force") == 0
+    assert command("analyze", *longer, "--out", out, "--force")[0] == 0
     assert load(out).provenance["seed"] == 1
 
 

@@ -6,7 +6,6 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.cli import main
 from tl_posgen.core.numbers import intervals_of
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
@@ -140,15 +139,12 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     assert [again["comparison"].plot(kind).layout.title.text for kind in again["comparison"].kinds]
 
 
-def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, monkeypatch, capsys):
+def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, command):
     intact.write(tmp_path / "a")
     ablated.save(tmp_path / "b.nc")
-    words = [str(tmp_path / "a"), str(tmp_path / "b.nc"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["tl-posgen", "compare", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    assert "intervals paired by prompt" in capsys.readouterr().out
+    code, printed, _ = command("compare", tmp_path / "a", tmp_path / "b.nc", "--out", tmp_path / "out")
+    assert code == 0
+    assert "intervals paired by prompt" in printed
     found = tl_posgen.load(tmp_path / "out")["comparison"].dataset["value"]
     xr.testing.assert_allclose(found, compared(intact, ablated).dataset["value"])
 

@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 from importlib.metadata import entry_points
 
 import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.cli import main
 from tl_posgen.core import registry
 from tl_posgen.errors import InputError
 
@@ -57,17 +55,15 @@ def test_attach_takes_it_and_its_options(mini):
     assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
-def test_the_command_line_takes_it_and_its_page_shows_its_picture(monkeypatch, capsys, tmp_path, alice):
+def test_the_command_line_takes_it_and_its_page_shows_its_picture(command, tmp_path, alice):
     text = tmp_path / "text.txt"
     text.write_text(alice[:4000])
     options = ["--measures", "figures", "--text", str(text), "--length", "24", "--prompts", "1", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["tl-posgen", "analyze", *options])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
+    code, printed, _ = command("analyze", *options)
+    assert code == 0
     numbers = json.loads((tmp_path / "summary.json").read_text())["measures"]["figures"]
     share = next(one["value"] for one in numbers if one["name"] == "share")
-    assert f"Mean keys hold {share:.0%}" in " ".join(capsys.readouterr().out.split())
+    assert f"Mean keys hold {share:.0%}" in " ".join(printed.split())
     page = (tmp_path / "index.html").read_text()
     assert f"Mean key share {share:.2f}" in page
     assert "<h3>layer 0</h3>" in page

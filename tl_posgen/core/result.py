@@ -108,7 +108,7 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on edited scores or patterns, hooks, missing proofs, and random inits that have the model's weights."""
+        """Sentences on edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
         attrs, found = self.dataset.attrs, []
         if layers := listed(attrs.get("edited_layers", [])):
             found.append(
