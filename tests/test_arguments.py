@@ -59,7 +59,9 @@ CALLS = {  # name -> (function, arguments that it takes)
     ),
     "analyze a text": (tl_posgen.analyze, {"prompts": TEXT, "measures": ["three_axis"], "seed": 0, **WHERE, **CUT}),
     "attach": (attached, {"tokens": TOKENS, "measures": ["three_axis"], "seed": 0, **WHERE}),
-    "analyze_cache": (tl_posgen.analyze_cache, {"tokens": TOKENS, "measures": "three_axis", "seed": 0, **WHERE}),
+    "analyze_cache": (
+        tl_posgen.analyze_cache, {"cache": {}, "tokens": TOKENS, "measures": "three_axis", "seed": 0, **WHERE},
+    ),
     "load": (tl_posgen.load, {}),
     "at_dummy_distance": (at_dummy_distance, {"beyond": 8, **WHERE}),
     "lm_infinite": (lm_infinite, {"n_local": 8, **WHERE}),
@@ -83,6 +85,7 @@ LONGER_CALLS = {  # tried with one wrong argument alone
     "slash_toy": (slash.slash_toy, {"steps": 2, "progress": False}),
 }
 TAKE_MORE = {  # parameters that take more than they are annotated with
+    "model": "a name, a directory, an object",
     "layers": "one index stands for a list of it",
     "n_local": "any width",
     "n_global": "any width",
@@ -94,6 +97,7 @@ PARAMETERS = [
     for name, (function, _) in (CALLS | LONGER_CALLS).items()
     for one in inspect.signature(function).parameters.values()
     if one.name not in TAKE_MORE and one.annotation is not bool and option_values.is_drawn(one.annotation)
+    if name != "analyze a text"
 ]
 
 
@@ -118,7 +122,8 @@ def test_values_that_the_annotation_does_not_allow_are_refused_by_name(name, par
     with pytest.raises(PosgenError) as refusal:
         called(name, arguments | {parameter: value})
     one_line(refusal.value)
-    assert parameter in str(refusal.value) or str(value) in str(refusal.value)
+    said, shown = ("".join(text.split()) for text in (str(refusal.value), repr(value)))
+    assert parameter in said or shown in said
 
 
 # Arguments that annotations cannot tell
