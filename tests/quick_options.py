@@ -1,4 +1,4 @@
-"""Options by measure that take less time than the usual ones."""
+"""Options by measure that take less time than the usual ones, for prompts of 18 tokens."""
 
 OPTIONS = {
     "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
@@ -7,7 +7,7 @@ OPTIONS = {
     "perturbation": {"ratios": (0, 0.2), "reaches": ("uniform",), "n_draws": 1, "n_cloze": 2},
     "plane_perturbation": {"edits": ("shuffle_phases",), "strengths": (1.0,), "map_edits": ("shuffle_phases",)},
     "dummy_distance": {"distances": (0, 4), "limits": (8,)},
-    "length_extrapolation": {"inside": 16, "times": 2},
+    "length_extrapolation": {"inside": 18, "times": 2},
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "costs": True},
     "coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},

@@ -91,12 +91,15 @@ TAKE_MORE = {  # parameters that take more than they are annotated with
     "n_global": "any width",
     "backend": "compared as it is",
     "device": "compared as it is",
+    "judge_claims.length": "None leaves the text whole",
+    "judge_claims.n_prompts": "None takes all that the text has",
 }
 PARAMETERS = [
     (name, one.name)
     for name, (function, _) in (CALLS | LONGER_CALLS).items()
     for one in inspect.signature(function).parameters.values()
-    if one.name not in TAKE_MORE and one.annotation is not bool and option_values.is_drawn(one.annotation)
+    if not {one.name, f"{name}.{one.name}"} & TAKE_MORE.keys()
+    if one.annotation is not bool and option_values.is_drawn(one.annotation)
     if name != "analyze a text"
 ]
 

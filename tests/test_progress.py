@@ -19,7 +19,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.progress import Passes
 
-CUT = {"length": 16, "n_prompts": 3, "null_seeds": (0,)}
+CUT = {"length": 18, "n_prompts": 3, "null_seeds": (0,)}
 SEVERAL_DRAWS = {"perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2}}
 QUICK = ("mean_key", "split_examples")
 PROCEDURES = [name for name in registry.measurable() if registry.find(name).runs_model]
@@ -79,7 +79,7 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coupling", "token_coupling"])
 def test_contexts_read_in_pieces_are_counted(analyses, of_backend, monkeypatch, name):
-    monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 16 * 5)
+    monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 18 * 5)
     tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=measures_named(name), **CUT)
     assert analyses[0].asked == analyses[0].done
 
