@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -233,11 +232,7 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
     """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
-    return None if geometry.bilinear else partial(finish_block, geometry)
-
-
-def finish_block(geometry: LayerGeometry, scores: Tensor, distance: Tensor) -> Float[Tensor, "batch head row key"]:
-    return finished_scores(scores, geometry, range(scores.shape[1]), distance)
+    return None if geometry.bilinear else lambda scores, distance: finished_scores(scores, geometry, None, distance)
 
 
 def masked_softmax(scores: Tensor, seen: Tensor, sinks: Tensor | None = None) -> Float[Tensor, "*batch head row key"]:
