@@ -36,7 +36,7 @@ def as_proved(
     Args:
         all_scores, all_patterns: whether every row is compared, as where hooks may have edited some.
     """
-    heads, n, sinks = torch.as_tensor(list(capture.heads)), capture.length, capture.geometry.sinks
+    heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
     if attn_scores is not None:
         used = as_used(capture, attn_scores, dtype, every_row=all_scores)
         if pattern is not None:
