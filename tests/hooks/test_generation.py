@@ -58,14 +58,14 @@ OF_THE_PROMPT = {
 def written(model, hooks, cached, tokens, n_new=6, **options):
     """Return the prompt and the model's greedy continuation."""
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, **options}
-    with streaming_if_chosen(model, N), model.hooks(fwd_hooks=hooks):
+    with streaming_if_chosen(wrap(model), N), model.hooks(fwd_hooks=hooks):
         return model.generate(tokens, max_new_tokens=n_new, use_past_kv_cache=cached, **options)
 
 
 def logits_of_two_passes(model, hooks, tokens, first):
     """Return the logits of a prompt in two passes, the second with the KV cache of the first."""
     context, seen = wrap(model).backend.context(), []
-    with torch.no_grad(), streaming_if_chosen(model, N):
+    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
         for part in (tokens[0, :first], tokens[0, first:]):
             with model.hooks(fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))]):
                 context.extend(part)
@@ -111,7 +111,7 @@ def test_every_family_computes_the_same_in_two_parts(load, name, backend):
     """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
     model = load(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
-    with torch.no_grad(), streaming_if_chosen(model, N):
+    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
         seen = []
         model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, (LAST, lambda value, hook: seen.append(value))])
     for first in (N - 1, 10):

@@ -13,6 +13,7 @@ from tl_posgen.hooks.replace_scores import at_positions, finished, replace_score
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.wrapped import wrap
 
 N = 24
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
@@ -25,7 +26,7 @@ POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
     """Return logits; hooks run in streaming mode, which edits need if a bridge uses Hugging Face's attention."""
-    with streaming_if_chosen(model, N) if hooks else nullcontext():
+    with streaming_if_chosen(wrap(model), N) if hooks else nullcontext():
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
 

@@ -14,7 +14,7 @@ from tl_posgen.core.options import require
 from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
 from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.key_value_context import KeyValueContext
+from tl_posgen.models.backends.backend import KeyValueContext
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import chosen
 from tl_posgen.models.tokens import check_ids, given_ids

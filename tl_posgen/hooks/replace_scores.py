@@ -134,7 +134,7 @@ class _LayerEdit:
             spans = [slice(start, k.shape[2]) for start in starts]
             attn_scores = pad(attn_scores, (k.shape[2] - n_keys, 0), value=-torch.inf)
         else:
-            spans = spans_of_scores(self.probed.geometry, plain_scores(attn_scores[:, 0], dtype))
+            spans = spans_of_scores(self.probed.geometry, attn_scores, dtype)
         if isinstance(self.scores_of, RowByRow):
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
         edited = attn_scores.clone()

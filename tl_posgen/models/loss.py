@@ -44,7 +44,7 @@ def token_losses(
 
 
 def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
-    """Return the logits of prompts of one length without padding, which are on the model's device."""
+    """Return the logits of prompts of one length without padding, on the model's device."""
     wrapped = wrap(model)
     with streaming_if_chosen(wrapped, tokens.shape[1]):
         count(len(tokens))
@@ -63,14 +63,8 @@ def losses_of(
 def prompts_of_one_length(
     model: Model | WrappedModel, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
 ) -> Int[Tensor, "prompt pos"]:
-    """Return `to_prompts`, stacked; texts of different lengths need `length`.
-
-    Args:
-        beyond: whether prompts may be longer than the training context.
-
-    Raises:
-        InputError: as `to_prompts`, prompts of different lengths, or beyond the training context.
-    """
+    """Return `to_prompts`, stacked; texts of different lengths need `length`, and only with `beyond` may prompts be
+    longer than the training context."""
     wrapped = wrap(model)
     if length is not None and not beyond:
         require_context(wrapped, length)

@@ -63,7 +63,11 @@ def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], 
 
     The host waits once for each device, and only a part at a time is held in float64.
     """
-    parts = [[-(-one.numel() // PART)] * 2 + [len(range(0, one.numel(), step_of(one)))] for one in weights]
+    steps = [max(1, one.numel() // 4096) for one in weights]  # between the entries that are looked at
+    parts = [
+        [-(-one.numel() // PART)] * 2 + [len(range(0, one.numel(), step))]
+        for one, step in zip(weights, steps, strict=True)
+    ]
     found: list[Any] = [()] * len(weights)
     for device in {one.device for one in weights}:
         places = [place for place, one in enumerate(weights) if one.device == device]
@@ -73,7 +77,7 @@ def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], 
         for number, place in enumerate(places):
             flat = weights[place].detach().flatten()
             sums, norms, some = views[3 * number : 3 * number + 3]
-            some.copy_(flat[:: step_of(flat)])
+            some.copy_(flat[:: steps[place]])
             for at, part in enumerate(flat.split(PART)):
                 exact = part.double()
                 sums[at], norms[at] = exact.sum(), torch.linalg.vector_norm(exact)
@@ -82,11 +86,6 @@ def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], 
         for number, place in enumerate(places):
             found[place] = read[3 * number : 3 * number + 3]
     return found
-
-
-def step_of(weight: Tensor) -> int:
-    """Return the distance between the entries of a weight that are looked at."""
-    return max(1, weight.numel() // 4096)
 
 
 def provenance_of(

@@ -71,14 +71,11 @@ def chosen(indices: Layers, n: int, kind: str) -> list[int]:
 
 
 def _index(value: Any, n: int, kind: str, place: str = "") -> int:
-    try:
-        index = operator.index(value)
-    except TypeError:
-        index = None
-    if index is None or isinstance(value, bool):
+    if not hasattr(value, "__index__") or isinstance(value, bool):
         raise InputError(
             f"{place}{kind} {value!r} is {type(value).__name__}, not an integer; choose from {kind}s 0 to {n - 1}"
         )
+    index = operator.index(value)
     if not 0 <= index < n:
         raise InputError(f"{place}{kind} {index} does not exist: this model has {kind}s 0 to {n - 1}")
     return index

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
@@ -60,7 +60,14 @@ def to_prompts(
         step = length - len(bos)
         pieces = [ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)]
     rows = [bos + piece for piece in pieces[:n_prompts]]
-    require_enough(sources, rows, length, n_prompts)
+    if len(rows) < (n_prompts or 1):
+        wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")
+        raise InputError(
+            f"there are {sum(map(len, sources))} tokens in {len(sources)} text(s), which is too little for {wanted}; "
+            "give a longer text, or ask for fewer or shorter prompts"
+        )
+    if (shortest := min(map(len, rows))) < 2:
+        raise InputError(f"a prompt has only {shortest} token; two are needed at least")
     for row in rows:
         check_ids(wrapped, row)
     return [torch.tensor(row, device="cpu") for row in rows]
@@ -75,9 +82,7 @@ def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: in
     if n_prompts is not None and n_prompts < 1:
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
     if length is not None:
-        wrapped = wrap(model)
-        wrapped.require_length(length)
-        require_fits(wrapped, length)
+        require_fits(wrap(model), length)
 
 
 def bos_of(model: Model | WrappedModel) -> list[int]:
@@ -117,8 +122,11 @@ def text_ids(tokenizer: Any, text: str, wanted: int | None) -> list[int]:
 def given_prompts(model: Model | WrappedModel, prompts: Any) -> list[list[int]]:
     """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad = PadToken.of_tokenizer(wrap(model).model.tokenizer)
-    return [row for batch in given_ids(prompts) for row in unpadded(batch, mask, pad)]
+    pad, found = PadToken.of_tokenizer(wrap(model).model.tokenizer), []
+    for rows in given_ids(prompts):
+        spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
+        found += [ids[span] for ids, span in zip(rows, spans, strict=True)]
+    return found
 
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
@@ -142,25 +150,6 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
     return [rows] if len({len(row) for row in rows}) == 1 else found
 
 
-def unpadded(rows: list[list[int]], mask: Bool[Tensor, "batch pos"] | None, pad: PadToken) -> list[list[int]]:
-    """Return the ids of every prompt of one batch without its padding."""
-    spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
-    return [ids[span] for ids, span in zip(rows, spans, strict=True)]
-
-
-def require_enough(sources: list[list[int]], rows: list[list[int]], length: int | None, n_prompts: int | None) -> None:
-    available = sum(len(ids) for ids in sources)
-    if not rows or (n_prompts is not None and len(rows) < n_prompts):
-        wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")
-        raise InputError(
-            f"there are {available} tokens in {len(sources)} text(s), which is too little for {wanted}; "
-            "give a longer text, or ask for fewer or shorter prompts"
-        )
-    shortest = min(len(row) for row in rows)
-    if shortest < 2:
-        raise InputError(f"a prompt has only {shortest} token; two are needed at least")
-
-
 def check_ids(model: Model | WrappedModel, ids: Sequence[int]) -> None:
     """Refuse ids outside the vocabulary, and prompts longer than the model takes."""
     wrapped = wrap(model)
@@ -170,7 +159,6 @@ def check_ids(model: Model | WrappedModel, ids: Sequence[int]) -> None:
             raise InputError(
                 f"token id {extreme} is outside the vocabulary of {d_vocab}; was the text tokenised for another model?"
             )
-    wrapped.require_length(len(ids))
     require_fits(wrapped, len(ids))
 
 

@@ -50,7 +50,7 @@ class _Known:
     difference: str | None = None  # from the plain Hugging Face model
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
-    streamed: "Streamed" = field(default_factory=lambda: Streamed())
+    streamed: Streamed = field(default_factory=Streamed)
 
 
 ORIGIN = "_tl_posgen_origin"  # attribute of a model whose origin is known
@@ -61,7 +61,7 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 class WrappedModel:
     """Model of TransformerLens with its origin, its proved geometry, its context limit and its backend.
 
-    Made by `wrap`. What is found out is remembered as long as the user's object lives, so it costs once.
+    Made by `wrap`; what is found out is remembered as long as the user's object lives.
     """
 
     model: Model
@@ -82,12 +82,8 @@ class WrappedModel:
         return self._known.origin
 
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
-        """Remember where the model came from.
-
-        Args:
-            proved: of a copy of a bridge that was compared with the plain model: its own joint matrices, which only the
-                plain model reads, may not follow those that were edited.
-        """
+        """Remember where the model came from; with `proved`, that it need not be compared with the plain model, as its
+        original was: joint matrices, which only the plain model reads, may not follow those that were edited."""
         self._known.origin = origin
         vars(self.model)[ORIGIN] = origin  # which a deep copy carries
         self._known.difference = "" if proved else self._known.difference
@@ -112,7 +108,7 @@ class WrappedModel:
 
     @property
     def owner(self) -> Any:
-        """Owner of the forward passes that are running: None for the user's, which `attach` captures."""
+        """Owner of the forward passes that are running; None for the user's."""
         return self._known.owner
 
     @contextmanager

@@ -160,12 +160,12 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
 
 def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
     model = family_model("llama", "bridge")
-    assert is_streamed(model, LONG + 1)
-    assert not is_streamed(model, LONG)
+    assert is_streamed(wrap(model), LONG + 1)
+    assert not is_streamed(wrap(model), LONG)
     with chosen(False):
-        assert not is_streamed(model, LONG + 1)
+        assert not is_streamed(wrap(model), LONG + 1)
     with chosen(True):
-        assert is_streamed(model, 8)
+        assert is_streamed(wrap(model), 8)
 
 
 def test_settings_that_change_the_steps_of_attention_are_refused(family_model):

@@ -8,6 +8,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.order import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.position.planes.hooks import draw_of
@@ -26,7 +27,7 @@ ROTARY = [
 
 @torch.no_grad()
 def logits(model, hooks=(), tokens=TOKENS):
-    with streaming_if_chosen(model, N):
+    with streaming_if_chosen(wrap(model), N):
         return model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
 
@@ -56,7 +57,7 @@ def test_strength_zero_changes_nothing_and_every_edit_does(family_model, name, b
 def test_shuffled_positions_of_keys_are_permuted_positions(family_model, name, backend):
     model = family_model(name, backend)
     captures = []
-    with streaming_if_chosen(model, N):
+    with streaming_if_chosen(wrap(model), N):
         run_capture(model, TOKENS[:1], captures.append, layers=[0])
     hooks = perturb_planes(model, "shuffle_positions", of=["k"], layers=[0], seed=3)
     order = torch.cat([torch.zeros(1).long(), 1 + draw_of(captures[0], "k", 1, 3).cycle(1.0)])

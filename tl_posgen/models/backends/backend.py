@@ -1,7 +1,7 @@
 """Interface to the two kinds of model, and the origin of a model; `hooked` and `bridge` implement it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.models.backends.key_value_context import KeyValueContext
 from tl_posgen.models.backends.sites import Sites
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
+from tl_posgen.progress import count
 
 BackendName = Literal["hooked", "bridge"]
 
@@ -42,6 +42,32 @@ class Origin:
     trust_remote_code: bool = False
 
 
+@dataclass(frozen=True)
+class KeyValueContext:
+    """Model and the keys and values of one prompt's tokens so far.
+
+    Attributes:
+        read: one forward pass of tokens [1, pos] that uses and extends the cache.
+        layers: what the cache holds of each layer.
+        held: names of its keys and its values there; none where later layers read them again.
+    """
+
+    read: Callable[[Int[Tensor, "1 pos"]], Any]
+    layers: Sequence[Any]
+    held: tuple[str, ...]
+
+    def extend(self, tokens: Int[Tensor, " pos"]) -> None:
+        """Run one forward pass of the next tokens, which see those before them."""
+        count(1)
+        self.read(tokens[None])
+
+    def forget(self, layer: int) -> None:
+        """Let go of a layer's keys and values, where no later layer reads them."""
+        for name in self.held:
+            if isinstance(tensor := getattr(self.layers[layer], name, None), Tensor):
+                setattr(self.layers[layer], name, tensor[:0].clone())
+
+
 class Backend(ABC):
     """One model, seen through the ways of its kind; it keeps nothing but the model."""
 
@@ -62,12 +88,7 @@ class Backend(ABC):
 
     @abstractmethod
     def sites(self, layer: int, fired: Mapping[str, Tensor], handed_on: bool) -> Sites:
-        """Return the hooks by which the layer's queries, keys, scores, ... are read.
-
-        Args:
-            fired: what its hooks carried in the probe's pass, by hook.
-            handed_on: whether its attention is left to Hugging Face.
-        """
+        """Return the hooks by which the layer's queries, keys, scores, ... are read; arguments as in `drafts`."""
 
     @abstractmethod
     def drafts(

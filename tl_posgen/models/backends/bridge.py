@@ -17,9 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
-from tl_posgen.models.backends.key_value_context import KeyValueContext
 from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
 from tl_posgen.models.conversion.convert import build_random, spread_of
 from tl_posgen.models.layers.fused import Attention

@@ -23,7 +23,6 @@ from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 
 IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
 
-
 # by Hugging Face's attention module: the bridge's component and what stands in for its attention
 _at_work: WeakKeyDictionary[torch.nn.Module, tuple[Any, Attention]] = WeakKeyDictionary()
 
@@ -32,11 +31,8 @@ _at_work: WeakKeyDictionary[torch.nn.Module, tuple[Any, Attention]] = WeakKeyDic
 def fused_bridge(
     model: Any, geometries: Mapping[int, LayerGeometry], attention_of: Callable[[int], Attention]
 ) -> Iterator[None]:
-    """While the block runs, the attention of every layer is computed by `attention_of(layer)`.
-
-    Args:
-        geometries: of the layers whose scores can be recomputed from their queries and keys.
-    """
+    """While the block runs, the attention of every layer is computed by `attention_of(layer)`; a joint projection's
+    only where its geometry is known."""
     with ExitStack() as stack:
         stack.enter_context(implementation(model.original_model))
         for layer, block in enumerate(model.blocks):
@@ -73,29 +69,17 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
 def run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
     """Run Hugging Face's attention module with the hooks that the component itself fires."""
     name = next((one for one in ("hidden_states", "query_input") if one in kwargs), None)
-    if name is None:
-        args = (component.hook_in(args[0]), *args[1:])
-        n = args[0].shape[1]
-    else:
-        kwargs[name] = component.hook_in(kwargs[name])
-        n = kwargs[name].shape[1]
+    x = component.hook_in(args[0] if name is None else kwargs[name])
+    args, kwargs = ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
     if kwargs.get("position_embeddings") is not None and hasattr(component, "_apply_position_embedding_hooks"):
         kwargs["position_embeddings"] = component._apply_position_embedding_hooks(kwargs["position_embeddings"])
     with ExitStack() as stack:
         for part in ("q", "k"):
             if (point := getattr(component, f"hook_{part}_normed", None)) is not None:
-                norm = getattr(component, f"{part}_norm")
-                stack.enter_context(removed_after(norm.register_forward_hook(partial(fire_normed, point, n))))
+                norm, fire = getattr(component, f"{part}_norm"), partial(fire_normed, point, x.shape[1])
+                stack.callback(norm.register_forward_hook(fire).remove)
         output = component.original_component(*args, **kwargs)
     return (component.hook_out(output[0]), *output[1:]) if isinstance(output, tuple) else component.hook_out(output)
-
-
-@contextmanager
-def removed_after(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def fire_normed(point: Any, n: int, _norm: Any, _args: tuple, out: Tensor) -> Tensor:
@@ -130,13 +114,14 @@ def from_heads(
     module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
 ) -> tuple[Tensor, None]:
     """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
-    seen, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
-    bias = getattr(module, "bias", None)
+    whole, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
+    seen, bias = whole, getattr(module, "bias", None)
     if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
         local = bias[:, :, n_keys - n : n_keys, :n_keys]
-        whole = seen.rows
-        in_window = lambda start, stop: whole(start, stop).to(local.device) & local[:, :, start:stop]  # noqa: E731
-        seen = Mask(in_window, padding=seen.padding)
+        seen = Mask(
+            lambda start, stop: whole.rows(start, stop).to(local.device) & local[:, :, start:stop],
+            padding=whole.padding,
+        )
     return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
 
 

@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, Origin
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_hooked import fused_hooked
-from tl_posgen.models.backends.key_value_context import KeyValueContext
 from tl_posgen.models.backends.sites import Sites, hook_names, split_heads
 from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.layers.fused import Attention

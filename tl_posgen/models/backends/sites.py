@@ -1,7 +1,6 @@
 """TransformerLens hook names of a layer, and how to read what these hooks carry.
 
-Whatever the backend and the layout of its hooks, what is read is [batch, head, pos, d]: queries and keys before RoPE
-and after qk-norm, in the dtype of the model.
+Read is [batch, head, pos, d] on either backend: queries and keys before RoPE, after qk-norm, in the model's dtype.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,29 +48,9 @@ class Sites:
         return self.reads[part](value) if part in self.reads else value
 
 
-def dispatch(
-    model: Model, receivers: Mapping[str, Callable[[Tensor], None]]
-) -> list[tuple[Callable[[str], bool], Any]]:
-    """Return one TransformerLens hook for many names, each with its own function of the hook's tensor.
-
-    A TransformerBridge works out its thousands of names anew for every entry of a list of hooks, so one entry is much
-    faster than many. The points are told apart as objects, because a bridge's hook.name can be an alias.
-
-    Raises:
-        UnsupportedModelError: the model lacks one of the hooks.
-    """
-    points = hook_points(model, receivers)
-    by_point = {id(points[name]): receive for name, receive in receivers.items()}
-
-    def hook(value: Tensor, hook: Any) -> None:
-        by_point[id(hook)](value)
-
-    return [(receivers.__contains__, hook)]
-
-
 def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
     """Return hook points by name; UnsupportedModelError where the model lacks one."""
-    points = model.hook_dict  # once: a bridge works out its thousands of names anew
+    points = model.hook_dict
     if missing := [name for name in names if name not in points]:
         raise UnsupportedModelError(f"this model has no {missing[0]}, so its attention cannot be captured")
     return {name: points[name] for name in names}
@@ -89,11 +68,7 @@ def split_heads(x: Tensor, d_head: int) -> Tensor:
 
 
 def plain_scores(attn_scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return scores in float32 at least, -inf where masked, whatever number the backend masks with.
-
-    Args:
-        attn_scores: as hook_attn_scores carries them: masked with -inf, or with the most negative number of a dtype.
-        dtype: the model's (that of q); the mask may have been made in it although the scores are wider.
-    """
+    """Return scores in float32 at least, -inf where they are masked with the most negative number of their dtype, or
+    of the model's (that of q), in which a mask may have been made although the scores are wider."""
     most_negative = max(torch.finfo(attn_scores.dtype).min, torch.finfo(dtype).min)
     return at_least_float32(attn_scores).masked_fill(attn_scores <= most_negative / 2, -torch.inf)

@@ -8,10 +8,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backends.sites import PARTS, checked_needs, plain_scores
-from tl_posgen.models.capture.padding import PadToken, ids_and_mask, spans_of_mask, spans_of_pass, spans_of_scores
-from tl_posgen.models.capture.reading import cut, layer_capture
-from tl_posgen.models.geometry.pass_proof import as_proved
+from tl_posgen.models.backends.sites import PARTS, checked_needs
+from tl_posgen.models.capture.padding import PadToken, ids_and_mask, masked_spans, spans_of_mask, spans_of_pass
+from tl_posgen.models.capture.reading import proved_capture
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_pattern
 from tl_posgen.models.layers.capture import LayerCapture
@@ -82,16 +81,26 @@ def captures_from_cache(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
                 "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
             )
-    queries = _read(cache, probed[0], frozenset())["q"]
-    tokens, mask = ids_and_mask(tokens)
-    tokens = None if tokens is None else _ids(tokens)
-    if tokens is not None and (len(queries), queries.shape[2]) != tuple(tokens.shape):
+    given, mask = ids_and_mask(tokens)
+    ids = None if given is None else _ids(given)
+    spans = _spans(cache, probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
+    return _captures(cache, probed, selected, ids, spans, needs)
+
+
+def _checked(needs: Iterable[str]) -> frozenset[str]:
+    needs = checked_needs(needs, (*PARTS, "inputs", "logits"))
+    if unheld := needs & {"inputs", "logits"}:
         raise InputError(
-            f"tokens {list(tokens.shape)}: the cache holds {len(queries)} prompts of {queries.shape[2]} tokens; give "
-            "the ids that were run, [batch, pos]"
+            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
+            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
         )
-    spans = _spans(cache, probed[0], tokens, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
-    return _captures(cache, probed, selected, tokens, spans, needs)
+    return needs
+
+
+def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Return layer -> part -> hook name."""
+    wanted = [part for part in PARTS if part in needs | {"q", "k"}]
+    return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
 
 
 def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
@@ -113,10 +122,13 @@ def _spans(
 ) -> list[slice]:
     """Find where the text of every prompt stands."""
     parts = _read(cache, layer, frozenset())
-    length, known = parts["q"].shape[2], "attn_scores" in parts
-    spans = [slice(0, length)] * len(parts["q"])
-    if known:  # padding that was masked shows in them
-        spans = spans_of_scores(layer.geometry, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
+    (batch, _, length, _), known = parts["q"].shape, "attn_scores" in parts
+    if tokens is not None and (batch, length) != tuple(tokens.shape):
+        raise InputError(
+            f"tokens {list(tokens.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
+            "run, [batch, pos]"
+        )
+    spans = masked_spans(layer.geometry, parts)
     if mask is None:
         return spans_of_pass(spans, length, tokens, pad)
     given = spans_of_mask(mask)
@@ -126,22 +138,6 @@ def _spans(
             + ("the pass did not" if known else "whether the pass did is not known; add hook_attn_scores to the cache")
         )
     return given
-
-
-def _checked(needs: Iterable[str]) -> frozenset[str]:
-    needs = checked_needs(needs, (*PARTS, "inputs", "logits"))
-    if unheld := needs & {"inputs", "logits"}:
-        raise InputError(
-            f"{' and '.join(sorted(unheld))}: an ActivationCache cannot give them; analyse the model itself instead "
-            "(tl_posgen.analyze, or tl_posgen.models.run_capture), which runs it"
-        )
-    return needs
-
-
-def _names(wrapped: WrappedModel, needs: frozenset[str], layers: Iterable[int]) -> dict[int, dict[str, str]]:
-    """Return layer -> part -> hook name."""
-    wanted = [part for part in PARTS if part in needs | {"q", "k"}]
-    return {layer: {part: wrapped.layer(layer).sites.names[part] for part in wanted} for layer in layers}
 
 
 def _captures(
@@ -156,9 +152,7 @@ def _captures(
         for layer in probed:
             parts = {part: x[prompt] for part, x in _read(cache, layer, needs).items()}
             ids, handed = None if tokens is None else tokens[prompt], parts if needs is None else needs
-            capture = layer_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
-            used, pattern = (None if part not in parts else cut(part, parts[part], span) for part in PROOFS)
-            yield as_proved(capture, used, pattern, parts["q"].dtype)
+            yield proved_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
 
 
 def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:

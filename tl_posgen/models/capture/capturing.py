@@ -93,7 +93,6 @@ def run_capture(
         True
     """
     wrapped, needs = wrap(model), checked_needs(needs, (*PARTS, "inputs", "logits"))
-    wrapped.require_length(tokens.shape[1])
     tokens = tokens.to(wrapped.device)
     require_fits(wrapped, tokens.shape[1])
     with streaming_if_chosen(wrapped, tokens.shape[1]):

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 
 WITHOUT_CACHE = "generate with use_past_kv_cache=False"
@@ -50,35 +51,29 @@ def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
     Raises:
         InputError: padding that cannot be told from text, or nothing but padding.
     """
-    begun = pad.begins and all(row[0] == pad.index for row in rows)
-    return [text_of(row, pad, begun, prompt, len(rows)) for prompt, row in enumerate(rows)]
-
-
-def text_of(ids: Sequence[int], pad: PadToken, begun: bool, prompt: int, n_prompts: int) -> slice:
-    """Find the text of one prompt; see `texts_of`.
-
-    Args:
-        begun: whether the first token begins the text, although it is the padding token.
-    """
     if pad.index is None:
-        return slice(0, len(ids))
-    left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
-    right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
+        return [slice(0, len(row)) for row in rows]
+    begun = pad.begins and all(row[0] == pad.index for row in rows)  # the padding token begins every text
     # one that may end or begin a text does so in a prompt by itself, and on the side that is not padded
-    one = {side: pad.is_text and (n_prompts == 1 or side != pad.side) for side in ("left", "right")}
-    if left <= one["left"] and right <= one["right"]:
-        return slice(0, len(ids))
-    if left + right >= len(ids):
-        raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
-    inside = slice(left, len(ids) - right)
-    if pad.is_text or pad.index in ids[inside]:
-        also = "also begins or ends texts" if pad.is_text else "also stands inside it"
-        n, where = max((left, "start"), (right, "end"))
-        raise InputError(
-            f"prompt {prompt} of {n_prompts}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
-            f"padding cannot be told from text; {REMEDY}"
-        )
-    return inside
+    one = {side: pad.is_text and (len(rows) == 1 or side != pad.side) for side in ("left", "right")}
+    spans = []
+    for prompt, ids in enumerate(rows):
+        left = next((at for at, index in enumerate(ids) if index != pad.index), len(ids)) - begun
+        right = next((at for at, index in enumerate(reversed(ids)) if index != pad.index), len(ids))
+        inside = slice(left, len(ids) - right)
+        if left <= one["left"] and right <= one["right"]:
+            inside = slice(0, len(ids))
+        elif left + right >= len(ids):
+            raise InputError(f"prompt {prompt}: nothing but the padding token {pad.index}")
+        elif pad.is_text or pad.index in ids[inside]:
+            also = "also begins or ends texts" if pad.is_text else "also stands inside it"
+            n, where = max((left, "start"), (right, "end"))
+            raise InputError(
+                f"prompt {prompt} of {len(rows)}: {n} tokens at its {where} are {pad.index}, which pads and {also}, so "
+                f"padding cannot be told from text; {REMEDY}"
+            )
+        spans.append(inside)
+    return spans
 
 
 def spans_of_mask(attention_mask: Bool[Tensor, "batch pos"]) -> list[slice]:
@@ -106,27 +101,39 @@ def require_whole(layer: int, n_queries: int, n_keys: int) -> None:
         )
 
 
-def spans_of_scores(geometry: LayerGeometry, attn_scores: Float[Tensor, "batch query key"]) -> list[slice]:
-    """Find the text of every prompt of a forward pass, by the mask that it used.
+def masked_spans(
+    geometry: LayerGeometry, parts: Mapping[str, Tensor], padding: Bool[Tensor, "batch pos"] | None = None
+) -> list[slice]:
+    """Find what a layer's mask leaves of every prompt: by its scores, else by its padding; all of it without either."""
+    batch, _, length, _ = parts["q"].shape
+    if "attn_scores" in parts:
+        return spans_of_scores(geometry, parts["attn_scores"], parts["q"].dtype)
+    return [slice(0, length)] * batch if padding is None else spans_of_mask(padding)
+
+
+def spans_of_scores(
+    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
+) -> list[slice]:
+    """Find the text of every prompt of a forward pass, by the mask that it used: that of head 0, as all have one.
 
     Args:
-        attn_scores: of any one head, because masks are alike in all; -inf where masked.
+        dtype: of the model, see `plain_scores`.
 
     Raises:
         InputError: a KV cache, gaps, or nothing but padding.
         UnsupportedModelError: queries that see keys which the geometry hides.
     """
-    layer, (n_queries, n_keys) = f"layer {geometry.layer}", attn_scores.shape[1:]
-    require_whole(geometry.layer, n_queries, n_keys)
-    if attn_scores.isnan().any():
+    scores = plain_scores(attn_scores[:, 0], dtype)
+    require_whole(geometry.layer, *scores.shape[1:])
+    if scores.isnan().any():
         raise InputError(
-            f"{layer}: scores are NaN: broken weights, or padding that this model does not mask cleanly; run prompts "
-            "one at a time"
+            f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
+            "cleanly; run prompts one at a time"
         )
-    visible = attn_scores != -torch.inf
-    if (visible > geometry.visible(n_keys, visible.device)).any():
+    visible = scores != -torch.inf
+    if (visible > geometry.visible(scores.shape[2], visible.device)).any():
         raise UnsupportedModelError(
-            f"{layer}: queries see keys that the causal mask, or the window that was probed "
+            f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
             f"(window {geometry.window}), should hide from them"
         )
     return spans_of_mask(visible.any(1))

@@ -11,17 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.backends.sites import PARTS, checked_needs, hook_points, plain_scores
-from tl_posgen.models.capture.padding import (
-    PadToken,
-    require_padding,
-    require_whole,
-    spans_of_mask,
-    spans_of_pass,
-    spans_of_scores,
-)
-from tl_posgen.models.capture.reading import cut, layer_capture
-from tl_posgen.models.geometry.pass_proof import as_proved, as_streamed, checked_rows, is_softmax
+from tl_posgen.models.backends.sites import PARTS, checked_needs, hook_points
+from tl_posgen.models.capture.padding import PadToken, masked_spans, require_padding, require_whole, spans_of_pass
+from tl_posgen.models.capture.reading import layer_capture, proved_capture
+from tl_posgen.models.geometry.pass_proof import as_streamed
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
@@ -30,7 +23,6 @@ from tl_posgen.models.layers.projections import attention_inputs, projection_wei
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import WrappedModel
-from tl_posgen.rope.rotation import at_least_float32
 
 Consumer = Callable[[LayerCapture], None]
 FORMED = ("attn_scores", "pattern")  # by a pass that is not streamed
@@ -63,25 +55,21 @@ class PassCapture:
         self.embedded: Tensor | None = None  # by the pass that begins
         self.pad = PadToken.of_tokenizer(wrapped.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
-        self.waiting: list[tuple[LayerCapture, Tensor]] = []  # for the pattern, with the scores of some rows
+        self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.spans: list[slice] = []
         self.fired: set[int] = set()  # layers that were handed over
         self.owner, self.stream = wrapped.owner, wrapped.streamed.by
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
-        self.receivers = self.receivers_by_name()
+        wanted = self.needs | {"resid", "q", "k", "attn_scores"}
+        parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
+        self.receivers = {
+            probed.sites.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
+        }
         self.points = wrapped.model.hook_dict  # which a bridge works out anew whenever it is asked
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
                 projection_weights(wrapped.attention(probed.geometry.layer), probed.geometry)
-
-    def receivers_by_name(self) -> dict[str, Callable[[Tensor], None]]:
-        """Return what is called with the tensor of each hook."""
-        wanted = self.needs | {"resid", "q", "k", "attn_scores"}
-        parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
-        return {
-            probed.sites.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
-        }
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -92,7 +80,7 @@ class PassCapture:
             if self.embeds_tokens:
                 stack.callback(wrapped.embedding.register_forward_pre_hook(self.receive_tokens).remove)
             stack.enter_context(wrapped.exclusive(wrapped.owner))
-            receive = partial(self.store, "inputs")
+            receive = partial(self.parts.__setitem__, "inputs")
             stack.enter_context(attention_inputs(attentions, wrapped.backend.attention_input, receive))
             stack.enter_context(watching(wrapped.model, self.receivers))
             if self.stream is not None:
@@ -109,28 +97,20 @@ class PassCapture:
         """Tell passes that are to be captured from those that this package makes for itself."""
         return self.wrapped.owner in (self, self.owner)
 
-    def store(self, part: str, value: Tensor) -> None:
-        self.parts[part] = value.detach()
-
     def receive(self, probed: Probed, part: str, value: Tensor) -> None:
         if not self.is_own_pass():
             return
         self.wrapped.require_shown(probed)
         if part == "resid":  # the first to fire: what an interrupted pass left behind goes
             self.parts.clear()
-            self.waiting.clear()
             if self.embeds_tokens and probed is self.layers[0]:
                 self.tokens, self.embedded = self.embedded, None
         if threading.get_ident() != self.thread:
             raise InputError(
                 "this model runs in two threads while it is captured in one; give each thread its own model"
             )
-        self.store(part, value)
-        if part == "attn_scores":
-            self.add_scores(probed)
-        if part == "pattern":
-            self.add_pattern(probed)
-        if part == ("pattern" if "pattern" in self.needs else "attn_scores"):
+        self.parts[part] = value.detach()
+        if part == self.last:
             self.hand_over(probed)
 
     def receive_streamed(self, layer: int, done: LayerAttention) -> None:
@@ -138,79 +118,60 @@ class PassCapture:
         if layer not in self.heads or not self.is_own_pass():
             return
         require_whole(layer, done.q.shape[2], done.k.shape[2])
-        probed = self.wrapped.layer(layer)
-        if done.scores is None or done.pattern is None:
-            self.add_scores(probed, done)
-        else:
-            self.store("attn_scores", done.scores)
-            self.add_scores(probed)
-            if "pattern" in self.needs:
-                self.store("pattern", done.pattern)
-                self.add_pattern(probed)
-        self.hand_over(probed)
+        formed = {"attn_scores": done.scores, "pattern": done.pattern}
+        wanted = self.needs | {"attn_scores"}
+        self.parts |= {part: x.detach() for part, x in formed.items() if x is not None and part in wanted}
+        self.hand_over(self.wrapped.layer(layer), done)
 
-    def hand_over(self, probed: Probed) -> None:
-        captures = [capture for capture, _ in self.waiting]
-        self.waiting.clear()
-        self.fired.add(probed.geometry.layer)
-        for capture in captures:
-            self.consumer(capture)
-
-    def add_scores(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
-        """Make captures of everything but the pattern, and compare them with the scores that the pass used."""
+    def hand_over(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
+        """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer."""
         with torch.no_grad():  # norms of queries and keys have weights
             parts = {part: probed.sites.read(part, value) for part, value in self.parts.items()}
         self.parts.clear()
-        layer, (batch, _, length, _), dtype = probed.geometry.layer, parts["q"].shape, parts["q"].dtype
+        layer, (batch, _, length, _) = probed.geometry.layer, parts["q"].shape
         tokens = self.tokens if self.tokens is not None and self.tokens.shape == (batch, length) else None
-        others = streamed is None and self.others_hook(layer)
-        self.find_text(probed, parts, streamed, tokens, others)
+        formed = "attn_scores" in parts
+        edited = formed and any(self.is_hooked(layer, name) for name in EDITED)
+        padding = None if streamed is None else streamed.mask.padding
+        self.find_text(probed, masked_spans(probed.geometry, parts, padding), length, tokens, edited)
+        needs = self.needs if formed else self.needs - set(FORMED)
+        compared = {"all_scores": edited, "all_patterns": self.is_hooked(layer, "pattern")}
         projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
-        needs = self.needs - ({"pattern"} if streamed is None else set(FORMED))
+        captures = []
         for row, span in enumerate(self.spans):
             prompt = {part: value[row] for part, value in parts.items()}
             ids, number = None if tokens is None else tokens[row], self.prompts_before + row
-            capture = layer_capture(probed, prompt, self.heads[layer], needs, number, ids, span)
-            rows = capture.q[:, :0]
-            if streamed is None:
-                used = cut("attn_scores", prompt["attn_scores"], span)
-                capture = as_proved(capture, used, None, dtype, every_row=others)
-                if "pattern" in self.needs:
-                    rows = plain_scores(used[:, self.pattern_rows(capture)], dtype)
+            what = probed, prompt, self.heads[layer], needs, number, ids, span
+            if formed or streamed is None:
+                capture = proved_capture(*what, **compared)
             else:
-                capture = as_streamed(capture, *streamed.of_prompt(row, span, capture.heads), dtype)
+                rotated = streamed.of_prompt(row, span, self.heads[layer])
+                capture = as_streamed(layer_capture(*what), *rotated, parts["q"].dtype)
             if projections is not None and capture.inputs is not None:
-                allowed = tolerance(dtype)
+                allowed = tolerance(parts["q"].dtype)
                 prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
                 capture.projections = projections
-            self.waiting.append((capture, rows))
+            captures.append(capture)
+        self.fired.add(layer)
+        for capture in captures:
+            self.consumer(capture)
 
     def find_text(
-        self,
-        probed: Probed,
-        parts: Mapping[str, Tensor],
-        streamed: LayerAttention | None,
-        tokens: Int[Tensor, "batch pos"] | None,
-        others: bool,
+        self, probed: Probed, spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, edited: bool
     ) -> None:
         """Find where the text of every prompt stands, which must be the same in all layers of a pass.
 
         Args:
-            others: whether a hook may have hidden tokens.
+            spans: what the layer's mask leaves.
+            edited: whether a hook may have hidden tokens.
         """
-        batch, _, length, _ = parts["q"].shape
-        if streamed is None:
-            spans = spans_of_scores(probed.geometry, plain_scores(parts["attn_scores"][:, 0], parts["q"].dtype))
-        elif streamed.mask.padding is None:
-            spans = [slice(0, length)] * batch
-        else:
-            spans = spans_of_mask(streamed.mask.padding)
-        if others:
+        if edited:
             require_padding(spans, length, tokens, self.pad)
         spans = spans_of_pass(spans, length, tokens, self.pad)
         if probed is self.layers[0]:
             self.wrapped.require_evaluation()
-            self.spans, self.prompts_before, self.prompts_seen = spans, self.prompts_seen, self.prompts_seen + batch
+            self.spans, self.prompts_before = spans, self.prompts_seen
+            self.prompts_seen += len(spans)
         elif spans != self.spans:
             raise InputError(
                 f"layer {probed.geometry.layer} masks other tokens for every query than layer "
@@ -218,25 +179,9 @@ class PassCapture:
                 "to itself"
             )
 
-    def add_pattern(self, probed: Probed) -> None:
-        pattern = probed.sites.read("pattern", self.parts.pop("pattern"))
-        for row, ((capture, rows), span) in enumerate(zip(self.waiting, self.spans, strict=True)):
-            own = cut("pattern", pattern[row], span)
-            compared = own[:, self.pattern_rows(capture)]
-            capture.edited_pattern = not is_softmax(rows, compared, own.dtype, sinks=probed.geometry.sinks)
-            capture.pattern = at_least_float32(own if len(own) == len(capture.heads) else own[list(capture.heads)])
-
-    def pattern_rows(self, capture: LayerCapture) -> Tensor:
-        """Return the rows of the pattern that are compared with the scores: all where hooks may have edited some."""
-        alone = not self.is_hooked(f"blocks.{capture.layer}.attn.hook_pattern")
-        return checked_rows(capture.length) if alone else torch.arange(capture.length, device="cpu")
-
-    def others_hook(self, layer: int) -> bool:
-        """Tell whether hooks other than these are at work before the scores of this layer."""
-        return any(self.is_hooked(f"blocks.{layer}.attn.hook_{name}") for name in EDITED)
-
-    def is_hooked(self, name: str) -> bool:
-        """Tell whether a hook point has hooks besides this capture's own."""
+    def is_hooked(self, layer: int, name: str) -> bool:
+        """Tell whether a hook point of attention has hooks besides this capture's own."""
+        name = f"blocks.{layer}.attn.hook_{name}"
         return name in self.points and len(self.points[name]._forward_hooks) > (name in self.receivers)
 
 

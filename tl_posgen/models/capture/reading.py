@@ -1,4 +1,4 @@
-"""Making a LayerCapture of what a layer's hooks carried."""
+"""Making a LayerCapture of what a layer's hooks carried, and proving it."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.geometry.pass_proof import as_proved
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import without_row_offsets
 from tl_posgen.models.layers.capture import LayerCapture
@@ -22,11 +23,7 @@ def layer_capture(
     tokens: Int[Tensor, " pos"] | None,
     span: slice = slice(None),
 ) -> LayerCapture:
-    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it.
-
-    Args:
-        span: where the prompt's text stands; all that was run if left out.
-    """
+    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it, cut to its text."""
     geometry, parts = probed.geometry, {part: cut(part, value, span) for part, value in parts.items()}
     of_heads = partial(chosen_heads, heads, geometry.n_heads)
     capture = LayerCapture(
@@ -46,6 +43,24 @@ def layer_capture(
         if geometry.alibi_slopes is not None:
             capture.attn_scores = without_row_offsets(capture.attn_scores, capture.q, capture.k, geometry.scale)
     return capture
+
+
+def proved_capture(
+    probed: Probed,
+    parts: Mapping[str, Tensor],
+    heads: Sequence[int],
+    needs: Container[str],
+    prompt: int,
+    tokens: Int[Tensor, " pos"] | None,
+    span: slice,
+    *,
+    all_scores: bool = True,
+    all_patterns: bool = True,
+) -> LayerCapture:
+    """Make a `layer_capture`, held against the scores and the pattern among its parts; see `as_proved`."""
+    capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
+    used, pattern = (cut(part, parts[part], span) if part in parts else None for part in ("attn_scores", "pattern"))
+    return as_proved(capture, used, pattern, parts["q"].dtype, all_scores=all_scores, all_patterns=all_patterns)
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:

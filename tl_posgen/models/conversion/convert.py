@@ -20,10 +20,7 @@ def as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str, tried: "Tri
     """Make a HookedTransformer with the same weights, none folded or centred; compare its logits with the original's.
 
     The original is left without weights: each is let go when it has been copied, so that no two models are held.
-
-    Raises:
-        ModelError: TransformerLens 4, which has no HookedTransformer.
-        UnsupportedModelError: an architecture without a recipe, or a model that the recipe does not reproduce.
+    UnsupportedModelError for an architecture without a recipe, or a model that the recipe does not reproduce.
     """
     HookedTransformer, HookedTransformerConfig, conversions = hooked_parts()
     architecture = type(hf_model).__name__
@@ -80,11 +77,7 @@ class Tried(NamedTuple):
 
 
 def try_out(hf_model: Any, name: str) -> Tried:
-    """Run a few random tokens through the model.
-
-    Raises:
-        ModelError: it does not run, or its logits are not finite.
-    """
+    """Run a few random tokens through the model; ModelError where it does not run, or its logits are not finite."""
     config = hf_model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1 of any number
     n = min(24, limit) if limit > 0 else 24
@@ -115,11 +108,7 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
 
 
 def as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
-    """Make a TransformerBridge around the model; one that is spread over devices stays there.
-
-    Raises:
-        UnsupportedModelError: TransformerLens has no adapter for the architecture.
-    """
+    """Make a TransformerBridge around the model; one that is spread over devices stays there."""
     from transformer_lens.model_bridge import TransformerBridge
 
     hf_model.config.architectures = hf_model.config.architectures or [type(hf_model).__name__]
@@ -149,8 +138,7 @@ def spread_of(hf_model: Any) -> dict[str, Any] | None:
 def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backend: str) -> Model:
     """Make the model as the asked backend; "auto" is a HookedTransformer where that has the same logits.
 
-    Args:
-        make: makes the Hugging Face model; called again where it has become a HookedTransformer that is not the same.
+    `make` makes the Hugging Face model: again, where it has become a HookedTransformer that is not the same.
     """
     hf_model = make()
     tried, model = try_out(hf_model, name), None
@@ -179,13 +167,10 @@ def build_random(
     moved: bool = False,
     spread: dict[str, Any] | None = None,
 ) -> tuple[Model, str]:
-    """Make a model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like`.
+    """Make a model of a Hugging Face config, initialised by transformers, in the dtype and on the device of `like` or
+    as `spread_of` says; and the rule that made its weights.
 
-    Returns the model, and the rule that made its weights.
-
-    Args:
-        moved: move every weight off its initial value, so that a forgotten norm or bias shows.
-        spread: the device of each module, see `spread_of`.
+    With `moved`, every weight is moved off its initial value, so that a forgotten norm or bias shows.
     """
     from transformers import AutoModelForCausalLM
 

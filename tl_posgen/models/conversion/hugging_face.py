@@ -1,7 +1,10 @@
-"""Loading the Hugging Face model of a directory: planned from its config, then filled with its weights."""
+"""Reading a directory with transformers: config, tokenizer, model; whatever is wrong is refused in one line."""
 
 import copy
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +14,61 @@ from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.source import COMPUTED, first_line
 from tl_posgen.models.conversion.weights import StoredWeights
 from tl_posgen.models.memory import memory_of
+
+# fields of the configs of all families that must be whole numbers above 0, and numbers above 0
+WHOLE = re.compile(
+    r"(^|\.)(num_hidden_layers|num_layers|n_layers?|hidden_size|n_embd|d_model|head_dim|vocab_size|"
+    r"max_position_embeddings|n_positions|num(_attention|_key_value|_kv)?_heads|n_heads?)$"
+)
+POSITIVE = re.compile(
+    r"(^|\.)(query_pre_attn_scalar|rope_theta|rotary_emb_base|rope_local_base_freq|"
+    r"rope_(scaling|parameters)\.(.*\.)?factor)$"
+)
+
+
+def read_config(directory: Path, trust_remote_code: bool) -> Any:
+    """Read the Hugging Face config of a directory, without the network.
+
+    Raises:
+        ModelError: an unknown architecture, a size that is not a whole number above 0, a base of RoPE or a scale
+            that is not a number above 0, NaN anywhere; with the field.
+    """
+    from transformers import AutoConfig
+
+    try:
+        written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        for name, value in entries(written):
+            if wrong := what_is_wrong(name, value):
+                raise ModelError(f"{directory}: config.json says {name} = {value!r}; {wrong}")
+        return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except ModelError:
+        raise
+    except Exception as error:  # configs validate themselves with errors of many kinds
+        raise ModelError(f"{directory}: config.json cannot be used: {first_line(error)}") from error
+
+
+def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of everything inside that is no list or mapping; names of nested ones are joined by dots."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from entries(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for one in value:
+            yield from entries(one, name)
+    else:
+        yield name, value
+
+
+def what_is_wrong(name: str, value: Any) -> str | None:
+    """Say why no model can be made of this entry; None where nothing is known against it."""
+    if isinstance(value, float) and math.isnan(value):
+        return "it must be a number"
+    if value is None:
+        return None
+    positive = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if WHOLE.search(name) and not (positive and isinstance(value, int)):
+        return "it must be a whole number, 1 or more"
+    return "it must be a number above 0" if POSITIVE.search(name) and not positive else None
 
 
 def load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
@@ -40,48 +98,6 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
 
     meta = {"dtype": dtype, "device_map": "meta", "use_safetensors": True, "trust_remote_code": trust_remote_code}
     planned, report = from_pretrained(AutoModelForCausalLM, directory, config, directory, **meta)
-    require_fitting(directory, report)
-    require_memory(directory, sum(weight.numel() for weight in planned.parameters()), planned.dtype)
-    return Planned(type(planned), planned.dtype)
-
-
-def load_hf_model(
-    directory: Path, config: Any, planned: Planned, dtype: torch.dtype, weights: StoredWeights, **more: Any
-) -> Any:
-    """Load the Hugging Face model of a directory, in evaluation mode, with eager attention; each tensor is read once.
-
-    Raises:
-        ModelError: NaN or inf in a tensor, which is named.
-    """
-    hf_model, _ = from_pretrained(
-        planned.kind, directory, config, None, dtype=dtype, state_dict=dict(weights.tensors), **more
-    )
-    weights.require_finite()
-    hf_model.config.name_or_path = str(directory)
-    return hf_model.eval()
-
-
-def from_pretrained(
-    kind: Any, directory: Path, config: Any, place: Path | None, **options: Any
-) -> tuple[Any, Mapping[str, Any]]:
-    """Return the model, and which weights it has, lacks, and did not take."""
-    try:
-        loaded: Any = kind.from_pretrained(
-            place,
-            config=copy.deepcopy(config),
-            attn_implementation="eager",
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-        return loaded
-    except Exception as error:  # every architecture has its own
-        raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error
-
-
-def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:
-    """Refuse weights that the model lacks, has in another size, or does not take."""
     wrong = {
         "lack {} ({} tensors are missing)": sorted(report["missing_keys"]),
         "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
@@ -93,13 +109,37 @@ def require_fitting(directory: Path, report: Mapping[str, Any]) -> None:
         if names:
             found = words.format(names[0], len(names))
             raise ModelError(f"{directory}: the weights {found}; the checkpoint does not belong to config.json")
-
-
-def require_memory(directory: Path, n_weights: int, dtype: torch.dtype) -> None:
-    """Refuse a model that is larger than this machine's memory, where that is known."""
-    needed, held = n_weights * dtype.itemsize, memory_of(torch.device("cpu"))
-    if held is not None and needed > held:
-        sizes = f"{n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}"
+    n_weights, held = sum(weight.numel() for weight in planned.parameters()), memory_of(torch.device("cpu"))
+    if held is not None and (needed := n_weights * planned.dtype.itemsize) > held:
         raise ModelError(
-            f"{directory}: {sizes}, and this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
+            f"{directory}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {planned.dtype}, and "
+            f"this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
         )
+    return Planned(type(planned), planned.dtype)
+
+
+def load_hf_model(
+    directory: Path, config: Any, planned: Planned, dtype: torch.dtype, weights: StoredWeights, **more: Any
+) -> Any:
+    """Load the Hugging Face model of a directory, in evaluation mode, with eager attention; each tensor is read once.
+
+    Raises:
+        ModelError: NaN or inf in a tensor, which is named.
+    """
+    options = {"dtype": dtype, "state_dict": dict(weights.tensors), **more}
+    hf_model, _ = from_pretrained(planned.kind, directory, config, None, **options)
+    weights.require_finite()
+    hf_model.config.name_or_path = str(directory)
+    return hf_model.eval()
+
+
+def from_pretrained(
+    kind: Any, directory: Path, config: Any, place: Path | None, **options: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return the model, and which weights it has, lacks, and did not take."""
+    options |= {"attn_implementation": "eager", "local_files_only": True, "ignore_mismatched_sizes": True}
+    try:
+        loaded: Any = kind.from_pretrained(place, config=copy.deepcopy(config), output_loading_info=True, **options)
+        return loaded
+    except Exception as error:  # every architecture has its own
+        raise ModelError(f"{directory}: transformers cannot load this model: {first_line(error)}") from error

@@ -39,15 +39,8 @@ def local_directory(name: str | os.PathLike) -> Path | None:
 def find_source(
     name: str | os.PathLike, revision: str | None = None, tokenizer: str | os.PathLike | None = None
 ) -> Source:
-    """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`.
-
-    Args:
-        tokenizer: a directory, or "mini", with another tokenizer than the one there.
-
-    Raises:
-        InputError: no tokenizer where one was said to be.
-        ModelError: no such directory or repository, no network, or files are missing there.
-    """
+    """Find the local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`;
+    `tokenizer` is a directory, or "mini", with another tokenizer than the one there."""
     other = None if tokenizer is None else tokenizer_directory(tokenizer)
     words, commit = os.fspath(name), None
     directory = local_directory(words)

@@ -28,29 +28,22 @@ class Stored:
 
     def __getitem__(self, part: Any) -> Tensor:
         tensor: Tensor = self.file.get_slice(self.name)[part]
-        if is_quantised(self.name, tensor):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self.broken.append(
-                f"{self.path}: {self.name} is quantised ({dtype}); save the model in float32 or bfloat16"
-            )
-        elif kind := not_finite(tensor):
-            self.broken.append(
-                f"{self.path}: {self.name} holds {kind}; the weights are broken, load another checkpoint"
-            )
+        if fault := fault_of(self.name, tensor):
+            self.broken.append(f"{self.path}: {self.name} {fault}")
         return tensor
 
 
-def is_quantised(name: str, tensor: Tensor) -> bool:
-    """Tell weights that are no floating-point numbers of two bytes or more."""
-    return not COMPUTED.search(name) and (not tensor.is_floating_point() or tensor.element_size() < 2)
-
-
-def not_finite(tensor: Tensor) -> str:
-    """Return "NaN" or "inf" where a tensor holds one; "" where all of its numbers are finite."""
+def fault_of(name: str, tensor: Tensor) -> str:
+    """Say that a weight is quantised, or holds NaN or inf; "" where neither."""
+    if not COMPUTED.search(name) and (not tensor.is_floating_point() or tensor.element_size() < 2):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"is quantised ({dtype}); save the model in float32 or bfloat16"
     if not tensor.is_floating_point() or not tensor.numel():
         return ""
     low, high = tensor.aminmax()  # NaN is the least and the largest
-    return "NaN" if low.isnan() else "" if low.isfinite() and high.isfinite() else "inf"
+    if low.isfinite() and high.isfinite():
+        return ""
+    return f"holds {'NaN' if low.isnan() else 'inf'}; the weights are broken, load another checkpoint"
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -77,11 +70,7 @@ class StoredWeights:
 
 
 def stored_weights(directory: Path) -> StoredWeights:
-    """Return every tensor of a directory.
-
-    Raises:
-        ModelError: a file that is missing or is not safetensors.
-    """
+    """Return every tensor of a directory; ModelError for a file that is missing or is not safetensors."""
     from safetensors import safe_open
 
     weights = StoredWeights({}, [])

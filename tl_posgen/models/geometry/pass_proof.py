@@ -22,6 +22,40 @@ def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
     return torch.linspace(0, n - 1, min(n, n_rows), device="cpu").round().long()
 
 
+def as_proved(
+    capture: LayerCapture,
+    attn_scores: Float[Tensor, "model_head query key"] | None,
+    pattern: Float[Tensor, "model_head query key"] | None,
+    dtype: torch.dtype,
+    *,
+    all_scores: bool = True,
+    all_patterns: bool = True,
+) -> LayerCapture:
+    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with.
+
+    Args:
+        all_scores, all_patterns: whether every row is compared, as where hooks may have edited some.
+    """
+    heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
+    if attn_scores is not None:
+        used = as_used(capture, attn_scores, dtype, every_row=all_scores)
+        if pattern is not None:
+            some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
+            own = plain_scores(attn_scores[some], dtype)
+            used.edited_pattern = not is_softmax(own, pattern[some], pattern.dtype, sinks=sinks)
+        return used
+    if pattern is None:
+        capture.proved = False
+        return capture
+    if is_softmax(capture.scores(), pattern[heads], dtype, sinks=sinks):
+        return capture
+    why = (
+        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
+        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
+    )
+    return EditedCapture(capture, None, why)
+
+
 def as_used(
     capture: LayerCapture,
     attn_scores: Float[Tensor, "model_head query key"],
@@ -37,7 +71,6 @@ def as_used(
     Args:
         attn_scores: those of the pass, all heads of the layer, as hook_attn_scores carries them.
         dtype: the model's.
-        every_row: where hooks may have edited some.
     """
     n = capture.q.shape[1]
     rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
@@ -46,8 +79,8 @@ def as_used(
     used = plain_scores(attn_scores[heads[:, None], rows], dtype)
     q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
-    masked = (used == -torch.inf) != (recomputed == -torch.inf)
     seen = used != -torch.inf
+    masked = seen != (recomputed != -torch.inf)
     if geometry.alibi_slopes is not None:
         used = without_row_offsets(used, q, k, geometry.scale, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
@@ -130,35 +163,3 @@ def is_softmax(
     possible = (share > 0) & (share <= 1 + allowed)
     seen = (scores != -torch.inf).any(-1)
     return bool((near & possible)[seen].all())
-
-
-def as_proved(
-    capture: LayerCapture,
-    attn_scores: Float[Tensor, "model_head query key"] | None,
-    pattern: Float[Tensor, "model_head query key"] | None,
-    dtype: torch.dtype,
-    *,
-    every_row: bool = True,
-) -> LayerCapture:
-    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with.
-
-    Args:
-        pattern: of a cache; in a running pass it comes later.
-    """
-    heads, sinks = list(capture.heads), capture.geometry.sinks
-    if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=every_row)
-        if pattern is not None:
-            own = plain_scores(attn_scores[heads], dtype)
-            used.edited_pattern = not is_softmax(own, pattern[heads], dtype, sinks=sinks)
-        return used
-    if pattern is None:
-        capture.proved = False
-        return capture
-    if is_softmax(capture.scores(), pattern[heads], dtype, sinks=sinks):
-        return capture
-    why = (
-        f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
-        "(edited by a hook, or of another model?); add hook_attn_scores to the cache to measure those."
-    )
-    return EditedCapture(capture, None, why)

@@ -20,9 +20,7 @@ N_TOKENS = 48
 def difference(backend: Backend, origin: Origin) -> str:
     """Say how the model's logits differ from those of the plain Hugging Face model; "" if they do not.
 
-    Where they differ, or cannot be compared as `enable_compatibility_mode` has processed the weights, a bridge of the
-    same config with other weights, all moved off their initial values, is compared: it tells a fault of the bridge from
-    weights that the user changed.
+    A bridge of the same config with random weights tells a fault of the bridge from weights that the user changed.
     """
     reason = own_difference(backend)
     if reason == "":
@@ -34,11 +32,8 @@ def difference(backend: Backend, origin: Origin) -> str:
 
 
 def own_difference(backend: Backend) -> str | None:
-    """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's; "" if they do not.
-
-    They are compared by `logit_error`, the user's hooks left out. None where there is a plain model, and it no longer
-    has the same weights.
-    """
+    """Say how the model's logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks
+    left out; "" if they do not, None where the plain model no longer has the same weights."""
     model = backend.model
     n = min(N_TOKENS, backend.limit().tokens or N_TOKENS)
     weight = next(model.parameters())

@@ -4,15 +4,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
-from tl_posgen.models.backends.sites import Sites, dispatch, plain_scores
+from tl_posgen.models.backends.sites import Sites, plain_scores
 from tl_posgen.models.geometry.proof import is_pattern, prove
 from tl_posgen.models.layers.fused import FAILURES, forming
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -70,14 +69,11 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
         geometry = prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype))
-        return Probed(replace(geometry, sinks=has_sinks(fired.get("pattern"))), sites, handed_on)
+        pattern = fired.get("pattern")
+        sinks = pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
+        return Probed(replace(geometry, sinks=sinks), sites, handed_on)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
-
-
-def has_sinks(pattern: Tensor | None) -> bool:
-    """Tell whether rows of the probe's pattern sum to less than one."""
-    return pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
 
 
 def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
@@ -85,15 +81,20 @@ def probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
     n = min(PROBE_TOKENS, backend.limit().tokens or PROBE_TOKENS)
     tokens = random_tokens(model.cfg.d_vocab, n, next(model.parameters()).device)
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
-
-    def remember(layer: int, name: str, value: Tensor) -> None:
-        fired[layer][name] = value.detach()
-
     known = model.hook_dict
     places = {
-        (layer, name): f"blocks.{layer}.attn.hook_{name}" for layer in range(model.cfg.n_layers) for name in HOOKS
+        name: (layer, part)
+        for layer in range(model.cfg.n_layers)
+        for part in HOOKS
+        if (name := f"blocks.{layer}.attn.hook_{part}") in known
     }
-    hooks = dispatch(model, {place: partial(remember, *of) for of, place in places.items() if place in known})
-    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+    by_point = {id(known[name]): place for name, place in places.items()}  # a bridge's hook.name can be an alias
+
+    def remember(value: Tensor, hook: Any) -> None:
+        layer, part = by_point[id(hook)]
+        fired[layer][part] = value.detach()
+
+    # one entry for all hooks, as a bridge works out its thousands of names anew for each
+    with torch.no_grad(), model.hooks(fwd_hooks=[(places.__contains__, remember)]):
         model(tokens, return_type=None, **backend.options(tokens))
     return fired

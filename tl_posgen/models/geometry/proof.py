@@ -24,12 +24,8 @@ def prove(
     """Return the draft that reproduces the model's scores, with `error` = max |recomputed - model's| over visible ones.
 
     The error must be below `tolerance` times the largest visible |score|, or what rounding may do to one, and the
-    draft's mask must be the model's. For ALiBi, scores are compared up to a constant per row (see
-    `without_row_offsets`).
-
-    Args:
-        q, k: before RoPE, after qk-norm, in the model's dtype.
-        attn_scores: the model's, -inf where masked.
+    draft's mask must be the model's. ALiBi is compared up to a constant per row (see `without_row_offsets`). The
+    model's scores are -inf where masked, q and k in its dtype.
 
     Raises:
         UnsupportedModelError: no draft fits; the message says how far the best one is off, and what is likely wrong.
@@ -116,10 +112,8 @@ def without_row_offsets(
     """Shift each row of ALiBi scores so that distance 0 carries no bias, which softmax cannot tell.
 
     Implementations add slope * (j - i), slope * j (Bloom) or slope * (j - n) (MPT): the same attention, and different
-    numbers. A row whose own key is masked is left as it is.
-
-    Args:
-        rows: the positions of these queries; all, in order, if left out.
+    numbers. A row whose own key is masked is left as it is. `rows` are the positions of these queries: all, if left
+    out.
     """
     own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
     unbiased = scale * (rotated_q * rotated_k[:, own]).sum(-1)

@@ -1,7 +1,8 @@
 """The capture of one layer on one prompt, which every measure is given."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,8 @@ from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate
 
-PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
+PER_HEAD = ("q", "k", "v", "attn_scores", "pattern", "sinks", "_used")
+WITHHELD = ("q", "k", "rotated_q", "rotated_k")  # by an `EditedCapture`
 
 
 @dataclass
@@ -70,10 +72,11 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        held = fields_of(self)
-        held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
+        some, held = copy(self), vars(self)
+        own = {name: held[name][part] for name in PER_HEAD if held.get(name) is not None}
         rotated = {name: x[part] for name, x in self._rotated.items()}
-        return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
+        vars(some).update(own, heads=list(self.heads)[part], _rotated=rotated, _shared={})
+        return some
 
     @property
     def length(self) -> int:
@@ -133,28 +136,19 @@ class LayerCapture:
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
 
 
-def fields_of(capture: LayerCapture) -> dict[str, Any]:
-    """Return what LayerCapture(...) was given, by name."""
-    return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
-
-
 class StreamedCapture(LayerCapture):
-    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
+    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows.
+
+    Attributes:
+        sinks: logits of the chosen heads that join each row's softmax and carry no value, or None.
+    """
 
     def __init__(self, capture: LayerCapture, sinks: Float[Tensor, " head"] | None):
-        """
-        Args:
-            sinks: logits of the chosen heads that join each row's softmax and carry no value.
-        """
-        super().__init__(**fields_of(capture))
+        vars(self).update(vars(capture), sinks=sinks, _shared={})
         del self.attn_scores, self.pattern  # the properties below stand in for them
-        self.sinks = sinks
 
     attn_scores: Any = cached_property(lambda self: self.scores())
     pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
-
-    def of_heads(self, part: slice) -> "StreamedCapture":
-        return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
 
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return self.score_rows(start, stop)
@@ -167,42 +161,27 @@ class StreamedCapture(LayerCapture):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-class Withheld:
-    """An attribute of an `EditedCapture` that it has, and does not give."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __set__(self, capture: Any, value: Any) -> None:
-        vars(capture)[self.name] = value
-
-    def __get__(self, capture: Any, owner: type | None = None) -> Any:
-        raise UnsupportedModelError(f"{capture.why} What follows from queries and keys says nothing of these scores.")
-
-
 class EditedCapture(LayerCapture):
     """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
     what was proved before.
 
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
-    """
 
-    q: Any = Withheld()
-    k: Any = Withheld()
-    rotated_q: Any = Withheld()
-    rotated_k: Any = Withheld()
+    Attributes:
+        why: what differs, and the likely cause.
+    """
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
         Args:
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
-            why: what differs, and the likely cause.
         """
-        super().__init__(**fields_of(capture))
-        self.why, self._used = why, used
+        vars(self).update(vars(capture), why=why, _used=used, _shared={})
 
-    def of_heads(self, part: slice) -> "EditedCapture":
-        return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
+    def __getattribute__(self, name: str) -> Any:
+        if name in WITHHELD:
+            raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
+        return super().__getattribute__(name)
 
     @property
     def length(self) -> int:
@@ -246,15 +225,16 @@ def scores_from(
 def finished_scores(
     products: Float[Tensor, "*batch head query key"],
     geometry: LayerGeometry,
-    heads: Sequence[int],
+    heads: Sequence[int] | None = None,
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "*batch head query key"]:
     """cap(products_ij - slope d_ij): what the layer adds to scale <q, k>, with d_ij = i - j unless given.
 
-    Fewer queries than keys are the last ones.
+    Fewer queries than keys are the last ones; the heads are all of the layer's unless given.
     """
     if geometry.alibi_slopes is not None:
         position = torch.arange(products.shape[-1], device=products.device)
         away = position[-products.shape[-2] :, None] - position if distance is None else distance
-        products = products - geometry.alibi_slopes.to(products)[list(heads), None, None] * away
+        slopes = geometry.alibi_slopes.to(products)
+        products = products - (slopes if heads is None else slopes[list(heads)])[:, None, None] * away
     return soft_capped(products, geometry.soft_cap)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,11 +19,14 @@ SCORES_AT_ONCE = 2**21  # entries of a block of rows, all heads of a batch toget
 
 Rows: TypeAlias = Callable[[int, int], Bool[Tensor, "#batch 1 row key"]]
 Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "row key"]], Tensor]
+# (q, k, v, mask, scale, finish=None, sinks=None, **formed) -> z, in the place of one layer's attention; q, k rotated,
+# mask is a `Mask` or what transformers hands over, formed are z, scores and pattern as hooks left them, if they did
+Attention: TypeAlias = Callable[..., Float[Tensor, "batch head pos d_value"]]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Keys that every query sees, given row by row.
+    """Keys that every query sees, row by row.
 
     Attributes:
         rows: (start, stop) -> what the queries start .. stop - 1 see.
@@ -74,40 +76,15 @@ class Mask:
         return cls(rows, window is None and padding is None and before == 0, padding)
 
 
-@runtime_checkable
-class Attention(Protocol):
-    """Replacement of one layer's attention: from rotated q, k and v to z."""
-
-    def __call__(
-        self,
-        q: Float[Tensor, "batch head pos d_head"],
-        k: Float[Tensor, "batch key_head key d_head"],
-        v: Float[Tensor, "batch key_head key d_value"],
-        mask: Any,
-        scale: float | None,
-        finish: Finish | None = None,
-        sinks: Float[Tensor, " head"] | None = None,
-        **formed: Tensor,
-    ) -> Float[Tensor, "batch head pos d_value"]:
-        """
-        Args:
-            mask: a `Mask`; what transformers hands over, where it was not made here.
-            formed: z, scores and pattern as hooks left them, where these were formed already.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class LayerAttention:
     """One layer's attention as a forward pass computed it.
 
     Attributes:
-        q, k: rotated, as they met.
-        v: values.
-        z: what each head made of them, sum_j pattern_ij v_j.
-        mask: which keys were seen.
+        q, k: rotated.
+        z: sum_j pattern_ij v_j.
         sinks: logits that join each row's softmax and carry no value, or None.
-        scores, pattern: where hooks had them formed, as those left them; else None.
+        scores, pattern: as hooks left them, where hooks had them formed; else None.
     """
 
     q: Float[Tensor, "batch head pos d_head"]
@@ -133,11 +110,10 @@ def attend(
     v: Float[Tensor, "batch key_head key d_value"],
     scale: float,
     mask: Mask,
-    *,
     finish: Finish | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch head pos d_value"]:
-    r"""z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
+    """z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
 
     Memory is linear in the number of tokens: a block of rows has at most `SCORES_AT_ONCE` scores (one row at least).
 
@@ -152,35 +128,17 @@ def attend(
         >>> attend(q, k, v, 1.0, Mask.of_window(3)).flatten().tolist()
         [0.0, 0.5, 1.0]
     """
-    group = q.shape[1] // k.shape[1]
+    group, before = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]  # keys of earlier passes
     if mask.causal and finish is None and sinks is None and q.shape[-1] == v.shape[-1]:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
-    blocks = [
-        attend_rows(q, k, v, scale, mask, start, stop, finish=finish, sinks=sinks)
-        for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2])
-    ]
+    blocks = []
+    for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]):
+        seen = mask.rows(start, stop).to(q.device)
+        keys = slice(first_seen(seen), before + stop)
+        scores = block_of_scores(q, k, scale, start, keys, finish)
+        pattern = masked_softmax(scores, seen[..., keys], sinks)
+        blocks.append(per_key_head(pattern.to(v.dtype), group, v[:, :, keys]))
     return torch.cat(blocks, 2)
-
-
-def attend_rows(
-    q: Float[Tensor, "batch head pos d_head"],
-    k: Float[Tensor, "batch key_head key d_head"],
-    v: Float[Tensor, "batch key_head key d_value"],
-    scale: float,
-    mask: Mask,
-    start: int,
-    stop: int,
-    *,
-    finish: Finish | None = None,
-    sinks: Float[Tensor, " head"] | None = None,
-) -> Float[Tensor, "batch head row d_value"]:
-    """z_i of `attend` for the queries start .. stop - 1, which see no key behind them."""
-    before = k.shape[2] - q.shape[2]  # keys of earlier passes
-    seen = mask.rows(start, stop).to(q.device)
-    keys = slice(first_seen(seen), before + stop)
-    scores = block_of_scores(q, k, scale, start, keys, finish)
-    pattern = masked_softmax(scores, seen[..., keys], sinks)
-    return per_key_head(pattern.to(v.dtype), q.shape[1] // k.shape[1], v[:, :, keys])
 
 
 def block_of_scores(
@@ -203,8 +161,7 @@ def form(
     scores = block_of_scores(q, k, scale, 0, slice(0, k.shape[2]), finish)
     seen = mask.rows(0, q.shape[2]).to(q.device)
     scores = attn.hook_attn_scores(scores.masked_fill(~seen, torch.finfo(scores.dtype).min))
-    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
-    pattern = attn.hook_pattern(masked_softmax(scores, everywhere, sinks).to(v.dtype))
+    pattern = attn.hook_pattern(masked_softmax(scores, None, sinks).to(v.dtype))
     return {"z": per_key_head(pattern, q.shape[1] // k.shape[1], v), "scores": scores, "pattern": pattern}
 
 
@@ -214,10 +171,14 @@ def forming(attn: Any) -> Attention:
     def attention(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, finish: Any = None, sinks: Any = None, **_: Any
     ) -> Float[Tensor, "batch head pos d_value"]:
-        by = q.shape[-1] ** -0.5 if scale is None else scale
-        return form(attn, q, k, v, by, as_mask(mask, q, k), finish, sinks)["z"]
+        return form(attn, q, k, v, scale_of(q, scale), as_mask(mask, q, k), finish, sinks)["z"]
 
     return attention
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """Return the scale, 1 / sqrt(d_head) where an architecture gives none."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
@@ -233,16 +194,15 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
     """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
-    return None if geometry.bilinear else partial(finish_block, geometry)
+    return None if geometry.bilinear else lambda scores, distance: finished_scores(scores, geometry, None, distance)
 
 
-def finish_block(geometry: LayerGeometry, scores: Tensor, distance: Tensor) -> Float[Tensor, "batch head row key"]:
-    return finished_scores(scores, geometry, range(scores.shape[1]), distance)
-
-
-def masked_softmax(scores: Tensor, seen: Tensor, sinks: Tensor | None = None) -> Float[Tensor, "*batch head row key"]:
-    """Softmax over the keys that are seen, in float32 at least; 0 in rows that see none."""
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~seen, -torch.inf)
+def masked_softmax(
+    scores: Tensor, seen: Tensor | None, sinks: Tensor | None = None
+) -> Float[Tensor, "*batch head row key"]:
+    """Softmax over the keys that are seen (None: all), in float32 at least; 0 in rows that see none."""
+    scores = at_least_float32(scores)
+    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
     if sinks is None:
         return scores.softmax(-1).nan_to_num(0)
     with_sink = pad(scores, (0, 1))

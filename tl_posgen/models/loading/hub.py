@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tl_posgen.errors import ModelError
-from tl_posgen.models.conversion.config import read_config
+from tl_posgen.models.conversion.hugging_face import read_config
 from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, official_name
 from tl_posgen.models.conversion.weights import stored_weights
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
@@ -52,9 +52,6 @@ class Shape:
 
 def shape_of(name: str | Path, revision: str | None = None) -> Shape:
     """Return the shape of a directory's weights, or of a model on huggingface.co, of which only headers are fetched.
-
-    Raises:
-        ModelError: no such model or revision, no safetensors, a config that cannot be read, no network.
 
     Example:
         >>> from tl_posgen.models.conversion.source import MINI

@@ -11,9 +11,8 @@ from tqdm.auto import tqdm
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
-from tl_posgen.models.conversion.config import read_config
 from tl_posgen.models.conversion.convert import build, hooked_parts
-from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan
+from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan, read_config
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import MINI, Source, find_source, first_line, local_directory
 from tl_posgen.models.conversion.weights import require_layers, stored_weights

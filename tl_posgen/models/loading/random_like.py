@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.config import read_config
 from tl_posgen.models.conversion.convert import build_random
-from tl_posgen.models.conversion.hugging_face import load_tokenizer
+from tl_posgen.models.conversion.hugging_face import load_tokenizer, read_config
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import WrappedModel, wrap

@@ -7,7 +7,7 @@ Every hook goes on firing. A layer whose scores or pattern are hooked forms them
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import UNITS, allowed_error
 from tl_posgen.models.layers.capture import scores_from
-from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax
+from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, attend, form, masked_softmax, scale_of
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
@@ -33,6 +33,8 @@ from tl_posgen.models.wrapped import WrappedModel, wrap
 LONG = 1024  # tokens: longer prompts are streamed unless told otherwise
 ROWS = 4  # query rows of every pass whose output is proved, the last among them
 N_TOKENS = 48
+# under which TransformerLens computes attention in other steps
+OTHER_STEPS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention")
 
 _choice: ContextVar[bool | None] = ContextVar("streaming", default=None)
 _matrices: ContextVar[int] = ContextVar("matrices", default=0)
@@ -69,8 +71,8 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
     if known.by is not None:
         yield
         return
-    if reason := unusual(wrapped.model.cfg):
-        raise UnsupportedModelError(f"attention cannot be streamed: {reason}")
+    if found := [name for name in OTHER_STEPS if getattr(wrapped.model.cfg, name, False)]:
+        raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
     stream = Stream(wrapped)
     if known.refusal is None:
         known.refusal = difference(wrapped, stream)
@@ -96,9 +98,8 @@ def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_if_chosen(model: Model | WrappedModel, n: int) -> Iterator[None]:
+def streaming_if_chosen(wrapped: WrappedModel, n: int) -> Iterator[None]:
     """Stream passes over n tokens as `chosen` says; long ones run as they are where that is impossible."""
-    wrapped = wrap(model)
     choice, needed = _choice.get(), wrapped.needs_streaming
     if choice is False and needed:
         raise InputError(
@@ -107,23 +108,21 @@ def streaming_if_chosen(model: Model | WrappedModel, n: int) -> Iterator[None]:
         )
     with ExitStack() as stack:
         if choice or needed or (choice is None and n > LONG):
-            try:
+            with nullcontext() if choice or needed else suppress(PosgenError):
                 stack.enter_context(streaming(wrapped))
-            except PosgenError:
-                if choice or needed:
-                    raise
         yield
 
 
-def is_streamed(model: Model | WrappedModel, n: int) -> bool:
+def is_streamed(wrapped: WrappedModel, n: int) -> bool:
     """Tell whether captured passes over n tokens are streamed, as `chosen` says and as the model allows."""
-    wrapped = wrap(model)
     with streaming_if_chosen(wrapped, n):
         return wrapped.streamed.by is not None
 
 
 def require_fits(wrapped: WrappedModel, n: int) -> None:
-    """Refuse prompts of n tokens that no memory holds: their forward pass, or what `chosen` says is measured of it."""
+    """Refuse prompts of n tokens that the model does not take, or that no memory holds: their forward pass, or what
+    `chosen` says is measured of it."""
+    wrapped.require_length(n)
     if n > LONG:
         require_pass_fits(wrapped.model, n, is_streamed=is_streamed(wrapped, n), matrices=_matrices.get())
 
@@ -192,8 +191,7 @@ class Stream:
         **formed: Tensor,
     ) -> Float[Tensor, "batch head pos d_value"]:
         """Compute one layer's attention, see `tl_posgen.models.layers.fused.Attention`."""
-        by: float = q.shape[-1] ** -0.5 if scale is None else scale
-        mask, geometry = as_mask(mask, q, k), self.geometries.get(layer)
+        by, mask, geometry = scale_of(q, scale), as_mask(mask, q, k), self.geometries.get(layer)
         if geometry is not None and by != geometry.scale:  # OPT scales its queries, and not its scores
             q, by = q * (by / geometry.scale), geometry.scale
         attn = self.wrapped.attention(layer)
@@ -202,8 +200,7 @@ class Stream:
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
-            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks)
-            done = LayerAttention(q, k, v, z, mask, sinks)
+            done = LayerAttention(q, k, v, attend(q, k, v, by, mask, finish=finish, sinks=sinks), mask, sinks)
             if geometry is not None:
                 prove_rows(geometry, done)
         for listener in self.listeners:
@@ -234,7 +231,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
         scores = scores_from(q, k, geometry, range(len(q)), own)
         if text is not None:
             scores = scores.masked_fill(~text, -torch.inf)
-        expected = masked_softmax(scores, torch.ones_like(scores, dtype=torch.bool), done.sinks) @ v
+        expected = masked_softmax(scores, None, done.sinks) @ v
         off = (done.z[prompt][:, own].float() - expected).abs().amax(-1)
         slack = 2 * allowed_error(q, k, geometry, done.q.dtype).amax(-1) + 2 * UNITS * eps
         wrong = ~(off <= slack * v.abs().amax((1, 2))[:, None])  # also when it is not a number
@@ -283,20 +280,17 @@ def difference(wrapped: WrappedModel, stream: Stream) -> str:
     return ""
 
 
-def unusual(cfg: Any) -> str:
-    """Name a setting under which TransformerLens computes attention in other steps; "" if there is none."""
-    for name in ("use_attn_result", "use_split_qkv_input", "use_attn_in", "ungroup_grouped_query_attention"):
-        if getattr(cfg, name, False):
-            return f"cfg.{name} is set; unset it"
-    return ""
-
-
 def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tuple[Tensor, set[str]]:
     """Return the centred logits, and the names of the hook points that fired."""
     model = wrapped.backend.model
     names = {id(point): name for name, point in model.hook_dict.items()}
     fired: set[str] = set()
-    scores = {id(point) for block in model.blocks for point in points_of(block)}
+    # hooks on scores and patterns make a layer form them, so these points need not fire without
+    scores = {
+        id(getattr(getattr(block, "attn", None), name, None))
+        for block in model.blocks
+        for name in ("hook_attn_scores", "hook_pattern")
+    }
     with ExitStack() as stack:
         for point in {id(point): point for point in model.hook_dict.values()}.values():
             if id(point) not in scores:
@@ -304,9 +298,3 @@ def logits_and_fired(wrapped: WrappedModel, tokens: Int[Tensor, "1 pos"]) -> tup
                 stack.callback(point.register_forward_hook(see).remove)
         logits = model(tokens, **wrapped.backend.options(tokens))
     return centred(logits), fired
-
-
-def points_of(block: Any) -> list[Any]:
-    """Return the points whose hooks make a layer form its scores, so that they need not fire without."""
-    attn = getattr(block, "attn", None)
-    return [getattr(attn, name) for name in ("hook_attn_scores", "hook_pattern") if hasattr(attn, name)]
