@@ -18,9 +18,7 @@ from jaxtyping import Float, Int
 
 from tl_posgen.errors import InputError
 
-Bounds = tuple[
-    int | float, int | float
-]  # lowest and highest value that a quantity can have; -inf or inf for none on a side
+Bounds = tuple[int | float, int | float]  # lowest and highest value of a quantity; -inf or inf for none on a side
 
 FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
 MOST_GROUPS = 6
@@ -131,46 +129,20 @@ def mean_interval(
     return within_bounds(mean, mean - half, mean + half, bounds)
 
 
-def statistic_interval(
-    values: Float[np.ndarray, "prompt *measure"],
-    statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
-    bounds: Bounds | None = None,
-) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    r"""T(mean), and the ends of its interval by leaving out each prompt in turn: a function T of means over prompts,
-    such as their ratio or correlation. NaN ends of fewer than FEWEST prompts.
-
-    Args:
-        values: one row a prompt, without NaN.
-        statistic: T, of many means at once.
-        bounds: of T; None for none.
-
-    Source: as `jackknife_interval`.
-
-    Example:
-        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0]])
-        >>> [round(float(one), 6) for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
-        [2.0, 2.0, 2.0]
-    """
-    values = np.asarray(values, dtype=np.float64)
-    n = len(values)
-    found = np.asarray(statistic(values.mean(0)[None])[0])
-    without = statistic((values.sum(0) - values) / (n - 1)) if n >= FEWEST else found[None]
-    return found, *jackknife_interval(found, without, np.full(len(without), 1 / len(without)), bounds)
-
-
 def resampled_interval(
     values: Float[np.ndarray, "prompt *measure"],
     statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
     bounds: Bounds | None = None,
 ) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts), cut at the bounds; NaN ends of
-    fewer than FEWEST prompts.
+    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts): T(mean), and its ends.
 
-    Ranks jump, so that leaving out one prompt in turn would not do; and percentiles of resampled means hold the noise
-    of prompts twice, so that correlations of them lie below that of the mean itself.
+    For ranks, which jump when a prompt is left out. Percentiles of resampled means would hold the noise of prompts
+    twice, so that correlations of them lie below that of the mean itself. NaN ends of fewer than FEWEST prompts.
 
     Args:
-        values, statistic, bounds: as in `statistic_interval`.
+        values: one row a prompt, without NaN.
+        statistic: T, of many means at once.
+        bounds: of T; None for none.
 
     Source: the bootstrap's standard error, Efron & Tibshirani 1993, chapter 13; Student's t for the normal is ours.
 
