@@ -79,7 +79,6 @@ def fit_three_axis(
     r = theta.m / sqrt(TSS (theta' X'WX theta - n mean(fit)^2)), n the sum of the weights.
 
     Args:
-        moments: from `pair_moments` or `pair_moments_from_scores`.
         ridge: in units of pairs: an axis entry with pairs of weight N is shrunk by about N / (N + ridge).
         gauge: each has sum b = sum c = 0, with all levels in a, and no linear trend (by least squares over the entries)
             in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
@@ -117,13 +116,6 @@ def iid_r(pairs: CausalPairs) -> float:
 
     Without weights this is `pairs.iid_r`. With weights the trace is exact for short texts, else Hutchinson's estimate
     from random signs, SIGNS in all and the same in every call: accurate to about half a percent of r.
-
-    Source: ours.
-
-    Example:
-        >>> near = CausalPairs(256, distance_weights=(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05))
-        >>> round(iid_r(CausalPairs(256)), 2), round(iid_r(near), 2)
-        (0.15, 0.47)
     """
     if pairs.unweighted or pairs.saturated:
         return pairs.iid_r
