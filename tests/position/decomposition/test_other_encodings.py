@@ -36,7 +36,7 @@ def reports(family_model):
 def both_slopes(family_model, collected):
     """(measure) -> its datasets of one layer with its slope and without."""
     kept = []
-    run_capture(family_model("bloom"), random_prompts(24)[:1], kept.append, layers=[1])
+    run_capture(family_model("bloom"), random_prompts(40)[:1], kept.append, layers=[1])
     one, geometry = kept[0], kept[0].geometry
     captures = [
         LayerCapture(each, heads=one.heads, prompt=0, tokens=one.tokens, q=one.q, k=one.k)

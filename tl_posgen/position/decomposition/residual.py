@@ -52,7 +52,7 @@ class Residual(Measure):
     Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them; what is no more than float32
     rounds counts as nothing, and of nothing there are no shares. The planes' shares
     <W_m, e> / <e, e>, W_m the plane's part of the score, add up to 1 with `rest_share`, what does not rotate; they are
-    there where q and k rotate and nothing caps the score. Kinds of token pair are those that explain most of e: exact
+    there where q and k rotate and nothing caps the score. The kinds of token pair that explain most of e are exact
     while a head meets no more than 1024 kinds, see `TokenPairTally`.
 
     Args:
