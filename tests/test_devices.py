@@ -39,7 +39,7 @@ OF_SHAPES = {
     "sums over a window, short": lambda q: bilinear_sums.sums_over_band(q, q, 5),
     "sums over a window, long": lambda q: bilinear_sums._long_sums(q, q, 5),
     "key agreement": lambda q: key_agreement(q, q, ROPE, torch.arange(4, device=q.device)),
-    "spectrum": lambda q: spectrum(q, centred=True),
+    "spectrum": lambda q: spectrum(q),
     "rank one": lambda q: rank_one(q),
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
     "running mean key": lambda q: running_mean_key(q, 5),

@@ -37,10 +37,8 @@ def test_mean_square_from_moments_is_the_mean_square():
 def test_times_gives_the_moments_of_all_pairs():
     x, y = complex_normal(7, 4, seed=0), complex_normal(6, 4, seed=1)
     every = (x[:, None] * y.conj()).flatten(0, 1)
-    found, expected = (
-        SecondMoments.from_samples(x).times(SecondMoments.from_samples(y)),
-        SecondMoments.from_samples(every),
-    )
+    found = SecondMoments.from_samples(x).times(SecondMoments.from_samples(y))
+    expected = SecondMoments.from_samples(every)
     torch.testing.assert_close(found.plain, expected.plain)
     torch.testing.assert_close(found.conjugate, expected.conjugate)
 

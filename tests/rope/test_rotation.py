@@ -16,6 +16,7 @@ from tl_posgen.rope.rotation import (
 )
 
 PAIRINGS = ("half", "adjacent")
+FORTY = settings(max_examples=40, deadline=None)
 
 
 @st.composite
@@ -53,7 +54,7 @@ def explicit_rotation(x: torch.Tensor, position: float, rope: Rope) -> torch.Ten
     return turned
 
 
-@settings(max_examples=60, deadline=None)
+@FORTY
 @given(heads(), st.floats(-1000, 1000))
 def test_rotation_is_the_two_by_two_matrices(case, start):
     rope, x, _ = case
@@ -62,9 +63,10 @@ def test_rotation_is_the_two_by_two_matrices(case, start):
         [torch.stack([explicit_rotation(v, float(p), rope) for v, p in zip(h, positions, strict=True)]) for h in x]
     )
     torch.testing.assert_close(turned, expected)
+    assert torch.equal(turned[..., rope.rotary_dim :], x[..., rope.rotary_dim :])
 
 
-@settings(max_examples=60, deadline=None)
+@FORTY
 @given(heads(), st.floats(-100, 100), st.floats(-100, 100))
 def test_rotations_compose(case, first, second):
     rope, x, _ = case
@@ -74,7 +76,7 @@ def test_rotations_compose(case, first, second):
     torch.testing.assert_close(twice, scaled(once, rope))
 
 
-@settings(max_examples=60, deadline=None)
+@FORTY
 @given(heads(), st.integers(-5000, 5000))
 def test_only_relative_position_matters(case, shift):
     rope, x, y = case
@@ -83,26 +85,11 @@ def test_only_relative_position_matters(case, shift):
     torch.testing.assert_close(there, here, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
-@given(heads(), st.floats(-1000, 1000))
-def test_rotation_keeps_lengths_but_for_the_scaling_and_leaves_the_remainder(case, start):
-    rope, x, _ = case
-    turned = rotate(x, positions_of(x, start), rope)
-    torch.testing.assert_close(turned.norm(dim=-1), scaled(x, rope).norm(dim=-1))
-    assert torch.equal(turned[..., rope.rotary_dim :], x[..., rope.rotary_dim :])
-
-
-@settings(max_examples=60, deadline=None)
+@FORTY
 @given(heads())
-def test_planes_and_remainder_put_together_are_the_vector(case):
-    rope, x, _ = case
-    assert torch.equal(from_planes(to_planes(x, rope), x[..., rope.rotary_dim :], rope), x)
-
-
-@settings(max_examples=60, deadline=None)
-@given(heads())
-def test_scores_are_sums_over_planes(case):
+def test_scores_are_sums_over_planes_and_planes_put_together_the_vector(case):
     rope, x, y = case
+    assert torch.equal(from_planes(to_planes(x, rope), x[..., rope.rotary_dim :], rope), x)
     zx, zy = complex_planes(x, rope), complex_planes(y, rope)
     distance = positions_of(x)[:, None] - positions_of(y)
     turn = torch.exp(1j * distance[..., None] * complex_frequencies(rope, x.shape[-1]))

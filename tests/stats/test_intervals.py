@@ -15,7 +15,6 @@ from tl_posgen.stats.intervals import (
     mean_interval,
     prompts_per_group,
     resampled_interval,
-    statistic_interval,
     t_975,
     within_bounds,
 )
@@ -51,7 +50,6 @@ def test_of_a_mean_over_single_prompts_it_is_students_interval(n, seed):
     half = t.ppf(0.975, n - 1) * values.std(0, ddof=1) / np.sqrt(n)
     np.testing.assert_allclose([low, high], [values.mean(0) - half, values.mean(0) + half], atol=2e-4)
     np.testing.assert_allclose([low, high], mean_interval(values), rtol=1e-9)
-    np.testing.assert_allclose([low, high], statistic_interval(values, lambda means: means)[1:], rtol=1e-9)
 
 
 @given(SEEDS)
@@ -71,25 +69,13 @@ def test_intervals_of_few_prompts_hold_the_mean_as_often_as_they_say(n):
     assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=0.005)
 
 
-def test_a_ratio_of_means_is_left_out_prompt_by_prompt():
-    values = np.random.default_rng(3).normal(5, 1, size=(7, 2))
-    ratio = lambda means: means[:, 0] / means[:, 1]  # noqa: E731
-    found, low, high = statistic_interval(values, ratio)
-    without = np.array([np.divide(*np.delete(values, one, 0).mean(0)) for one in range(7)])
-    assert found == pytest.approx(np.divide(*values.mean(0)))
-    np.testing.assert_allclose([low, high], jackknife_interval(found, without, np.full(7, 1 / 7)))
-    cut = statistic_interval(values, ratio, (0.99, 1.01))
-    assert 0.99 <= cut[1] <= cut[2] <= max(1.01, found)
-
-
 @pytest.mark.parametrize("n", range(1, FEWEST))
 def test_few_prompts_have_no_interval_of_anything(n):
     values = np.random.default_rng(n).normal(size=(n, 3))
     whole = values.mean(0)
-    of_mean = statistic_interval(values, lambda means: means)
+    of_mean = resampled_interval(values, lambda means: means)
     np.testing.assert_allclose(of_mean[0], whole)
     assert np.isnan(of_mean[1:]).all()
-    assert np.isnan(resampled_interval(values, lambda means: means)[1:]).all()
     assert np.isnan(mean_interval(values)).all()
     assert np.isnan(jackknife_interval(whole, values, np.full(n, 1 / n))).all()
 
@@ -104,7 +90,7 @@ def test_ends_hold_their_value_and_are_within_bounds(bounds, n, seed):
     for own, (low, high) in (
         (value, jackknife_interval(value, without, share, bounds)),
         (rows.mean(0), mean_interval(rows, bounds)),
-        (rows.mean(0) ** 2, statistic_interval(rows, lambda means: means**2, (0.0, np.inf))[1:]),
+        (rows.mean(0) ** 2, resampled_interval(rows, lambda means: means**2, (0.0, np.inf))[1:]),
     ):
         assert (low <= own + 1e-12).all()
         assert (own <= high + 1e-12).all()

@@ -23,10 +23,8 @@ def sums_over_band(q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head p
     r"""Return sums of w_ij = <q_i, k_j> over 0 <= i - j < width: by distance, by query, by key, and of w_ij^2.
 
     Products are formed in the dtype of q and k, and chunks of tokens are added up in float64. Give float64 inputs if
-    width < pos: the band is then the difference of two triangles, which cancels digits.
-
-    Returns:
-        The four sums in float64; those by distance are 0 at distances >= width.
+    width < pos: the band is then the difference of two triangles, which cancels digits. Sums by distance are 0 at
+    distances >= width.
 
     Example:
         >>> q = k = torch.ones(1, 3, 1)
@@ -44,19 +42,13 @@ def weighted_sums_over_band(
 
     v_d = weights[d]; the last weight holds for every larger distance. Scores are formed, in blocks of rows, only for
     the distances that have a weight of their own; the rest is one weight times the sums over the band.
-
-    Example:
-        >>> q = k = torch.ones(1, 3, 1)
-        >>> [x.tolist() for x in weighted_sums_over_band(q, k, [4.0, 1.0], width=3)]
-        [[[12.0, 2.0, 1.0]], [[4.0, 5.0, 6.0]], [[6.0, 5.0, 4.0]], [15.0]]
     """
     *near, far = weights
-    distance, query, key, squares = sums_over_band(q, k, width)
+    distance, query, key, squares = (far * x for x in sums_over_band(q, k, width))
     if not near:
-        return (distance, query, key, squares) if far == 1 else (far * distance, far * query, far * key, far * squares)
-    above = torch.tensor(near, dtype=torch.float64, device=q.device) - far
-    more = _near_sums(q, k, above)
-    return far * distance + more[0], far * query + more[1], far * key + more[2], far * squares + more[3]
+        return distance, query, key, squares
+    more = _near_sums(q, k, torch.tensor(near, dtype=torch.float64, device=q.device) - far)
+    return distance + more[0], query + more[1], key + more[2], squares + more[3]
 
 
 def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:
@@ -89,20 +81,8 @@ def products_over_band(
 ) -> list[Float[Tensor, "..."]]:
     r"""sum w_ij w'_ij over 0 <= i - j < width for pairs of scores w_ij = <q_i, k_j>; leading axes broadcast.
 
-    Scores and second moments are computed once per tensor object, so reuse the same tensors across forms. Give float64
-    inputs if width < pos, as in `sums_over_band`.
-
-    Args:
-        forms: (q, k) of each w.
-        which: pairs of indices into `forms`, one pair for each product.
-
-    Returns:
-        One sum per pair, float64.
-
-    Example:
-        >>> q = k = torch.ones(1, 3, 1)
-        >>> products_over_band([(q, k), (2 * q, k)], [(0, 1)], width=3)
-        [tensor([12.], dtype=torch.float64)]
+    `forms` are (q, k) of each w, `which` pairs of indices into these. Scores and second moments are computed once per
+    tensor object, so reuse the same tensors across forms. Give float64 inputs if width < pos, as in `sums_over_band`.
     """
     queries, keys = ({id(one): one for one in side} for side in zip(*forms, strict=True))
     named = [(id(q), id(k)) for q, k in forms]
@@ -146,10 +126,7 @@ def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
 
 
 def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
-    """Return the sums of `sums_over_band` without the score matrix.
-
-    A band narrower than the text is the whole triangle less the triangle beyond the window.
-    """
+    """Return the sums of `sums_over_band` without the score matrix: a triangle less the triangle beyond the window."""
     query, key, squares = _sums_over_triangle(q, k)
     n = q.shape[1]
     if width < n:
@@ -161,10 +138,8 @@ def _long_sums(q: Tensor, k: Tensor, width: int) -> Sums:
 
 
 def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sums by query, by key and of squares over j <= i.
-
-    Pairs inside a chunk of tokens come from their scores, pairs of different chunks from sums and second moments.
-    """
+    """Return sums by query, by key and of squares over j <= i: from the scores inside a chunk of tokens, from sums and
+    second moments between chunks."""
     heads, n, _ = q.shape
     q, k = _in_chunks(q, CHUNK), _in_chunks(k, CHUNK)
     inside = (q @ k.mT).tril_()
@@ -238,10 +213,7 @@ def _slabs(chunks: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
 
 
 def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
-    """sum_i <q_i, k_{i-d}> for d < width, and 0 for larger d, by FFT.
-
-    A few coordinates are transformed at a time, which bounds the memory.
-    """
+    """sum_i <q_i, k_{i-d}> for d < width, and 0 for larger d, by FFT, a few coordinates at a time."""
     heads, n, _ = q.shape
     length = fft_length(n + width - 1)
     spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)

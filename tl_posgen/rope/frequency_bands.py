@@ -45,24 +45,12 @@ def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
 
 
 def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
-    """band(m) = floor(3m / P) for plane m of P: high, medium and low frequencies, a third of the planes each [ours].
-
-    Example:
-        >>> bands_by_thirds(4).int().tolist()
-        [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    """
+    """band(m) = floor(3m / P) for plane m of P: high, medium and low frequencies, a third of the planes each [ours]."""
     return 3 * torch.arange(n_planes) // n_planes == torch.arange(3)[:, None]
 
 
 def bands_by_wavelength(rope: Rope, n: int, shortest: float = 32.0) -> Bool[Tensor, "band=3 plane"]:
-    r"""Return bands by wavelength 2 pi / theta in tokens: high below `shortest`, medium up to n, low above n [ours].
-
-    n is the length of the prompt.
-
-    Example:
-        >>> bands_by_wavelength(Rope(torch.tensor([1.0, 0.1, 0.001], dtype=torch.float64)), n=512).int().tolist()
-        [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    """
+    """Return bands by wavelength 2 pi / theta: high below `shortest` tokens, medium up to n, low above [ours]."""
     wavelength = 2 * torch.pi / rope.inv_freq.double()
     high, low = wavelength < shortest, wavelength > max(n, shortest)
     return torch.stack([high, ~high & ~low, low])

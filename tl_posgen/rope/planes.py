@@ -15,11 +15,6 @@ def turning_factors(
     """u_m(d) = scaling^2 e^{i theta_m d} for the rotary planes and 1 for the unrotated remainder, complex128.
 
     For any d, <R_d q, R_0 k> = Re sum_m u_m(d) z^q_m conj(z^k_m), with z from `rotation.complex_planes`.
-
-    Example:
-        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
-        >>> turning_factors(torch.arange(3), rope, d_head=4).real.tolist()
-        [[1.0, 1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
     theta = complex_frequencies(rope, d_head).to(distances.device)
     gain = torch.ones_like(theta)

@@ -10,10 +10,6 @@ from torch import Tensor
 Pairing = Literal["half", "adjacent"]
 
 
-def no_frequencies() -> Tensor:
-    return torch.zeros(0, dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class Rope:
     r"""z_m -> scaling * z_m * exp(i theta_m p): plane m of a query or key at position p is rotated by theta_m p.
@@ -34,7 +30,7 @@ class Rope:
         ([1.0, 0.1], 4)
     """
 
-    inv_freq: Float[Tensor, " plane"] = field(default_factory=no_frequencies)
+    inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     pairing: Pairing = "half"
     scaling: float = 1.0
 
@@ -71,7 +67,7 @@ def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Ten
     """Return all of x as complex numbers: the rotary planes, then the unrotated remainder paired up as further planes.
 
     <x, y> = Re sum_m z^x_m conj(z^y_m) over all planes (an odd last coordinate is padded with zero), so every formula
-    for planes also holds for partial rotary heads. `complex_frequencies` gives the frequencies, 0 for the remainder.
+    for planes also holds for partial rotary heads.
     """
     rest = at_least_float32(x[..., rope.rotary_dim :])
     if rest.shape[-1] % 2:

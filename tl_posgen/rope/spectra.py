@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.errors import InputError
+SHARE = 0.95  # of the sum, which the rank holds
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Spectrum:
 
     Attributes:
         r1: share of the first, s_1^2 / sum s^2 (or s_1 / sum s), in (0, 1]; 1 for rank one.
-        rank: R_share, the least number of leading values that hold `share` (95 %) of the sum.
+        rank: R_95, the least number of leading values that hold 95 % of the sum.
         effective_rank: exp of the entropy of the shares.
         participation_ratio: 1 / sum of the squared shares.
     """
@@ -26,40 +26,27 @@ class Spectrum:
     participation_ratio: Float[Tensor, "*batch"]
 
 
-def spectrum(
-    x: Float[Tensor, "*batch row column"], *, share: float = 0.95, squared: bool = True, centred: bool = False
-) -> Spectrum:
-    r"""r1 = p_1, R_share = min{K: p_1 + .. + p_K >= share}, effective rank exp(-sum p ln p), participation 1 / sum p^2.
-
-    p_k = s_k^2 / sum s^2, or s_k / sum s if not `squared`, from the singular values s_k of each matrix.
-
-    Args:
-        x: rows, such as one per token; any leading axes.
-        share: the share of the sum that R_share reaches, in (0, 1].
-        squared: shares of sum s^2 (energy) rather than of sum s. The effective rank of Roy & Vetterli (2007) uses
-            squared=False.
-        centred: subtract the mean row first. The slash-pattern measures do not.
-
-    Raises:
-        InputError: a share outside (0, 1].
+def spectrum(x: Float[Tensor, "*batch row column"]) -> Spectrum:
+    """Return the rank measures of each matrix, of its energy: rows, such as one per token, and any leading axes.
 
     Example:
         >>> found = spectrum(torch.diag(torch.tensor([3.0, 4.0])))
         >>> round(found.r1.item(), 6), found.rank.item()
         (0.64, 2)
     """
-    return spectrum_of_values(singular_values(x, centred=centred), share=share, squared=squared)
+    return spectrum_of_values(singular_values(x))
 
 
-def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, share: float = 0.95, squared: bool = True) -> Spectrum:
-    """Return the measures of `spectrum` from singular values, given largest first."""
-    if not 0 < share <= 1:
-        raise InputError(f"share = {share}: choose a share of the spectrum in (0, 1]")
+def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, squared: bool = True) -> Spectrum:
+    r"""r1 = p_1, R_95 = min{K: p_1 + .. + p_K >= .95}, effective rank exp(-sum p ln p), participation 1 / sum p^2.
+
+    p_k = s_k^2 / sum s^2 (energy) of singular values s_k given largest first; or s_k / sum s, as in the effective rank
+    of Roy & Vetterli (2007).
+    """
     weights = values.double() ** 2 if squared else values.double()
     total = weights.sum(-1, keepdim=True)
     p = weights / total
-    # the last partial sum may round to just under 1, so a share of 1 asks for one rounding error less
-    short = p.cumsum(-1) < share * (1 - 1e-12)
+    short = p.cumsum(-1) < SHARE * (1 - 1e-12)  # a partial sum may round to just under the share
     return Spectrum(
         r1=p[..., 0],
         rank=torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0),
@@ -68,18 +55,13 @@ def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, share: float = 0
     )
 
 
-def singular_values(x: Float[Tensor, "*batch row column"], *, centred: bool = False) -> Float[Tensor, "*batch rank"]:
+def singular_values(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch rank"]:
     """s_1 >= s_2 >= ..., float64, by the eigenvalues of the smaller Gram matrix: s below about 1e-8 s_1 are noise."""
-    return torch.linalg.eigvalsh(_gram(_centred(x) if centred else x)).clamp_min(0).sqrt().flip(-1)
+    return torch.linalg.eigvalsh(_gram(x)).clamp_min(0).sqrt().flip(-1)
 
 
 def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch column"]:
-    r"""v_1 = argmax_{|v|=1} |X v|: the top right-singular vector, float64, signed so that sum_i (X v)_i >= 0.
-
-    Example:
-        >>> top_direction(torch.tensor([[-3.0, 0.0], [-1.0, 0.1]])).round(decimals=2).tolist()
-        [-1.0, 0.01]
-    """
+    r"""v_1 = argmax_{|v|=1} |X v|: the top right-singular vector, float64, signed so that sum_i (X v)_i >= 0."""
     x = x.double()
     top = torch.linalg.eigh(_gram(x)).eigenvectors[..., -1]
     if x.shape[-2] < x.shape[-1]:  # the smaller Gram matrix was X X', whose eigenvector is the left one
@@ -93,10 +75,6 @@ def rank_one(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch row
     r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; each row becomes its projection on v_1."""
     v = top_direction(x)[..., None]
     return (x.double() @ v @ v.mT).to(x.dtype)
-
-
-def _centred(x: Tensor) -> Tensor:
-    return x.double() - x.double().mean(-2, keepdim=True)
 
 
 def _gram(x: Tensor) -> Tensor:

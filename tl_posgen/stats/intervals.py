@@ -18,9 +18,7 @@ from jaxtyping import Float, Int
 
 from tl_posgen.errors import InputError
 
-Bounds = tuple[
-    int | float, int | float
-]  # lowest and highest value that a quantity can have; -inf or inf for none on a side
+Bounds = tuple[int | float, int | float]  # lowest and highest value of a quantity; -inf or inf for none on a side
 
 FEWEST = 4  # prompts, or groups of them: fewer leave intervals too wide to say anything
 MOST_GROUPS = 6
@@ -55,21 +53,6 @@ def within_bounds(
 
     The truth lies within the bounds, so that cutting leaves out nothing of it. A value at its bound keeps the other
     end; one beyond it (by rounding, or as the bound is none) is the end on that side. NaN where value or end is.
-
-    Args:
-        value: estimates.
-        low, high: their ends before.
-        bounds: of the quantity; None for none.
-
-    Raises:
-        InputError: the lowest value is not below the highest.
-
-    Source: ours.
-
-    Example:
-        >>> value, low, high = np.array([0.94, 1.0, 1.01]), np.array([0.11, 0.9, 0.9]), np.array([1.77, 1.1, 1.1])
-        >>> [ends.tolist() for ends in within_bounds(value, low, high, (-np.inf, 1.0))]
-        [[0.11, 0.9, 0.9], [1.0, 1.0, 1.01]]
     """
     lowest, highest = (-np.inf, np.inf) if bounds is None else bounds
     if not lowest < highest:
@@ -86,10 +69,6 @@ def t_975(degrees: Int[np.ndarray, "*measure"] | int) -> Float[np.ndarray, "*mea
     r"""The .975 quantile of Student's t, to 1e-4: a table up to 9 degrees, then z + sum_k g_k(z) / degrees^k, k <= 3.
 
     Source: Abramowitz & Stegun 1964, 26.7.5.
-
-    Example:
-        >>> t_975(np.array([3, 15, 1000])).round(3).tolist()
-        [3.182, 2.131, 1.962]
     """
     degrees = np.asarray(degrees)
     z, n = Z_975, np.maximum(degrees, 1)
@@ -102,8 +81,6 @@ def mean_interval(
     values: Float[np.ndarray, "prompt *measure"], bounds: Bounds | None = None
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
     r"""mean -+ t_{.975, n - 1} s / sqrt(n), cut at the bounds: Student's interval of the mean over n prompts.
-
-    Values that are all the same have an interval without width, at a bound too.
 
     Args:
         values: one row a prompt. One that is NaN counts nothing there.
@@ -118,8 +95,6 @@ def mean_interval(
         >>> low, high = mean_interval(np.array([0.90, 0.92, 0.91, 0.95]))
         >>> round(float(low), 4), round(float(high), 4)  # .92 -+ 3.182 * .0216 / 2
         (0.8856, 0.9544)
-        >>> [round(float(end), 4) for end in mean_interval(np.array([0.90, 0.99, 0.98, 0.97]), bounds=(-1.0, 1.0))]
-        [0.895, 1.0]
     """
     values = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(values)
@@ -131,46 +106,20 @@ def mean_interval(
     return within_bounds(mean, mean - half, mean + half, bounds)
 
 
-def statistic_interval(
-    values: Float[np.ndarray, "prompt *measure"],
-    statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
-    bounds: Bounds | None = None,
-) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    r"""T(mean), and the ends of its interval by leaving out each prompt in turn: a function T of means over prompts,
-    such as their ratio or correlation. NaN ends of fewer than FEWEST prompts.
-
-    Args:
-        values: one row a prompt, without NaN.
-        statistic: T, of many means at once.
-        bounds: of T; None for none.
-
-    Source: as `jackknife_interval`.
-
-    Example:
-        >>> two = np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0]])
-        >>> [round(float(one), 6) for one in statistic_interval(two, lambda means: means[:, 1] / means[:, 0])]
-        [2.0, 2.0, 2.0]
-    """
-    values = np.asarray(values, dtype=np.float64)
-    n = len(values)
-    found = np.asarray(statistic(values.mean(0)[None])[0])
-    without = statistic((values.sum(0) - values) / (n - 1)) if n >= FEWEST else found[None]
-    return found, *jackknife_interval(found, without, np.full(len(without), 1 / len(without)), bounds)
-
-
 def resampled_interval(
     values: Float[np.ndarray, "prompt *measure"],
     statistic: Callable[[Float[np.ndarray, "some *measure"]], Float[np.ndarray, "some *found"]],
     bounds: Bounds | None = None,
 ) -> tuple[Float[np.ndarray, "*found"], Float[np.ndarray, "*found"], Float[np.ndarray, "*found"]]:
-    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts), cut at the bounds; NaN ends of
-    fewer than FEWEST prompts.
+    """T(mean) -+ t_{.975, n - 1} sqrt(n / (n - 1)) std T(means of resampled prompts): T(mean), and its ends.
 
-    Ranks jump, so that leaving out one prompt in turn would not do; and percentiles of resampled means hold the noise
-    of prompts twice, so that correlations of them lie below that of the mean itself.
+    For ranks, which jump when a prompt is left out. Percentiles of resampled means would hold the noise of prompts
+    twice, so that correlations of them lie below that of the mean itself. NaN ends of fewer than FEWEST prompts.
 
     Args:
-        values, statistic, bounds: as in `statistic_interval`.
+        values: one row a prompt, without NaN.
+        statistic: T, of many means at once.
+        bounds: of T; None for none.
 
     Source: the bootstrap's standard error, Efron & Tibshirani 1993, chapter 13; Student's t for the normal is ours.
 
@@ -198,21 +147,18 @@ def jackknife_interval(
 
     theta is the estimate of all prompts, theta_g that without group g, h_g = 1 / share_g,
     p_g = h_g theta - (h_g - 1) theta_g the pseudo-values and mean_J = G theta - sum_g (1 - 1/h_g) theta_g their mean,
-    theta less its bias. The interval is stretched to theta where it does not hold it, and cut at the bounds. Of groups
-    of one prompt each and a mean over prompts that is Student's interval. For smooth functions of what is summed over
-    prompts (shares, correlations); not for counts, and not for where something is largest.
+    theta less its bias. The interval is stretched to theta where it does not hold it, and cut at the bounds; of a mean
+    over prompts and groups of one prompt each it is Student's. For smooth functions of sums over prompts (shares,
+    correlations); not for counts, and not for where something is largest.
 
     Args:
         value: theta.
-        without: the same without each group.
+        without: theta_g.
         share: of the prompts that are in each group, above 0, summing to 1.
         bounds: of the quantity, such as (-1, 1) of a correlation; None for none.
 
     Returns:
         Lower and upper end; NaN of fewer than FEWEST groups, and where one of the estimates is.
-
-    Raises:
-        InputError: shares that are none, or bounds.
 
     Source: Quenouille 1956, Tukey 1958; groups of unequal size: Busing, Meijer & van der Leeden 1999;
     stretched and cut, see `within_bounds`.
@@ -243,16 +189,8 @@ def difference_interval(
 ) -> tuple[Float[np.ndarray, "*measure"], Float[np.ndarray, "*measure"]]:
     r"""d - sqrt((b - l_b)^2 + (h_a - a)^2) and d + sqrt((h_b - b)^2 + (a - l_a)^2), d = b - a.
 
-    For two numbers of independent prompts, a in [l_a, h_a] and b in [l_b, h_b]. The ends are within the bounds of a
-    difference as those of a and b are within theirs. Of the same prompts, leave each group out of both and give the
-    differences to `jackknife_interval`.
-
-    Args:
-        first: a, l_a, h_a.
-        second: b, l_b, h_b.
-
-    Returns:
-        Lower and upper end; NaN where one of theirs is.
+    For two numbers of independent prompts, given as (a, l_a, h_a) and (b, l_b, h_b); those of the same prompts are left
+    out of both together, see `jackknife_interval`. NaN where one of the ends is.
 
     Source: Newcombe 1998; Zou & Donner 2008.
 

@@ -37,12 +37,7 @@ class Line:
 
 
 def correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Correlation:
-    r"""r = Cov(x, y) / sqrt(Var(x) Var(y)), in float64, with its 95% interval tanh(artanh r -+ 1.96 / sqrt(n - 3)).
-
-    Example:
-        >>> round(correlation(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 5.0])).r, 4)
-        0.9827
-    """
+    r"""r = Cov(x, y) / sqrt(Var(x) Var(y)), in float64, with its 95% interval tanh(artanh r -+ 1.96 / sqrt(n - 3))."""
     return partial_correlation(x, y, x.new_zeros(len(x), 0))
 
 
@@ -81,15 +76,7 @@ def partial_correlation(
 
 
 def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n control"]) -> Float[Tensor, "n column"]:
-    r"""Return the residual of each column after least squares on (1, C), in float64; repeated controls count once.
-
-    Raises:
-        ValueError: a value that is not finite.
-
-    Example:
-        >>> unexplained(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, 0)).flatten().tolist()
-        [-1.0, 0.0, 1.0]
-    """
+    """Return the residual of each column after least squares on (1, C), in float64; repeated controls count once."""
     columns, controls = columns.double(), controls.double()
     if not (columns.isfinite().all() and controls.isfinite().all()):
         raise ValueError("a value is NaN or infinite; leave such rows out")
@@ -102,12 +89,7 @@ def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n c
 
 
 def regression_line(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Line:
-    r"""slope = Cov(x, y) / Var(x), intercept = mean(y) - slope mean(x), R^2 = r^2, in float64.
-
-    Example:
-        >>> regression_line(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 5.0]))
-        Line(slope=2.0, intercept=1.0, r2=1.0)
-    """
+    """slope = Cov(x, y) / Var(x), intercept = mean(y) - slope mean(x), R^2 = r^2, in float64."""
     x, y = x.double(), y.double()
     dx, dy = x - x.mean(), y - y.mean()
     slope = (dx @ dy / (dx @ dx)).item()

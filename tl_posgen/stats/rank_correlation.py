@@ -17,16 +17,7 @@ def rank_correlation(
     each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
     interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
 
-    Rows where x or y is not finite are left out. With groups, rho is Pearson's r of the ranks (over all rows) after
-    each group's mean rank is subtracted: the correlation within groups. c is the number of groups less one. The
-    interval assumes independent rows; heads of a layer share their input, so it is rather too narrow.
-
-    Args:
-        x, y: two values per row.
-        group: the group of each row, such as its layer; without it, one group.
-
-    Returns:
-        NaN where fewer than c + 4 rows are left, or a column is constant (within every group).
+    NaN where fewer than c + 4 rows are left, or a column is constant (within every group).
 
     Source: Bonett & Wright 2000 for the interval, with Fisher's n - c as for a partial correlation.
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: one report of all six measures of the mini model, and measures fed by hand."""
+"""Shared by the tests of this folder: one report of all six measures of the mini model, and measures fed by hand."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,12 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import to_prompts
 
-LENGTH = 64
 MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", "attention_examples"]
 
 
 @pytest.fixture(scope="session")
 def prompts(mini, alice) -> torch.Tensor:
-    return torch.stack(to_prompts(mini, alice, length=LENGTH, n_prompts=4))
+    return torch.stack(to_prompts(mini, alice, length=64, n_prompts=4))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +30,7 @@ def report(mini, prompts) -> Report:
 
 @pytest.fixture(scope="session")
 def single(mini, prompts) -> Report:
-    """What the fit leaves of the first prompt alone; no null, where the other fixture has two."""
+    """The residual and the fit of the first prompt alone, without random inits."""
     return analyze(mini, prompts[:1], measures=["residual", "three_axis"], null_seeds=(), progress=False)
 
 

@@ -46,11 +46,8 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
         assert float(one["r_within_rows"]) == pytest.approx(float(fit.r_within_rows), abs=1e-5)
 
 
-def test_tokens_are_those_of_the_first_prompt(mini, prompts, result):
+def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, result):
     assert result.own["token"].values.tolist() == token_strings(mini, prompts[0])
-
-
-def test_no_random_init_is_run_for_it(result):
     assert result.nulls == ()
     assert result.provenance["prompts"] == 1
 
@@ -68,12 +65,6 @@ def test_only_the_chosen_heads_go_through_the_model_again(mini, prompts, monkeyp
     assert asked == [(1, heads_of(report["attention_examples"]))]
 
 
-def test_asked_for_by_name_it_brings_the_fit_along(mini, prompts):
-    report = analyze(mini, prompts[:1], measures=["attention_examples"], layers=[2], null_seeds=(), progress=False)
-    assert list(report) == ["three_axis", "attention_examples"]
-    assert set(report["attention_examples"].own["layer"].values) == {2}
-
-
 def test_one_head_is_shown_once(report):
     one = report["three_axis"].sel(tokens="all")["r_within_rows"].isel(layer=[1], head=[3]).to_series()
     assert pick_heads(one, 2, ("highest", "lowest")) == [(1, 3, "highest")]
@@ -85,6 +76,7 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
 
     with mini.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_q", still) for layer in range(4)]):
         report = analyze(mini, torch.arange(12)[None], measures=["attention_examples"], null_seeds=(), progress=False)
+    assert list(report) == ["three_axis", "attention_examples"]  # asked for by name, it brings the fit along
     result = report["attention_examples"]
     assert result.own.sizes["example"] == 0
     assert result.kinds == []
@@ -94,7 +86,7 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
 
 def test_long_prompts_are_cropped_after_the_fit(mini, alice):
     options = {"length": 140, "n_prompts": 1, "layers": [1], "null_seeds": (), "progress": False}
-    report = analyze(mini, alice, measures=["three_axis", AttentionExamples(examples=1)], **options)
+    report = analyze(mini, alice, measures=[AttentionExamples(examples=1)], **options)
     data = report["attention_examples"].own
     assert data["pattern"].shape == (2, 2, 128, 128)
     assert len(data["token"]) == 128
@@ -106,24 +98,18 @@ def test_the_page_of_an_example_shows_its_three_maps(result):
     page = result.show(example=2).local_src
     props = json.loads(re.findall(r"CircuitsVis\.AttentionHeads,\s*(\{.*\})\s*\)", page, re.S)[0])
     assert props["attentionHeadNames"] == ["true", "additive", "true - add."]
-    drawn = np.array(props["attention"])
     true, additive = result.own["pattern"].isel(example=2).values
-    for shown, expected in zip(drawn, (true, additive, true - additive), strict=True):
-        np.testing.assert_allclose(shown, expected, atol=1e-4)
+    np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
+    drawn = result.plot("patterns").data
+    assert len(drawn) == 12
+    np.testing.assert_array_equal(drawn[7].z, additive)
+    assert (drawn[7].zmin, drawn[7].zmax, drawn[8].zmid) == (0, 1, 0)
 
 
 def test_the_r_of_an_example_is_that_of_the_first_prompt_and_says_so(report, result):
-    assert result.frame().columns.tolist() == ["example", "layer", "head", "why", "r_within_rows"]
     layer, head = heads_of(result)[0]
     r = result.frame()["r_within_rows"][0]
     over_prompts = float(report["three_axis"].sel(tokens="all", layer=layer, head=head)["r_within_rows"])
     assert r != pytest.approx(over_prompts, abs=1e-4)
     label = f"layer {layer}, head {head}: closest to position + key (r within rows, first prompt: {r:.3f})"
     assert result.token_labels()[0] == label
-
-
-def test_the_heat_maps_are_the_same_maps(result):
-    drawn = result.plot("patterns").data
-    assert len(drawn) == 12
-    np.testing.assert_array_equal(drawn[4].z, result.own["pattern"].sel(scores="additive", example=1))
-    assert (drawn[4].zmin, drawn[4].zmax, drawn[5].zmid) == (0, 1, 0)

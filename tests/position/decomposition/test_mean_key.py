@@ -23,19 +23,11 @@ def test_r_is_that_of_q_and_k_before_rope(capture, collected):
         np.testing.assert_allclose(here["r_within_rows"], one.r_within_rows, atol=1e-6)
 
 
-def test_the_headline_is_the_curve_at_d0(result):
-    for name in ("r", "r_within_rows"):
-        np.testing.assert_array_equal(result.numbers.intervals(name)["value"], result.sel(tokens="all", d0=1000)[name])
-
-
-def test_the_map_shows_the_headline_and_names_its_distance(result):
+def test_maps_are_at_the_headline_distance_and_curves_reach_every_one(result):
     figure = result.plot("map")
     np.testing.assert_array_equal(figure.data[0].z, result.own["r"].sel(tokens="all", d0=1000))
     np.testing.assert_array_equal(figure.data[3].z, result.null["r"].sel(tokens="without first", d0=1000))
     assert "d0 = 1000 " in figure.layout.title.text
-
-
-def test_curves_reach_every_distance(result):
     trained = result.plot("curves").data[1]
     assert trained.x.tolist() == [1, 65, 1001]
     np.testing.assert_allclose(trained.y, result.sel(tokens="all", layer=0, head=0)["r"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from dense_fit import dense_residual
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.core.result import Result, joined
@@ -41,19 +42,13 @@ def result(report):
 
 
 @pytest.fixture(scope="module")
-def left(capture):
-    """[head, query, key]: what dense least squares on a_{i-j} + b_i + c_j leaves."""
-    return dense_residual(capture.scores().double(), VISIBLE)
+def scores(capture):
+    return capture.scores().double()
 
 
-def dense_residual(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    query, key = visible.nonzero(as_tuple=True)
-    eye = torch.eye(len(visible), dtype=torch.float64)
-    design = torch.cat([eye[query - key], eye[query], eye[key]], 1)
-    target = scores[:, query, key].mT
-    found = torch.zeros_like(scores)
-    found[:, query, key] = (target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution).mT
-    return found
+@pytest.fixture(scope="module")
+def left(scores):
+    return dense_residual(scores, VISIBLE)
 
 
 def within_rows(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
@@ -61,17 +56,17 @@ def within_rows(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
     return (scores - scores.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)).masked_fill(~visible, 0)
 
 
-def test_the_share_is_what_r_within_rows_leaves(single, data):
+# Against dense least squares
+
+
+def test_the_share_is_that_of_dense_least_squares_and_what_r_within_rows_leaves(single, data, full, scores, left):
     np.testing.assert_allclose(data["share"], 1 - single["three_axis"].own["r_within_rows"] ** 2, atol=1e-6)
-
-
-def test_the_share_is_that_of_dense_least_squares(full, capture, left):
-    within = within_rows(capture.scores().double(), VISIBLE).square().sum((1, 2))
+    within = within_rows(scores, VISIBLE).square().sum((1, 2))
     np.testing.assert_allclose(full["share"], left.square().sum((1, 2)) / within, rtol=1e-5)
 
 
-def test_leaving_out_the_first_token_fits_the_rest_alone(data, capture):
-    rest = dense_residual(capture.scores().double()[:, 1:, 1:], VISIBLE[1:, 1:])
+def test_leaving_out_the_first_token_fits_the_rest_alone(data, scores):
+    rest = dense_residual(scores[:, 1:, 1:], VISIBLE[1:, 1:])
     expected = rest[:, VISIBLE[1:, 1:]].square().mean(-1).sqrt()
     np.testing.assert_allclose(data["std"].sel(OUT).sel(layer=1), expected, rtol=1e-5)
 
@@ -85,28 +80,24 @@ def test_the_spectrum_is_that_of_the_residual_with_hidden_pairs_at_zero(full, le
 
 def test_distances_are_those_of_the_diagonals(full, left):
     for distance in (0, 3, N - 1):
-        diagonal = left.diagonal(-distance, 1, 2)
-        np.testing.assert_allclose(
-            full["abs_residual"].sel(distance=distance), diagonal.abs().mean(-1), rtol=1e-4, atol=1e-5
-        )
+        diagonal, here = left.diagonal(-distance, 1, 2), full.sel(distance=distance)
+        np.testing.assert_allclose(here["abs_residual"], diagonal.abs().mean(-1), rtol=1e-4, atol=1e-5)
         ratio = diagonal.square().mean(-1) / left[:, VISIBLE].square().mean(-1)
-        np.testing.assert_allclose(full["energy_ratio"].sel(distance=distance), ratio, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(here["energy_ratio"], ratio, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(full["energy_share"].sum("distance"), 1, rtol=1e-6)
 
 
-def test_plane_shares_are_those_of_one_fit_a_plane(full, capture, left):
+def test_plane_shares_are_those_of_one_fit_a_plane_and_add_up_to_one(data, full, capture, scores, left):
+    np.testing.assert_allclose(data["plane_share"].sum("plane") + data["rest_share"], 1, atol=1e-4)
     zq, zk = (complex_planes(x.double(), capture.geometry.rope) for x in (capture.rotated_q, capture.rotated_k))
     plane = capture.geometry.scale * (zq[..., 2, None] * zk[..., 2].conj()[:, None]).real
-    own = dense_residual(plane, VISIBLE)
-    expected = (own * left).sum((1, 2)) / left.square().sum((1, 2))
-    np.testing.assert_allclose(full["plane_share"].sel(of="residual", plane=2), expected, atol=1e-5)
-    within = within_rows(capture.scores().double(), VISIBLE)
-    expected = (within_rows(plane, VISIBLE) * within).sum((1, 2)) / within.square().sum((1, 2))
-    np.testing.assert_allclose(full["plane_share"].sel(of="scores", plane=2), expected, atol=1e-5)
-
-
-def test_plane_shares_and_the_rest_add_up_to_one(data):
-    np.testing.assert_allclose(data["plane_share"].sum("plane") + data["rest_share"], 1, atol=1e-4)
+    within = within_rows(scores, VISIBLE)
+    for name, own, whole in (
+        ("residual", dense_residual(plane, VISIBLE), left),
+        ("scores", within_rows(plane, VISIBLE), within),
+    ):
+        expected = (own * whole).sum((1, 2)) / whole.square().sum((1, 2))
+        np.testing.assert_allclose(full["plane_share"].sel(of=name, plane=2), expected, atol=1e-5)
 
 
 def test_token_pairs_are_those_whose_mean_explains_most(full, capture, left):
@@ -128,18 +119,15 @@ def test_token_ids_have_their_texts_beside_them(data, mini):
     assert found["pair_token_text"].values.tolist() == texts
 
 
-def test_rows_of_an_example_sum_to_zero(data):
-    example = data["example_map"].sel(of="residual")
-    assert float(abs(example).max()) > 0.1
-    np.testing.assert_allclose(example.sum("key"), 0, atol=1e-4)
-    np.testing.assert_allclose(example.sum("query"), 0, atol=1e-4)
-
-
-def test_examples_are_the_heads_that_leave_most(data):
+def test_examples_are_the_heads_that_leave_most_and_their_rows_sum_to_zero(data):
     ranked = data["share"].sel(OUT).to_series().sort_values(ascending=False)
     heads = [(int(layer), int(head)) for layer, head in zip(data["example_layer"], data["example_head"], strict=True)]
     assert heads == ranked.index[:2].to_list()
     np.testing.assert_allclose(data["example_share"], ranked.iloc[:2], rtol=1e-5)
+    example = data["example_map"].sel(of="residual")
+    assert float(abs(example).max()) > 0.1
+    for dim in ("key", "query"):
+        np.testing.assert_allclose(example.sum(dim), 0, atol=1e-4)
 
 
 def test_the_trained_model_leaves_less_than_its_null(result):
@@ -164,94 +152,74 @@ def test_heads_taken_a_few_at_a_time_are_the_same(capture, collected, data, monk
         np.testing.assert_allclose(again[name], whole[name], rtol=1e-6, atol=1e-9)
 
 
-def test_chosen_heads_are_measured_as_among_all_and_no_others_are_listed(mini, prompts, data):
-    heads = [(3, 1), (0, 2)]
-    result = Residual()(mini, prompts[:1], heads=heads, null_seeds=(), progress=False)
-    share = result.sel(tokens="all")["share"]
-    for layer, head in heads:
-        place = {"tokens": "all", "layer": layer, "head": head}
-        assert float(share.sel(layer=layer, head=head)) == pytest.approx(float(data["share"].sel(place)))
-    assert share.notnull().sum() == 2
-    assert "Not defined" not in " ".join(result.findings())
-    for table in (result.table(), without_pairs(result).table()):
-        assert set(zip(table["layer"], table["head"], strict=True)) == set(heads)
+# Heads made by hand
 
 
-def without_pairs(result: Result) -> Result:
-    return Result(result.measure, result.dataset.drop_vars("pair_token"))
+@pytest.fixture
+def of_scores(collected):
+    """(scores [query, key], options) -> the result of such a head without RoPE: key j is the j-th unit vector."""
+
+    def result_of(scores: torch.Tensor, **options) -> Result:
+        n, measure = len(scores), Residual(**options)
+        capture = LayerCapture(
+            LayerGeometry(0, "none", 1, 1, n, 1.0), range(1), 0, None, scores[None], torch.eye(n)[None]
+        )
+        return Result(measure, joined(measure, {"trained": collected(measure, capture)}, ["made up"]))
+
+    return result_of
 
 
-def head_of(scores: torch.Tensor, tokens: torch.Tensor | None = None) -> LayerCapture:
-    """A head without RoPE whose scores are the matrix given: key j is the j-th unit vector."""
-    heads, n, _ = scores.shape
-    geometry = LayerGeometry(0, "none", heads, heads, n, 1.0)
-    return LayerCapture(geometry, range(heads), 0, tokens, scores, torch.eye(n).expand(heads, -1, -1))
-
-
-def result_of(dataset: xr.Dataset, measure: Residual) -> Result:
-    return Result(measure, joined(measure, {"trained": dataset}, ["made up"]))
-
-
-def test_an_additive_head_leaves_nothing_and_has_no_shape(collected):
+def test_an_additive_head_leaves_nothing_and_has_no_shape(of_scores):
     i = torch.arange(12.0)
-    scores = torch.cos(i[:, None] - i) + 3 * i[:, None].sin() - i.sqrt()
-    found = collected(Residual(), head_of(scores[None])).sel(tokens="all")
+    found = of_scores(torch.cos(i[:, None] - i) + 3 * i[:, None].sin() - i.sqrt()).sel(tokens="all")
     assert found["share"].item() < 1e-10
     assert found[["top_share", "effective_rank"]].to_array().isnull().all()
 
 
-def test_a_head_of_constant_rows_has_no_share(collected):
-    found = collected(Residual(), head_of(torch.arange(12.0)[None, :, None].expand(1, 12, 12)))
-    assert found["share"].isnull().all()
-    assert "not defined" in result_of(found, Residual()).findings()[0]
+def test_a_head_of_constant_rows_has_no_share(of_scores):
+    found = of_scores(torch.arange(12.0)[:, None].expand(12, 12))
+    assert found.own["share"].isnull().all()
+    assert "not defined" in found.findings()[0]
 
 
-def test_without_token_ids_there_are_no_token_pairs(collected):
-    noise = torch.randn(1, 12, 12, generator=torch.Generator().manual_seed(0))
-    result = result_of(collected(Residual(examples=0), head_of(noise)), Residual(examples=0))
+def test_without_token_ids_there_are_no_token_pairs_and_examples_are_shown_by_position(of_scores):
+    noise = torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    result, with_examples = of_scores(noise, examples=0), of_scores(noise)
     assert not {"pair_token", "example_map", "plane_share"} & set(result.own)
     assert result.kinds == ["map", "spectrum", "distances"]
     assert result.token_labels() == []
     assert len(result.findings()) == 2
     np.testing.assert_array_equal(result.table()["share"], result.sel(tokens="all")["share"].values.ravel())
+    assert with_examples.own["example_token"].values.tolist() == list(range(12))
+    assert '"11"' in with_examples.show(0).local_src
 
 
-def test_examples_without_token_ids_are_shown_by_position(collected):
-    noise = torch.randn(1, 12, 12, generator=torch.Generator().manual_seed(0))
-    result = result_of(collected(Residual(), head_of(noise)), Residual())
-    assert result.own["example_token"].values.tolist() == list(range(12))
-    assert '"11"' in result.show(0).local_src
-
-
-def test_a_prompt_that_any_fit_fits_is_refused_before_anything_runs(mini, collected):
+def test_a_prompt_that_any_fit_fits_is_refused_before_anything_runs(mini, of_scores):
     with pytest.raises(InputError, match="4 tokens leaves none; give 5 tokens at least"):
         analyze(mini, torch.arange(4)[None], measures=["residual"], progress=False)
     with pytest.raises(InputError, match="5 tokens at least"):  # what somebody else's forward pass feeds
-        collected(Residual(), head_of(torch.ones(1, 4, 4)))
+        of_scores(torch.ones(4, 4))
 
 
-def test_the_map_shows_trained_and_null_shares(result):
-    maps = result.plot("map").data
+# Pictures, tables and sentences
+
+
+def test_maps_show_trained_and_null_shares(result):
+    maps, planes = (result.plot(kind).data for kind in ("map", "planes"))
     np.testing.assert_array_equal(maps[1].z, result.own["share"].sel(OUT))
     np.testing.assert_array_equal(maps[4].z, result.null["share"].sel(OUT))
-
-
-@pytest.mark.parametrize("kind", ["spectrum", "distances"])
-def test_curves_have_a_line_a_head_and_its_null(result, kind):
-    traces = result.plot(kind).data
-    assert len(traces) == 4 + 16
-    name = {"spectrum": "spectrum", "distances": "energy_ratio"}[kind]
-    heads = result.own[name].sel(OUT).sel(layer=0, head=0).values
-    shown = traces[1].x.astype(int) - 1
-    np.testing.assert_allclose(traces[1].y, heads[shown])
-    assert shown[-1] == {"spectrum": 7, "distances": 31}[kind]
-
-
-def test_the_planes_of_residual_and_scores_stand_side_by_side(result):
-    maps = result.plot("planes").data
-    for drawn, data, of in ((maps[0], result.own, "residual"), (maps[3], result.null, "scores")):
+    for drawn, data, of in ((planes[0], result.own, "residual"), (planes[3], result.null, "scores")):
         shares = data["plane_share"].sel(OUT | {"of": of})
         np.testing.assert_array_equal(np.array(drawn.z).reshape(4, 4, -1), shares)
+
+
+@pytest.mark.parametrize(("kind", "name", "last"), [("spectrum", "spectrum", 7), ("distances", "energy_ratio", 31)])
+def test_curves_have_a_line_a_head_and_its_null(result, kind, name, last):
+    traces = result.plot(kind).data
+    assert len(traces) == 4 + 16
+    shown = traces[1].x.astype(int) - 1
+    np.testing.assert_allclose(traces[1].y, result.own[name].sel(OUT).sel(layer=0, head=0).values[shown])
+    assert shown[-1] == last
 
 
 def test_token_bars_are_the_pairs_of_the_heads_that_leave_most(result):
@@ -274,7 +242,7 @@ def test_the_token_page_draws_both_signs_on_one_scale(result):
     assert len(result.token_labels()) == 2
 
 
-def test_the_table_names_the_strongest_pair_of_the_heads_that_leave_most(result):
+def test_table_and_sentence_name_the_strongest_pair_of_the_heads_that_leave_most(result):
     rows = result.table()
     assert len(rows) == 12
     assert rows["left"].is_monotonic_decreasing

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.core.engine import analyze
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition import Variance
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
@@ -17,10 +16,6 @@ def result(report):
     return report["variance"]
 
 
-def test_shares_sum_to_one(result):
-    np.testing.assert_allclose(result.own["share"].sum("part"), 1, atol=1e-6)
-
-
 def test_parts_are_shares_of_what_softmax_sees(result):
     data = result.own
     share = {str(part): data["share"].sel(part=part) for part in data["part"].values}
@@ -30,12 +25,6 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["interaction"], (share["kd"] + share["qkd"]) / seen)
     np.testing.assert_allclose(data["additive_r"], np.sqrt(1 - share["kd"] - share["qkd"]))
     np.testing.assert_allclose(data["three_axis_share"], share["q"] + share["k"] + share["d"])
-
-
-def test_heads_are_ranked_by_position_unless_said_otherwise(result):
-    ranked = result.heads(top=3)
-    assert ranked.columns.tolist() == ["layer", "head", "position"]
-    assert ranked["position"].iloc[0] == float(result.sel(**OUT)["position"].max())
 
 
 @pytest.mark.parametrize(("tokens", "first"), [("all", 0), ("without first", 1)])
@@ -61,17 +50,6 @@ def test_distances_and_weights_are_those_asked_for(capture, collected):
     np.testing.assert_allclose(few["share"].sel(OUT | {"part": "d"}).squeeze("layer"), expected.share("d"))
 
 
-def test_options_used_for_a_second_model_start_afresh(mini, prompts):
-    """One measure, two analyses: the first one's moments are not in the second's."""
-    measure, quick = Variance(), {"layers": [1], "null_seeds": (), "progress": False}
-    first, second = (
-        analyze(mini, part, measures=[measure], **quick)["variance"].own for part in (prompts[:1], prompts[1:2])
-    )
-    alone = Variance()(mini, prompts[1:2], **quick).own
-    np.testing.assert_array_equal(second["variance"], alone["variance"])
-    assert not np.allclose(first["variance"], second["variance"])
-
-
 def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(result):
     null, trained = result.plot("atlas").data
     assert (trained.name, null.name) == ("mini", "random init (seed 0)")
@@ -82,25 +60,14 @@ def test_the_atlas_has_a_point_a_head_between_position_content_and_interaction(r
     np.testing.assert_array_equal(trained.marker.color, np.repeat(range(4), 4))
 
 
-def test_bars_stack_the_seven_shares_of_every_head(result):
-    figure = result.plot("shares")
-    bars = figure.data
+def test_bars_and_maps_show_the_shares_of_every_head(result):
+    bars, maps = result.plot("shares").data, result.plot("map").data
     assert [bar.name for bar in bars[:7]] == ["q", "k", "q k", "d", "q d", "k d", "q k d"]
+    assert bars[0].x[5] == "L1H1"
     np.testing.assert_array_equal(bars[2].y, result.own["share"].sel(OUT | {"part": "qk"}).values.ravel())
     np.testing.assert_array_equal(bars[13].y, result.null["share"].sel(OUT | {"part": "qkd"}).values.ravel())
-    assert bars[0].x[5] == "L1H1"
-    assert figure.layout.barmode == "stack"
-
-
-def test_the_map_shows_the_three_parts(result):
-    maps = result.plot("map").data
     np.testing.assert_array_equal(maps[1].z, result.own["content"].sel(OUT))
     np.testing.assert_array_equal(maps[5].z, result.null["interaction"].sel(OUT))
-
-
-def test_a_head_s_row_has_the_columns_of_the_terminal(result):
-    headings = [short for short, _ in result.headline_labels().values()]
-    assert headings == ["pos", "q", "k", "d", "qk", "qd", "kd", "qkd"]
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):

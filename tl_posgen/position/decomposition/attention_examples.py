@@ -51,7 +51,7 @@ def draw_patterns(result: Any) -> go.Figure:
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Return which head each example is and why it was picked; then each of them by its key part and query part."""
+    """Return the head of each example and why it was picked; then each of them by its key part and query part."""
     names = ("layer", "head", "why", "r_within_rows")
     rows = list(zip(*(data[name].values for name in names), strict=True))
     maps = [f"layer {layer}, head {head}: {why} (r within rows, first prompt: {r:.3f})" for layer, head, why, r in rows]

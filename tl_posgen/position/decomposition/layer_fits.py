@@ -26,27 +26,22 @@ def fit_capture(
     diagonal: bool = True,
     weights: Weights | None = None,
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """The fits of a layer with and without the first token; ask for the usual one by `layer.once(fit_capture)`."""
+    """Return the fits of a layer with and without the first token; `layer.once(fit_capture)` keeps the usual ones."""
     if isinstance(weights, str):
-        return fit_by_attention(layer, ridge=ridge, gauge=gauge, diagonal=diagonal)
+        return fit_by_attention(layer, diagonal, ridge=ridge, gauge=gauge)
     usual = diagonal and weights is None
     moments = layer.once(moments_of) if usual else moments_of(layer, diagonal=diagonal, weights=weights)
     return fits_of(moments, ridge=ridge, gauge=gauge)
 
 
-def fits_of(
-    moments: PairMoments, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys"
-) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """The fits of these scores with and without the first token; None where nothing would be left."""
+def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits of these scores with and without the first token; None where nothing would be left."""
     without = moments.without_first_token
-    full = fit_three_axis(moments, ridge=ridge, gauge=gauge)
-    return full, None if without is None else fit_three_axis(without, ridge=ridge, gauge=gauge)
+    return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
 
 
-def fit_by_attention(
-    layer: LayerCapture, *, ridge: float = 0.0, gauge: Gauge | str = "flat_keys", diagonal: bool = True
-) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
-    """The same with every pair weighted by its attention, softmax_j W_ij, what a sink takes left out.
+def fit_by_attention(layer: LayerCapture, diagonal: bool, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+    """Return the fits with every pair weighted by its attention, softmax_j W_ij, what a sink takes left out.
 
     `iid_r` is the r of the same scores shuffled over the head's pairs, under the attention that they then make: weights
     that follow the scores let a fit of anything look good.
@@ -56,14 +51,14 @@ def fit_by_attention(
 
     def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
         pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)
-        return fit_pair_weights(scores, scores.softmax(-1), pairs, ridge=ridge, gauge=gauge)
+        return fit_pair_weights(scores, scores.softmax(-1), pairs, **how)
 
     full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
     return full, fit(scores, False) if layer.length > (1 if diagonal else 2) else None
 
 
 def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
-    """The visible scores of every head in an order drawn with seed 0."""
+    """Return the scores with the visible ones of every head in an order drawn with seed 0."""
     visible = scores[0] != -torch.inf
     values = scores[:, visible].cpu()
     order = torch.rand(values.shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
@@ -75,7 +70,7 @@ def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head que
 def moments_of(
     layer: LayerCapture, *, diagonal: bool = True, weights: Sequence[int | float] | None = None
 ) -> PairMoments:
-    """Pair moments of a layer's scores: from q and k where the score is bilinear in them, else from the scores."""
+    """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
     geometry, weights = layer.geometry, (1.0,) if weights is None else weights
     how: dict[str, Any] = {"window": geometry.window, "diagonal": diagonal, "distance_weights": weights}
     if layer.bilinear:
@@ -84,12 +79,7 @@ def moments_of(
 
 
 def weighting(weights: Weights | None) -> str:
-    """Return how pairs are weighted, in words.
-
-    Example:
-        >>> weighting((2.0, 1.0, 0.05)), weighting("attention")
-        ('pairs weighted by distance: 2, 1, then .05', 'pairs weighted by attention')
-    """
+    """Return the weights of pairs in words, such as "pairs weighted by distance: 2, 1, then .05"."""
     if weights is None:
         return ALIKE
     if isinstance(weights, str):

@@ -1,4 +1,4 @@
-"""What three-axis fits of a captured layer leave: sums of some heads at a time; shares of planes and token pairs."""
+"""Residuals of the three-axis fits of a captured layer: sums of some heads at a time; planes and token pairs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,15 +27,15 @@ ENTRIES = 2**21  # token pairs held at once: heads are taken in groups
 def residual_sums(part: LayerCapture, fit: ThreeAxisFit) -> list[ResidualSums]:
     """Return the sums of what the fits of these heads' scores leave, with the first token and without; of rounding, 0.
 
-    What a first fit, over all tokens, leaves is fitted once more, to the scores themselves: sums over q and k round in
-    float32, and e must be at right angles to every fit.
+    What the first fit leaves is fitted once more, to the scores themselves: sums over q and k round in float32, and e
+    must be at right angles to every fit.
     """
     first = {name: getattr(fit, name).nan_to_num() for name in "abc"}
     geometry, n = part.geometry, part.length
     rows = lambda start, stop: less_fit(part.score_rows(start, stop), **first)  # noqa: E731
     moments = pair_moments_from_rows(rows, n, window=geometry.window)
     rotates = part.bilinear and len(geometry.rope.inv_freq) > 0
-    planes = PlaneParts.from_qk(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
+    planes = PlaneParts(part.rotated_q, part.rotated_k, geometry.rope, geometry.scale) if rotates else None
     fits = [fit_three_axis(one) for one in (moments, moments.without_first_token or moments)]
     found = [ResidualSums(fit, planes, part.tokens, crop=SPECTRUM_CROP, crop_within=CROP) for fit in fits]
     for start, stop in query_ranges(len(part.heads), n):
@@ -55,7 +55,7 @@ def head_groups(layer: LayerCapture) -> Iterator[tuple[slice, LayerCapture]]:
 
 
 def examples_of(part: LayerCapture, sums: ResidualSums) -> xr.Dataset:
-    """Return what the fit leaves of these heads token by token, beside their scores; heads of which it leaves some."""
+    """Return the residual of these heads token by token, beside their scores, where the fit leaves any."""
     tokens = (part.positions if part.tokens is None else part.tokens)[:CROP]
     maps = torch.stack([sums.corner[:, :CROP, :CROP], sums.within_corner])
     arrays = {
@@ -70,18 +70,15 @@ def examples_of(part: LayerCapture, sums: ResidualSums) -> xr.Dataset:
 
 
 def largest(examples: Sequence[xr.Dataset], n: int) -> xr.Dataset:
-    """Return the n examples of which most is left, the first of equals first."""
+    """Return the n examples with most residual, the first of equals first."""
     whole = xr.concat(examples, "example", data_vars="minimal")
     most = np.argsort(-whole["example_share"].values, kind="stable")[:n]
     return whole.isel(example=most).assign_coords(example=np.arange(len(most)))
 
 
 def plane_shares(sums: Sums, left: xr.DataArray, scores: xr.DataArray) -> dict[str, xr.DataArray]:
-    """Return the planes' shares, what does not rotate, and the wavelengths of layers whose scores are sums over planes.
-
-    Args:
-        left, scores: sums of squares of e, and of the scores within rows.
-    """
+    """Return the planes' shares of e and of the scores within rows, whose sums of squares are `left` and `scores`, what
+    does not rotate, and the wavelengths, of layers whose scores are sums over planes."""
     whole = xr.concat([left.expand_dims(of=[OF[0]]), scores.expand_dims(of=[OF[1]])], "of")
     rotating = {layer: sums.layers[layer][0].rope.inv_freq for layer in sums.by_layer("in_planes")}
     energy = sums.sum("in_planes", (*OVER_PARTS, "plane"))  # of a layer's planes, then of what does not rotate

@@ -20,8 +20,7 @@ SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()
 
 @dataclass
 class ScoreSums:
-    """Sums over prompts for one layer: its scores over the pairs that count, and their `PositionParts.energy`; `a + b`
-    adds those of other prompts."""
+    """Sums over prompts of a layer's scores over the pairs that count, and of their `PositionParts.energy`: `a + b`."""
 
     parts: list[PositionParts]
     scores: Float[Tensor, "head pair"]

@@ -52,7 +52,7 @@ class Residual(Measure):
     Energies (sums of e^2) are added up over prompts, the spectrum is a mean over them; what is no more than float32
     rounds counts as nothing, and of nothing there are no shares. The planes' shares
     <W_m, e> / <e, e>, W_m the plane's part of the score, add up to 1 with `rest_share`, what does not rotate; they are
-    there where q and k rotate and nothing caps the score. Kinds of token pair are those that explain most of e: exact
+    there where q and k rotate and nothing caps the score. The kinds of token pair that explain most of e are exact
     while a head meets no more than 1024 kinds, see `TokenPairTally`.
 
     Args:
@@ -146,27 +146,18 @@ class Residual(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_length(layer.length)
         fit = layer.once(fit_capture)[0]
-        groups = [self.of_heads(part, fit.of_heads(heads)) for heads, part in head_groups(layer)]
-        values, tallies, examples = zip(*groups, strict=True)
+        values, tallies, examples = [], [], []
+        for heads, part in head_groups(layer):
+            both = residual_sums(part, fit.of_heads(heads))
+            values.append(by_tokens(*map(self.sums_of, both)))
+            tallies.append([sums.tokens.tally(sums.energy) for sums in both if sums.tokens])
+            if layer.prompt == 0 and self.examples:
+                examples.append(examples_of(part, both[1]))
+            del both  # before those of the next heads take memory
         found: dict[str, Any] = {name: torch.cat([one[name] for one in values], 1) for name in values[0]}
-        if layer.tokens is not None:
-            found |= {key: TokenPairTally.join_heads([one[key] for one in tallies]) for key in tallies[0]}
-        if layer.prompt == 0 and self.examples:
-            found["examples"] = First(largest(examples, self.examples))
-        return found
-
-    def of_heads(
-        self, part: LayerCapture, fit: Any
-    ) -> tuple[dict[str, Tensor], dict[str, TokenPairTally], xr.Dataset | None]:
-        """Return sums [tokens, head, ...] of some heads, their token pairs, and examples where they are wanted."""
-        everything, rest = residual_sums(part, fit)
-        found = by_tokens(self.sums_of(everything), self.sums_of(rest))
-        tallies = {
-            f"pairs, {tokens}": sums.tokens.tally(sums.energy)
-            for tokens, sums in zip(TOKENS, (everything, rest), strict=True)
-            if sums.tokens is not None
-        }
-        return found, tallies, examples_of(part, rest) if part.prompt == 0 and self.examples else None
+        for tokens, parts in zip(TOKENS, zip(*tallies, strict=True), strict=False):  # none without token ids
+            found[f"pairs, {tokens}"] = TokenPairTally.join_heads(parts)
+        return found | ({"examples": First(largest(examples, self.examples))} if examples else {})
 
     def sums_of(self, sums: ResidualSums) -> dict[str, Tensor]:
         """Return [head, ...] of one prompt; no energy where any scores would be fitted, so nothing is known of e."""
@@ -224,7 +215,7 @@ class Residual(Measure):
 
 
 def require_length(n: int) -> None:
-    """Refuse prompts that any fit fits."""
+    """Refuse prompts so short that any scores are fitted."""
     if n < SHORTEST:
         raise InputError(f"residual: a prompt of {n} tokens leaves none; give {SHORTEST} tokens at least")
 
@@ -245,7 +236,7 @@ def why_not_defined(sums: Sums, data: xr.Dataset, n: xr.DataArray) -> str:
 
 
 def plane_findings(own: Numbers) -> list[str]:
-    """Return which plane holds most of the residual, and how much of the scores."""
+    """Return a sentence about the plane that holds most of the residual, if there are planes."""
     if "plane_share" not in own:
         return []
     left = own.data["plane_share"].sel(OUT | {"of": "residual"}).mean(HEAD)
@@ -261,7 +252,7 @@ def plane_findings(own: Numbers) -> list[str]:
 
 
 def pair_findings(data: xr.Dataset) -> list[str]:
-    """Return which kind of token pair explains most of the head of which most is left."""
+    """Return a sentence about the strongest kind of token pair of the head with most residual, if there are any."""
     if not len(pairs := figures_of.strongest_pairs(data)):
         return []
     first = pairs.iloc[0]

@@ -152,7 +152,7 @@ def strongest_pairs(data: xr.Dataset) -> pd.DataFrame:
 
 
 def labels(data: xr.Dataset) -> list[str]:
-    """Return which head each example is, and how much the fit leaves of it on this prompt."""
+    """Return the head of each example, and how much the fit leaves of it on this prompt."""
     if "example_share" not in data:
         return []
     places = zip(data["example_layer"].values, data["example_head"].values, data["example_share"].values, strict=True)

@@ -30,6 +30,29 @@ GAUGES = {
 }
 
 
+def correlations(fit: ThreeAxisFit) -> dict[str, Any]:
+    """Return r, r within rows, and the sums of squares that r over all heads and prompts is made of."""
+    total = fit.tss.where(~fit.r.isnan(), float("nan"))
+    explained = fit.r.square() * total
+    found = {"r": fit.r, "r_within_rows": fit.r_within_rows, "r_per_prompt": fit.r}
+    return found | {"total": total, "explained": explained}
+
+
+def draw_curves(result: Any) -> go.Figure:
+    """Draw a(i - j) of every head, a panel a layer."""
+    gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
+    return layer_curves(
+        result,
+        "a",
+        "distance",
+        title="Score by distance, a(i-j)",
+        subtitle=f"{result.own.attrs['weighting']}; {gauge}",
+        y_title="a",
+        log_x=True,
+        share=1.0,
+    )
+
+
 @dataclass(frozen=True)
 class ThreeAxis(Measure):
     r"""W_ij ~ a_{i-j} + b_i + c_j: correlation r of every head's scores with the best such sum, over visible pairs.
@@ -137,7 +160,7 @@ class ThreeAxis(Measure):
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
         ),
-        "curves": lambda result: draw_curves(result),
+        "curves": draw_curves,
         "prompts": partial(
             layer_curves,
             measure="r_per_prompt",
@@ -147,26 +170,3 @@ class ThreeAxis(Measure):
             y_title="r",
         ),
     }
-
-
-def correlations(fit: ThreeAxisFit) -> dict[str, Any]:
-    """Return r, r within rows, and the sums of squares that r over all heads and prompts is made of."""
-    total = fit.tss.where(~fit.r.isnan(), float("nan"))
-    explained = fit.r.square() * total
-    found = {"r": fit.r, "r_within_rows": fit.r_within_rows, "r_per_prompt": fit.r}
-    return found | {"total": total, "explained": explained}
-
-
-def draw_curves(result: Any) -> go.Figure:
-    """Draw a(i - j) of every head, a panel a layer."""
-    gauge = f"gauge: {GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
-    return layer_curves(
-        result,
-        "a",
-        "distance",
-        title="Score by distance, a(i-j)",
-        subtitle=f"{result.own.attrs['weighting']}; {gauge}",
-        y_title="a",
-        log_x=True,
-        share=1.0,
-    )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.errors import InputError
@@ -16,7 +16,7 @@ ROPES = {
     "adjacent": Rope(inverse_frequencies(8, 100.0), pairing="adjacent"),
     "partial, scaled": Rope(inverse_frequencies(4, 100.0), scaling=1.3),
 }
-DISTANCES = (0, 2.5, 1000)
+HALF = ROPES["half"]
 
 
 def random_qk(n: int = 30, heads: int = 2, seed: int = 0):
@@ -38,48 +38,38 @@ def expected_r(q, k, rope, d0, *, window=None, rows: bool = False) -> torch.Tens
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
-@pytest.mark.parametrize("d0", DISTANCES)
-def test_r_is_that_of_the_explicit_split(rope, d0):
+def test_r_is_that_of_the_explicit_split(rope):
     q, k = random_qk()
-    found = mean_key_r(q, k, rope, 0.3, [d0])
-    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.r_within_rows[0], expected_r(q, k, rope, d0, rows=True), atol=1e-6, rtol=0)
+    distances = (0, 2.5, 1000)
+    found = mean_key_r(q, k, rope, 0.3, distances)
+    for r, r_within_rows, d0 in zip(found.r, found.r_within_rows, distances, strict=True):
+        torch.testing.assert_close(r, expected_r(q, k, rope, d0), atol=1e-6, rtol=0)
+        torch.testing.assert_close(r_within_rows, expected_r(q, k, rope, d0, rows=True), atol=1e-6, rtol=0)
 
 
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(3, 40), window=st.none() | st.integers(2, 45), d0=st.integers(0, 3000), seed=st.integers(0, 2**31))
+@example(300, None, 64, 0)  # without the score matrix
 def test_r_within_windows_is_that_of_the_explicit_split(n, window, d0, seed):
-    rope, (q, k) = ROPES["half"], random_qk(n, seed=seed)
-    found = mean_key_r(q, k, rope, 0.3, [d0], window=window)
-    torch.testing.assert_close(found.r[0], expected_r(q, k, rope, d0, window=window), atol=1e-5, rtol=0)
-    rest = expected_r(q[:, 1:], k[:, 1:], rope, d0, window=window)
+    q, k = random_qk(n, seed=seed)
+    found = mean_key_r(q, k, HALF, 0.3, [d0], window=window)
+    torch.testing.assert_close(found.r[0], expected_r(q, k, HALF, d0, window=window), atol=1e-5, rtol=0)
+    rest = expected_r(q[:, 1:], k[:, 1:], HALF, d0, window=window)
     torch.testing.assert_close(found.without_first_token.r[0], rest, atol=1e-5, rtol=0)
-
-
-def test_several_distances_give_a_row_each():
-    rope, (q, k) = ROPES["half"], random_qk()
-    together = mean_key_r(q, k, rope, 0.3, DISTANCES)
-    alone = [mean_key_r(q, k, rope, 0.3, [d0]).r[0] for d0 in DISTANCES]
-    torch.testing.assert_close(together.r, torch.stack(alone))
-
-
-def test_a_longer_text_goes_without_the_matrix_to_the_same_r():
-    rope, (q, k) = ROPES["half"], random_qk(n=300)
-    torch.testing.assert_close(mean_key_r(q, k, rope, 0.3, [64]).r[0], expected_r(q, k, rope, 64), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 7, 28, 29, 30, 40])
 def test_the_first_token_left_out_is_the_text_without_it(window):
-    rope, (q, k) = ROPES["half"], random_qk()
-    found = mean_key_r(q, k, rope, 0.3, [3], window=window).without_first_token
-    alone = mean_key_r(q[:, 1:], k[:, 1:], rope, 0.3, [3], window=window)
+    q, k = random_qk()
+    found = mean_key_r(q, k, HALF, 0.3, [3], window=window).without_first_token
+    alone = mean_key_r(q[:, 1:], k[:, 1:], HALF, 0.3, [3], window=window)
     torch.testing.assert_close(found.r, alone.r)
     torch.testing.assert_close(found.r_within_rows, alone.r_within_rows, equal_nan=True)
 
 
 def test_constant_keys_are_position_alone_and_split_exactly():
-    rope, (q, k) = ROPES["half"], random_qk()
-    found = mean_key_r(q, k[:, :1].expand_as(k), rope, 0.3, [1000])
+    q, k = random_qk()
+    found = mean_key_r(q, k[:, :1].expand_as(k), HALF, 0.3, [1000])
     torch.testing.assert_close(found.r, torch.ones(1, 2, dtype=torch.float64))
 
 
@@ -88,22 +78,19 @@ def test_constant_scores_have_no_r():
     assert mean_key_r(ones, ones, Rope(), 1.0, [0]).r.isnan().all()
 
 
-def test_a_single_token_is_refused():
-    q, k = random_qk(n=1)
-    with pytest.raises(InputError, match="1 token: none is left"):
-        mean_key_r(q, k, ROPES["half"], 0.3, [0])
-
-
-def test_distances_below_zero_are_refused():
-    with pytest.raises(InputError, match="distances must be 0 or more"):
-        mean_key_r(*random_qk(), ROPES["half"], 0.3, [-1])
+@pytest.mark.parametrize(
+    ("n", "distance", "message"), [(1, 0, "1 token: none is left"), (30, -1, "distances must be 0 or more")]
+)
+def test_a_single_token_and_distances_below_zero_are_refused(n, distance, message):
+    with pytest.raises(InputError, match=message):
+        mean_key_r(*random_qk(n), HALF, 0.3, [distance])
 
 
 def test_moments_that_are_known_are_not_taken_again():
-    rope, (q, k) = ROPES["half"], random_qk()
+    q, k = random_qk()
     positions = torch.arange(q.shape[1])
-    moments = pair_moments(rotate(q, positions, rope), rotate(k, positions, rope), 0.3)
-    known, own = (mean_key_r(q, k, rope, 0.3, [3], scores=scores) for scores in (moments, None))
+    moments = pair_moments(rotate(q, positions, HALF), rotate(k, positions, HALF), 0.3)
+    known, own = (mean_key_r(q, k, HALF, 0.3, [3], scores=scores) for scores in (moments, None))
     for one, other in ((known, own), (known.without_first_token, own.without_first_token)):
         torch.testing.assert_close(one.r, other.r)
         torch.testing.assert_close(one.r_within_rows, other.r_within_rows)

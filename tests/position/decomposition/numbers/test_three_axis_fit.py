@@ -10,45 +10,44 @@ from dense_fit import (
     design,
     entries,
     fitted_entries,
-    listed,
+    mask_of,
     options,
     random_qk,
     reference,
     three_axis_from_qk,
     three_axis_from_scores,
-    within_rows,
+    weighted_reference,
 )
 
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers import normal_equations as equations
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.pair_moments import (
-    pair_moments,
-    pair_moments_from_scores,
-)
-from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis, pooled_r
+from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
+from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.rope import bilinear_sums
+
+
+def noise(*shape: int, seed: int = 8) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+# Counts, rank and the normal equations
 
 
 @pytest.mark.parametrize("pairs", PAIRS, ids=str)
 def test_rank_of_the_pairs_is_that_of_the_design_matrix(pairs):
-    assert pairs.n_pairs == len(listed(pairs))
+    assert pairs.n_pairs == int(mask_of(pairs).sum())
     assert pairs.rank == np.linalg.matrix_rank(design(pairs).toarray())
-
-
-def test_rank_of_a_triangle_is_three_n_less_three():
-    assert [CausalPairs(n).rank for n in (2, 3, 50)] == [3, 6, 147]
+    assert pairs.n_at_distance().tolist() == [int(mask_of(pairs).diagonal(-d).sum()) for d in range(pairs.n_tokens)]
 
 
 @pytest.mark.parametrize("pairs", PAIRS, ids=str)
 def test_normal_operator_is_the_dense_normal_matrix(pairs):
-    x = torch.randn(3, 2, pairs.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = noise(3, 2, pairs.size)
     x[0, :, pairs.width :] = 0
-    dense = torch.cat([part.nan_to_num() for part in pairs.spread(x)], -1) @ torch.from_numpy(
-        (design(pairs).T @ design(pairs)).toarray()
-    )
-    operator = torch.cat(pairs.spread(pairs.normal(x, pairs.counts()), fill=0.0), -1)
-    torch.testing.assert_close(operator, dense)
+    matrix = torch.from_numpy((design(pairs).T @ design(pairs)).toarray())
+    dense = torch.cat([part.nan_to_num() for part in pairs.spread(x)], -1) @ matrix
+    torch.testing.assert_close(torch.cat(pairs.spread(pairs.normal(x, pairs.counts()), fill=0.0), -1), dense)
 
 
 def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
@@ -68,8 +67,7 @@ def test_preconditioned_eigenvalues_do_not_depend_on_the_length():
 
 @pytest.mark.parametrize("n", [128, 4096])
 def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
-    q, k = random_qk(n)
-    assert three_axis_from_qk(q, k).iterations <= 14
+    assert three_axis_from_qk(*random_qk(n)).iterations <= 14
 
 
 # r against lsqr
@@ -77,81 +75,63 @@ def test_conjugate_gradients_take_as_many_steps_at_any_length(n):
 
 @pytest.mark.parametrize("short", [-1000, 1000], ids=["long route", "short route"])
 @pytest.mark.parametrize(
-    "pairs", [*PAIRS[:7], CausalPairs(150), CausalPairs(150, window=70, first_token=False)], ids=str
+    "pairs", [*PAIRS[:8], CausalPairs(150), CausalPairs(150, window=70, first_token=False)], ids=str
 )
 def test_r_equals_lsqr(pairs, short, monkeypatch):
     monkeypatch.setattr(bilinear_sums, "SHORT", short)
     q, k = random_qk(pairs.n_tokens, heads=2 if pairs.n_tokens < 100 else 1)
-    r, fitted = reference(0.3 * q.double() @ k.double().mT, pairs)
+    scores = 0.3 * q.double() @ k.double().mT
+    r, fitted = reference(scores, pairs)
     fit = three_axis_from_qk(q, k, 0.3, **options(pairs))
-    np.testing.assert_allclose(fit.r, np.full_like(r, np.nan) if pairs.saturated else r, atol=1e-6)
     np.testing.assert_allclose(fitted_entries(fit, pairs), fitted, atol=2e-4)
+    if pairs.saturated:
+        assert fit.r.isnan().all()
+        assert fit.r_within_rows.isnan().all()
+        return
+    np.testing.assert_allclose(fit.r, r, atol=1e-6)
+    if pairs.n_tokens < 100:
+        within = [weighted_reference(one, torch.ones_like(one), pairs)[2] for one in scores]
+        np.testing.assert_allclose(fit.r_within_rows, within, atol=1e-6)
 
 
-def test_r_equals_lsqr_on_a_text_of_400_tokens():
-    q, k = random_qk(400, heads=1, d_head=32)
-    r, _ = reference(q.double() @ k.double().mT, CausalPairs(400))
+@pytest.mark.parametrize(("n", "d_head", "constant", "far"), [(400, 32, 5.0, 0), (200, 6, 0.0, 1000)])
+def test_long_texts_and_constants_a_thousand_times_the_spread_cost_no_digits(n, d_head, constant, far):
+    q, k = random_qk(n, heads=1, d_head=d_head, constant=constant)
+    k = k + far
+    r, _ = reference(q.double() @ k.double().mT, CausalPairs(n))
     np.testing.assert_allclose(three_axis_from_qk(q, k).r, r, atol=1e-6)
-
-
-def test_a_constant_a_thousand_times_the_spread_costs_no_digits():
-    q, k = random_qk(200, constant=0.0)
-    far_k = k + 1000
-    r, _ = reference(q.double() @ far_k.double().mT, CausalPairs(200))
-    np.testing.assert_allclose(three_axis_from_qk(q, far_k).r, r, atol=1e-6)
 
 
 def test_a_first_token_far_from_the_others_costs_them_no_digits():
     q, k = random_qk(60, constant=0.0)
     q[:, 0], k[:, 0] = 1e3, -1e3
     found, exact = (pair_moments(*both).without_first_token for both in ((q, k), (q.double(), k.double())))
-    assert found is not None
-    assert exact is not None
     torch.testing.assert_close(found.sums, exact.sums, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.within_rows, exact.within_rows, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("pairs", [pairs for pairs in PAIRS if pairs.width > 1], ids=str)
-def test_r_within_rows_is_the_correlation_within_rows(pairs):
-    q, k = random_qk(pairs.n_tokens)
-    scores = q.double() @ k.double().mT
-    w, f = (within_rows(values, pairs) for values in (entries(scores, pairs), reference(scores, pairs)[1]))
-    expected = (w * f).sum(1) / np.sqrt((w**2).sum(1) * (f**2).sum(1))
-    expected = np.full_like(expected, np.nan) if pairs.saturated else expected
-    np.testing.assert_allclose(three_axis_from_qk(q, k, **options(pairs)).r_within_rows, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("pairs", [CausalPairs(24), CausalPairs(24, window=7, first_token=False)], ids=str)
 @pytest.mark.parametrize("ridge", [0.1, 3.0])
 def test_ridge_equals_the_dense_solve(pairs, ridge):
     q, k = random_qk(24)
-    x, w = design(pairs).toarray(), entries(q.double() @ k.double().mT, pairs)
-    centred = w - w.mean(1, keepdims=True)
-    solution = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ centred.T)
-    expected = [np.corrcoef(*both)[0, 1] for both in zip(w, (x @ solution).T, strict=True)]
+    scores = q.double() @ k.double().mT
     fit = three_axis_from_qk(q, k, ridge=ridge, **options(pairs))
-    np.testing.assert_allclose(fit.r, expected, atol=1e-6)
-    np.testing.assert_allclose(fitted_entries(fit, pairs), (x @ solution).T + w.mean(1, keepdims=True), atol=1e-4)
-
-
-# The two routes
-
-
-def additive_scores(n: int = 40, seed: int = 4) -> torch.Tensor:
-    a, b, c = torch.randn(3, 2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
-    return 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
+    for head, one in enumerate(scores):
+        fitted, r, _ = weighted_reference(one, torch.ones_like(one), pairs, ridge)
+        assert fit.r[head].item() == pytest.approx(r, abs=1e-6)
+        np.testing.assert_allclose(fitted_entries(fit, pairs)[head], fitted, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "pairs", [CausalPairs(40), CausalPairs(40, window=9, first_token=False, diagonal=False)], ids=str
 )
 def test_additive_scores_are_fitted_exactly(pairs):
-    scores = additive_scores()
+    a, b, c = noise(3, 2, 40)
+    distance = (torch.arange(40)[:, None] - torch.arange(40)).clamp(min=0)
+    scores = 3 + a[:, distance] + b[:, :, None] + c[:, None, :]
     fit = three_axis_from_scores(scores, **options(pairs))
     torch.testing.assert_close(fit.r, torch.ones(2, dtype=torch.float64))
-    assert (fit.r <= 1).all()
-    assert (fit.r_within_rows <= 1).all()
+    assert (torch.cat([fit.r, fit.r_within_rows]) <= 1).all()
     np.testing.assert_allclose(fitted_entries(fit, pairs), entries(scores, pairs), atol=1e-7)
 
 
@@ -163,12 +143,14 @@ def test_two_tokens_or_fewer_are_fitted_exactly(n):
     assert fit.r.isnan().all()  # any two scores would be
 
 
+# Gauges
+
+
 @pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("gauge", ["flat_queries", "flat_distance"])
 def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
-    q, k = random_qk(30)
     crop = torch.arange(5, 25), torch.arange(12)
-    moments = pair_moments(q, k, diagonal=diagonal)
+    moments = pair_moments(*random_qk(30), diagonal=diagonal)
     default, other = fit_three_axis(moments), fit_three_axis(moments, gauge=gauge)
     assert not torch.allclose(default.a.nan_to_num(), other.a.nan_to_num(), atol=1e-3)
     assert torch.equal(default.r, other.r)
@@ -178,41 +160,25 @@ def test_fitted_values_do_not_depend_on_the_gauge(gauge, diagonal):
 @pytest.mark.parametrize("n", [30, 3])
 @pytest.mark.parametrize(("gauge", "flat"), [("flat_keys", "c"), ("flat_queries", "b"), ("flat_distance", "a")])
 def test_gauge_keeps_its_promise(gauge, flat, n):
-    q, k = random_qk(n)
-    fit = three_axis_from_qk(q, k, gauge=gauge, first_token=False)
+    fit = three_axis_from_qk(*random_qk(n), gauge=gauge, first_token=False)
     for part in (fit.b, fit.c):
         torch.testing.assert_close(part.nansum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
     part = getattr(fit, flat)[0].numpy()
     known = ~np.isnan(part)
-    slope = np.polyfit(np.arange(n)[known], part[known], 1)[0]
-    assert abs(slope) < 1e-9
+    assert abs(np.polyfit(np.arange(n)[known], part[known], 1)[0]) < 1e-9
 
 
 def test_axes_say_where_no_pair_is():
-    q, k = random_qk(10)
-    fit = three_axis_from_qk(q, k, window=4, first_token=False, diagonal=False)
+    pairs = CausalPairs(10, window=4, first_token=False, diagonal=False)
+    fit, seen = three_axis_from_qk(*random_qk(10), **options(pairs)), mask_of(pairs)
     assert fit.n_distance.tolist() == [0, 8, 7, 6, 0, 0, 0, 0, 0, 0]
-    assert fit.n_query.tolist() == [0, 0, 1, 2, 3, 3, 3, 3, 3, 3]
-    assert fit.n_key.tolist() == [0, 3, 3, 3, 3, 3, 3, 2, 1, 0]
-    for part, count in [(fit.a, fit.n_distance), (fit.b, fit.n_query), (fit.c, fit.n_key)]:
+    for part, count in [(fit.a, fit.n_distance), (fit.b, seen.sum(1)), (fit.c, seen.sum(0))]:
         assert torch.equal(part.isnan(), (count == 0).expand_as(part))
 
 
-def test_softmax_does_not_see_the_query_axis():
-    q, k = random_qk(30, constant=0.5)
-    fit = three_axis_from_qk(q, k, 0.3)
-    everything = torch.arange(30)
-    fitted = fit.fitted(everything, everything)
-    hidden = fitted.isnan()
-    patterns = [(fitted - shift).masked_fill(hidden, -math.inf).softmax(-1) for shift in (0, fit.b[:, :, None])]
-    torch.testing.assert_close(patterns[0], patterns[1])
-
-
 def test_shifting_rows_raises_r_and_leaves_r_within_rows():
-    generator = torch.Generator().manual_seed(5)
-    scores = torch.randn(1, 60, 60, generator=generator)
-    plain = three_axis_from_scores(scores)
-    shifted = three_axis_from_scores(scores + 10 * torch.randn(1, 60, 1, generator=generator))
+    scores = noise(1, 60, 60, seed=5)
+    plain, shifted = (three_axis_from_scores(scores + x) for x in (0, 10 * noise(1, 60, 1)))
     assert plain.r < 0.5
     assert shifted.r > 0.9
     torch.testing.assert_close(shifted.r_within_rows, plain.r_within_rows, atol=1e-5, rtol=0)
@@ -223,28 +189,22 @@ def test_shifting_rows_raises_r_and_leaves_r_within_rows():
 
 @pytest.mark.parametrize("pairs", [CausalPairs(40), CausalPairs(40, window=10, first_token=False)], ids=str)
 def test_iid_r_is_what_gaussian_noise_reaches(pairs):
-    noise = torch.randn(600, 40, 40, generator=torch.Generator().manual_seed(6))
-    fit = three_axis_from_scores(noise, **options(pairs))
+    fit = three_axis_from_scores(noise(600, 40, 40, seed=6), **options(pairs))
     assert math.sqrt(fit.r.square().mean()) == pytest.approx(fit.pairs.iid_r, rel=0.02)
     within = math.sqrt((pairs.rank - pairs.size) / (pairs.n_pairs - pairs.size))
     assert math.sqrt(fit.r_within_rows.square().mean()) == pytest.approx(within, rel=0.02)
 
 
-def test_iid_r_at_the_usual_lengths():
-    assert [round(CausalPairs(n).iid_r, 3) for n in (256, 512, 1024)] == [0.152, 0.108, 0.076]
-
-
 def test_iid_r_of_few_tokens_is_nearly_one():
     assert math.isnan(CausalPairs(1).iid_r)  # one pair has no correlation
-    pairs = [CausalPairs(2, window=1), CausalPairs(3), *(CausalPairs(n) for n in (4, 10, 20, 100))]
-    assert [round(some.iid_r, 3) for some in pairs] == [1, 1, 0.943, 0.694, 0.518, 0.242]
+    pairs = [CausalPairs(2, window=1), *(CausalPairs(n) for n in (3, 4, 10, 20, 100, 256, 512))]
+    assert [round(some.iid_r, 3) for some in pairs] == [1, 1, 0.943, 0.694, 0.518, 0.242, 0.152, 0.108]
 
 
 def test_a_first_token_that_everybody_attends_to_fakes_a_fit():
-    noise = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(7))
-    noise[:, :, 0] += 6
-    moments = pair_moments_from_scores(noise)
-    assert moments.without_first_token is not None
+    scores = noise(20, 128, 128, seed=7)
+    scores[:, :, 0] += 6
+    moments = pair_moments_from_scores(scores)
     with_first, without = fit_three_axis(moments), fit_three_axis(moments.without_first_token)
     assert 0.5 < with_first.r.mean() < 0.8
     assert without.r.mean() == pytest.approx(without.pairs.iid_r, abs=0.01)
@@ -263,8 +223,7 @@ def test_constant_scores_have_no_r(constant):
     [(0, 1e-30, False), (0, 1e-37, False), (0, 1e-39, True), (1e6, 1, False), (1e6, 1e-2, True)],
 )
 def test_scores_that_float32_cannot_tell_from_a_constant_have_none(mean, size, constant):
-    scores = mean + size * torch.randn(1, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    moments = pair_moments_from_scores(scores)
+    moments = pair_moments_from_scores(mean + size * noise(1, 30, 30))
     assert moments.is_constant(moments.tss).item() == moments.is_constant(moments.within_rows).item() == constant
 
 
@@ -272,6 +231,12 @@ def test_scores_that_no_axis_explains_have_no_correlation():
     scores = torch.tensor([[0.0, 0, 0, 0], [1, -1, 0, 0], [-1, 0, 1, 0], [0, 1, -1, 0]])[None]  # every sum is 0
     fit = three_axis_from_scores(scores)
     assert (fit.r.tolist(), fit.r_within_rows.tolist(), fit.iterations) == ([0], [0], 0)
+
+
+def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
+    fit = three_axis_from_scores(torch.arange(12.0)[:, None].expand(1, 12, 12))
+    assert fit.r.tolist() == pytest.approx([1.0])
+    assert fit.r_within_rows.isnan().all()
 
 
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
@@ -286,10 +251,12 @@ def test_the_fit_stops_at_the_tolerance_of_the_residual(tolerance, size):
     assert tolerance / 30 < reached <= tolerance
 
 
+# Many heads, and bad input
+
+
 def test_heads_far_larger_do_not_end_the_fit_of_the_others():
-    scores = torch.randn(2, 30, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    alone = three_axis_from_scores(scores[:1])
-    together = three_axis_from_scores(scores * torch.tensor([1.0, 1e16])[:, None, None])
+    scores = noise(2, 30, 30)
+    alone, together = (three_axis_from_scores(x) for x in (scores[:1], scores * torch.tensor([1, 1e16])[:, None, None]))
     torch.testing.assert_close(together.r[0], alone.r[0])
     torch.testing.assert_close(together.c[0], alone.c[0])
 
@@ -299,40 +266,17 @@ def test_fits_of_some_heads_are_those_of_these_heads():
     some, alone = three_axis_from_qk(q, k).of_heads(slice(1, 3)), three_axis_from_qk(q[1:3], k[1:3])
     for name in ("r", "r_within_rows", "a", "b", "c", "tss"):
         torch.testing.assert_close(getattr(some, name), getattr(alone, name))
-    assert (some.pairs, some.n_key.tolist()) == (alone.pairs, alone.n_key.tolist())
+    assert some.pairs == alone.pairs
 
 
 def test_a_constant_head_does_not_disturb_the_others():
-    scores = torch.randn(3, 30, 30, generator=torch.Generator().manual_seed(8))
+    scores = noise(3, 30, 30)
     alone = three_axis_from_scores(scores[1:])
     scores[0] = 4.0
     together = three_axis_from_scores(scores)
     assert together.r[0].isnan()
     torch.testing.assert_close(together.r[1:], alone.r)
     torch.testing.assert_close(together.a[0], torch.full((30,), 4.0, dtype=torch.float64))
-
-
-def test_scores_constant_within_rows_have_r_but_no_r_within_rows():
-    fit = three_axis_from_scores(torch.arange(12.0)[:, None].expand(1, 12, 12))
-    assert fit.r.tolist() == pytest.approx([1.0])
-    assert fit.r_within_rows.isnan().all()
-
-
-# Many heads, and bad input
-
-
-def test_pooled_r_is_one_correlation_over_the_entries_of_all_heads():
-    q, k = random_qk(30, heads=3)
-    k[1] *= 4
-    scores = q.double() @ k.double().mT
-    w, (_, fitted) = entries(scores, CausalPairs(30)), reference(scores, CausalPairs(30))
-    centred = [values - values.mean(1, keepdims=True) for values in (w, fitted)]
-    fit = three_axis_from_qk(q, k)
-    assert pooled_r(fit.r, fit.tss) == pytest.approx(np.corrcoef(*(x.ravel() for x in centred))[0, 1], abs=1e-6)
-
-
-def test_pooled_r_leaves_out_heads_of_constant_scores():
-    assert pooled_r(torch.tensor([0.6, math.nan]), torch.tensor([2.0, 0.0])) == pytest.approx(0.6)
 
 
 def test_a_set_without_pairs_is_refused():
@@ -358,7 +302,3 @@ def test_a_window_too_narrow_to_converge_is_refused(monkeypatch):
 def test_low_precision_is_raised_to_float32(dtype):
     q, k = (x.to(dtype) for x in random_qk(60))
     torch.testing.assert_close(three_axis_from_qk(q, k).r, three_axis_from_qk(q.float(), k.float()).r)
-
-
-def test_one_token_cannot_lose_its_first():
-    assert pair_moments(*random_qk(1)).without_first_token is None

@@ -9,18 +9,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.position.decomposition.numbers.token_pairs import TokenPairTally
+from tl_posgen.position.decomposition.numbers.token_pairs import KEEP, TokenPairTally, TokenSums
+
+
+def tally_of(e: torch.Tensor, tokens: list[int], keep: int = KEEP) -> TokenPairTally:
+    """Of the residuals of one prompt, added in two blocks of rows."""
+    e, mask, cut = e.double().tril(), torch.ones(e.shape[1:]).tril().bool(), len(tokens) // 2
+    sums = TokenSums(torch.tensor(tokens), len(e), e.device)
+    for start, stop in ((0, cut), (cut, len(tokens))):
+        sums.add(e[:, start:stop, :stop], mask[start:stop, :stop])
+    return sums.tally(e.square().sum((1, 2)), keep)
 
 
 @settings(max_examples=20, deadline=None)
 @given(ids=st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
 def test_a_tally_over_prompts_is_that_of_all_pairs(ids):
     generator = torch.Generator().manual_seed(0)
-    mask = torch.ones(6, 6).tril().bool()
     count, total, energy, tallies = Counter(), defaultdict(float), 0.0, []
     for row in ids:
         e = torch.randn(2, 6, 6, generator=generator, dtype=torch.float64)
-        tallies.append(TokenPairTally.from_residual(e, mask, torch.tensor(row)))
+        tallies.append(tally_of(e, row))
         energy += float(e[1].tril().square().sum())
         for i in range(6):
             for j in range(i + 1):
@@ -37,17 +45,15 @@ def test_a_tally_over_prompts_is_that_of_all_pairs(ids):
 
 
 def test_a_full_tally_keeps_the_kinds_that_explain_most():
-    e = torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None]
-    tally = TokenPairTally.from_residual(e, torch.eye(3).bool(), torch.tensor([4, 5, 6]), keep=2)
+    tally = tally_of(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None], [4, 5, 6], keep=2)
     assert tally.query_token.tolist() == [[5, 6]]
     torch.testing.assert_close(tally.share, torch.tensor([[9 / 14, 4 / 14]], dtype=torch.float64))
 
 
 def test_tallies_of_some_heads_each_are_one_of_all_of_them():
-    e, tokens = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([1, 2, 1, 3, 2])
-    mask = torch.ones(5, 5).tril().bool()
-    parts = [TokenPairTally.from_residual(some, mask, tokens, keep=4) for some in (e[:1], e[1:])]
-    together, whole = TokenPairTally.join_heads(parts), TokenPairTally.from_residual(e, mask, tokens, keep=4)
+    e = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(1))
+    whole, *parts = (tally_of(some, [1, 2, 1, 3, 2], keep=4) for some in (e, e[:1], e[1:]))
+    together = TokenPairTally.join_heads(parts)
     assert together.keep == 4
     for name in ("kind", "total", "count", "energy"):
         torch.testing.assert_close(getattr(together, name), getattr(whole, name))

@@ -17,7 +17,6 @@ ROPES = {
     "partial, odd rest, scaled": Rope(inverse_frequencies(4, 50.0), scaling=1.4),
     "no planes": Rope(),
 }
-D_HEAD = {"partial, odd rest, scaled": 7}
 
 
 def random_qk(n_q: int, n_k: int, d_head: int, seed: int = 0, heads: int = 2):
@@ -56,15 +55,16 @@ def hoeffding(w: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.stack(variances, -1)
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("weights", ["uniform", "causal", torch.tensor([3.0, 0.0, 1.0, 1.0, 5.0])], ids=str)
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
-def test_every_component_equals_brute_force(rope, weights):
-    d_head = 7 if rope.scaling != 1 else 6
-    q, k = random_qk(6, 6, d_head)
-    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 5, weights=weights)
+def test_every_component_equals_brute_force(rope, weights, with_bias):
+    q, k = random_qk(6, 6, 7 if rope.scaling != 1 else 6)
+    bias = -0.4 * torch.arange(5, dtype=torch.float64).expand(2, 5) if with_bias else None  # belongs to d
+    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.3, 5, weights=weights, bias=bias)
     p = {"uniform": torch.ones(5), "causal": torch.arange(5.0, 0, -1)}[weights] if isinstance(weights, str) else weights
     p = p.double() / p.sum()
-    w = all_triples(q, k, rope, 0.3, 5)
+    w = all_triples(q, k, rope, 0.3, 5) + (bias[:, None, None] if with_bias else 0)
     variances = hoeffding(w, p)
     mean = (w * p).sum(3).mean((1, 2))
     total = ((w - mean[:, None, None, None]).square() * p).sum(3).mean((1, 2))
@@ -115,45 +115,23 @@ def test_a_large_constant_costs_no_digits():
 # What the shares mean
 
 
-def test_additive_r_is_the_correlation_with_the_best_two_axis_split():
-    rope = ROPES["half"]
-    q, k = random_qk(7, 6, 6)
+def test_sums_of_shares_are_what_the_best_fits_explain():
+    """f(q, d) + g(q, k), three axes, and, within rows, all that is left of each query's mean."""
+    rope, (q, k) = ROPES["half"], random_qk(7, 6, 6)
     w = all_triples(q, k, rope, 1.0, 5)
-    moments = TripleMoments.from_qk(q, q, rope)
-    moments = TripleMoments(moments.q, TripleMoments.from_qk(k, k, rope).k)
-    best = w.mean(2, keepdim=True) + w.mean(3, keepdim=True) - w.mean((2, 3), keepdim=True)
-    expected = [torch.corrcoef(torch.stack([w[h].flatten(), best[h].flatten()]))[0, 1] for h in range(2)]
+    moments = TripleMoments(TripleMoments.from_qk(q, q, rope).q, TripleMoments.from_qk(k, k, rope).k)
     found = variance_shares(moments, rope, 1.0, 5)
-    torch.testing.assert_close(found.additive_r, torch.stack(expected))
-
-
-def test_three_axis_share_is_what_the_best_sum_of_three_explains():
-    rope = ROPES["half"]
-    q, k = random_qk(6, 6, 6)
-    w = all_triples(q, k, rope, 1.0, 5)
+    best = w.mean(2, keepdim=True) + w.mean(3, keepdim=True) - w.mean((2, 3), keepdim=True)
+    r = [torch.corrcoef(torch.stack([w[head].flatten(), best[head].flatten()]))[0, 1] for head in range(2)]
+    torch.testing.assert_close(found.additive_r, torch.stack(r))
     mean = w.mean((1, 2, 3), keepdim=True)
     best = w.mean((2, 3), keepdim=True) + w.mean((1, 3), keepdim=True) + w.mean((1, 2), keepdim=True) - 2 * mean
-    expected = 1 - (w - best).square().mean((1, 2, 3)) / (w - mean).square().mean((1, 2, 3))
-    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5)
-    torch.testing.assert_close(found.three_axis_share, expected)
-
-
-def test_shares_within_rows_are_those_of_the_score_less_each_querys_mean():
-    rope = ROPES["half"]
-    q, k = random_qk(6, 6, 6)
-    w = all_triples(q, k, rope, 1.0, 5)
+    explained = 1 - (w - best).square().mean((1, 2, 3)) / (w - mean).square().mean((1, 2, 3))
+    torch.testing.assert_close(found.three_axis_share, explained)
     variances = hoeffding(w - w.mean((2, 3), keepdim=True), torch.full((5,), 0.2, dtype=torch.float64))
-    found = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 1.0, 5).within_rows
-    torch.testing.assert_close(found.shares, variances / variances.sum(-1, keepdim=True), atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(found.total, variances.sum(-1))
-
-
-def test_causal_weights_are_the_distances_of_a_text():
-    rope = ROPES["half"]
-    moments = TripleMoments.from_qk(*random_qk(6, 6, 6), rope)
-    counts = torch.tensor([float(sum(i - j == d for i in range(7) for j in range(i + 1))) for d in range(7)])
-    causal, counted = (variance_shares(moments, rope, 1.0, 7, weights=w).shares for w in ("causal", counts))
-    torch.testing.assert_close(causal, counted)
+    within = found.within_rows
+    torch.testing.assert_close(within.shares, variances / variances.sum(-1, keepdim=True), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(within.total, variances.sum(-1))
 
 
 # Moments
@@ -194,13 +172,3 @@ def test_a_head_that_never_varies_has_no_shares():
 def test_a_prompt_of_one_token_cannot_lose_it():
     with pytest.raises(InputError, match="no token is left of a prompt of 1;"):
         TripleMoments.from_qk(*random_qk(1, 1, 6), ROPES["half"], first_token=False)
-
-
-def test_a_bias_by_distance_joins_the_distance_share():
-    q, k = random_qk(6, 6, 6)
-    rope, weights = ROPES["half"], torch.full((5,), 1 / 5, dtype=torch.float64)
-    bias = -0.4 * torch.arange(5, dtype=torch.float64).expand(2, 5)
-    w = all_triples(q, k, rope, 0.5, 5) + bias[:, None, None]
-    shares = variance_shares(TripleMoments.from_qk(q, k, rope), rope, 0.5, 5, bias=bias)
-    torch.testing.assert_close(shares.shares * shares.total[:, None], hoeffding(w, weights), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(shares.mean, w.mean((1, 2, 3)))

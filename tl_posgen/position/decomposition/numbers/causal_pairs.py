@@ -98,8 +98,7 @@ class CausalPairs:
     def rank(self) -> int:
         """Return the number of independent parameters of distances, queries and keys.
 
-        Two constants and one straight line are free. With a single distance every pair has its own query and key, so
-        any scores are fitted.
+        Two constants and one straight line are free. With a single distance any scores are fitted.
         """
         return self.size if self.width == 1 else self.width + 2 * self.size - 3
 
@@ -139,6 +138,11 @@ class CausalPairs:
         at_tokens = weights.cumsum(0).flip(0)
         return torch.stack([weights * torch.arange(self.size, 0, -1, device=device), at_tokens, at_tokens])[:, None]
 
+    def n_at_distance(self, device: torch.device | str = "cpu") -> Int[Tensor, " n_tokens"]:
+        """Return the number of pairs at each distance of the text, whatever their weights."""
+        numbers = torch.arange(self.size, self.size - self.width, -1, device=device)
+        return pad(numbers, (self.first_distance, self.n_tokens - self.first_distance - self.width))
+
     def over_band(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
         """sum_{j <= i} w_{i-j} x_j at every i: a cumulative sum without weights, else by FFT."""
         if not self.unweighted:
@@ -155,8 +159,8 @@ class CausalPairs:
     ) -> Float[Tensor, "axis=3 head size"]:
         r"""X'WX x, X the design matrix of pairs by (distance, query, key), W the weights: O(n), by FFT O(n log n).
 
-        (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the pairs of t. These are also the distance,
-        query and key sums of the additive matrix a_{i-j} + b_i + c_j with x = (a, b, c).
+        (X'WX x)_t = N_t x_t + the weighted sum of the other two axes over the pairs of t: with x = (a, b, c), the sums
+        by distance, query and key of the additive matrix a_{i-j} + b_i + c_j.
         """
         weights = self.weights(x.device)
         at_distances = weights * x[1:].sum(0).cumsum(-1).flip(-1)
@@ -195,3 +199,19 @@ class CausalPairs:
             return pad(part, (start, self.n_tokens - start - part.shape[-1]), value=fill)
 
         return place(distance, self.first_distance), place(query, self.first_query), place(key, self.first_key)
+
+
+def normal_blocks(
+    p: Float[Tensor, "query key"],
+) -> tuple[Float[Tensor, " distance"], Float[Tensor, "distance query_and_key"], Tensor]:
+    """X'PX in three blocks, p_ij the weight of pair (i, j): distances (its diagonal), distances with queries and keys,
+    queries and keys [query_and_key, query_and_key]."""
+    index = torch.arange(len(p), device=p.device)
+    distance = index[:, None] - index
+
+    def by_distance(x: Tensor) -> Tensor:  # entry (i, i - d) of x at (i, d)
+        return x.gather(1, distance.clamp(min=0)).masked_fill(distance < 0, 0)
+
+    at_query, at_key = by_distance(p), by_distance(p.T.flip(0, 1)).flip(0)
+    tokens = torch.cat([torch.cat([p.sum(1).diag(), p], 1), torch.cat([p.T, p.sum(0).diag()], 1)])
+    return at_query.sum(0), torch.cat([at_query.T, at_key.T], 1), tokens

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,8 +43,7 @@ def mean_key_r(
 ) -> MeanKeyCorrelation:
     r"""f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = R_d0; r = corr(W, f + g).
 
-    W, f and g are bilinear, so their variances and covariances are sums of products of two of them, without a
-    [query, key] matrix:
+    W, f and g are bilinear, so sums of products of two of them need no [query, key] matrix, and they give
 
         cov(W, f + g) = cov(W, f) + cov(W, g),   var(f + g) = var f + 2 cov(f, g) + var g.
 
@@ -54,9 +52,8 @@ def mean_key_r(
     Args:
         q, k: before RoPE.
         distances: dummy distances d0, one row of the result each. kbar is the mean of the keys that count.
-        window: a query sees the `window` last keys, itself included.
-        rotated: q and k after RoPE; computed if not given.
-        scores: the moments of W over all pairs; computed if not given.
+        window: as in `CausalPairs`.
+        rotated, scores: q and k after RoPE, and the moments of W over all pairs; computed if not given.
 
     Raises:
         InputError: fewer than two tokens; a distance below 0.
@@ -84,7 +81,7 @@ def mean_key_r(
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
-    found = torch.cat([_products(_Heads(*group), turns, pairs) for group in groups], -1) * scale**2
+    found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -1) * scale**2
     scores = scores or pair_moments(turned_q, turned_k, scale, window=window)
     assert scores.without_first_token
     rest = _correlation(found[1], scores.without_first_token)
@@ -104,18 +101,6 @@ def _correlation(products: Float[Tensor, "rows=2 with=2 distance head"], scores:
         for w, (cov, square) in zip((scores.tss, scores.within_rows), products, strict=True)
     )
     return MeanKeyCorrelation(r, r_within_rows)
-
-
-class _Heads(NamedTuple):
-    """Tensors of the split for a few heads."""
-
-    q: Tensor  # before RoPE
-    content: Tensor  # keys before RoPE less the mean of all but the first
-    moved: Tensor  # mean key with token 0 less the mean key without it
-    turned_q: Tensor
-    turned_k: Tensor
-    turned_mean: Tensor
-    turned_mean_of_rest: Tensor
 
 
 @dataclass(frozen=True)
@@ -156,17 +141,21 @@ def _sums(weights: Tensor, w: Tensor, split: Tensor) -> Float[Tensor, "with=2 di
 
 
 def _products(
-    heads: _Heads, turns: Tensor, pairs: CausalPairs
+    q: Tensor, content: Tensor, moved: Tensor, turned_q: Tensor, *turned_keys: Tensor, turns: Tensor, pairs: CausalPairs
 ) -> Float[Tensor, "first_token=2 rows=2 with=2 distance head"]:
-    """Return the centred sums of (f + g) W and of (f + g)^2, with token 0 and without it."""
-    turned = [heads.q @ turn for turn in turns]
-    keys = (heads.turned_k, heads.turned_mean, heads.turned_mean_of_rest)
-    forms = [*((heads.turned_q, k) for k in keys), *((q, heads.content) for q in turned)]
+    """Return the centred sums of (f + g) W and of (f + g)^2 for a few heads, with token 0 and without it.
+
+    Args:
+        content: keys before RoPE less the mean of all but the first; `moved`: that mean with token 0 less without it.
+        turned_keys: k, the mean key, and the mean of all but the first, after RoPE.
+    """
+    at_distances = [q @ turn for turn in turns]
+    forms = [*((turned_q, k) for k in turned_keys), *((x, content) for x in at_distances)]
     w, f, f_of_rest, *contents = range(len(forms))
     which = [(one, g) for one in (w, f, f_of_rest) for g in contents] + [(g, g) for g in contents]
     which += [(w, f), (w, f_of_rest), (f, f), (f_of_rest, f_of_rest)]
     rest = replace(pairs, first_token=False)
-    counts = rest.counts(turned[0].device)[1, 0].flip(0)
+    counts = rest.counts(q.device)[1, 0].flip(0)
     means, products = _within_rows(forms, which, counts, rest.width)
     within = dict(zip(which, products, strict=True))
 
@@ -178,8 +167,8 @@ def _products(
 
     first = [(q @ k[:, :1].mT)[..., 0].double() for q, k in forms]
     every = rows(f).with_first_key(first[w], torch.stack([first[f] + first[g] for g in contents]), pairs.width)
-    moved = torch.stack([(q @ heads.moved.mT)[..., 0].double() for q in turned])
-    return torch.stack([replace(every, split=every.split - moved).products(), rows(f_of_rest).products()])
+    by_mean = torch.stack([(x @ moved.mT)[..., 0].double() for x in at_distances])
+    return torch.stack([replace(every, split=every.split - by_mean).products(), rows(f_of_rest).products()])
 
 
 def _within_rows(
@@ -190,30 +179,22 @@ def _within_rows(
     Token 0 is left out. The mean key is subtracted first and its row means are added back, so that no digits cancel.
     """
     queries = {id(q): q[:, 1:] for q, _ in forms}
-    keys = {id(k): _Keys.centre(k[:, 1:], width) for _, k in forms}
-    centred = [(queries[id(q)], keys[id(k)].centred) for q, k in forms]
-    seen = [torch.linalg.vecdot(queries[id(q)], keys[id(k)].seen).double() / counts for q, k in forms]
+    keys = {id(k): _centred_keys(k[:, 1:], width) for _, k in forms}
+    named = [(queries[id(q)], *keys[id(k)]) for q, k in forms]
+    seen = [torch.linalg.vecdot(q, seen_keys).double() / counts for q, _, _, seen_keys in named]
+    products = products_over_band([(q, centred) for q, _, centred, _ in named], which, width)
     found = [
-        products - (counts * seen[one] * seen[other]).sum(-1)
-        for (one, other), products in zip(which, products_over_band(centred, which, width), strict=True)
+        product - (counts * seen[one] * seen[other]).sum(-1)
+        for (one, other), product in zip(which, products, strict=True)
     ]
-    means = [
-        mean + (queries[id(q)] @ keys[id(k)].mean.mT)[..., 0].double() for mean, (q, k) in zip(seen, forms, strict=True)
-    ]
+    means = [row + (q @ mean.mT)[..., 0].double() for row, (q, mean, *_) in zip(seen, named, strict=True)]
     return means, found
 
 
-class _Keys(NamedTuple):
-    """Keys, their mean, and their sums over the keys that each query sees."""
-
-    mean: Float[Tensor, "head 1 d_head"]
-    centred: Float[Tensor, "head pos d_head"]
-    seen: Float[Tensor, "head pos d_head"]  # sum of the centred keys that a query sees
-
-    @classmethod
-    def centre(cls, k: Tensor, width: int) -> "_Keys":
-        mean = k.mean(-2, keepdim=True)
-        centred = k - mean
-        seen = centred.cumsum(-2)
-        seen[..., width:, :] -= seen[..., :-width, :].clone()
-        return cls(mean, centred, seen)
+def _centred_keys(k: Float[Tensor, "head pos d_head"], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean key, the keys less it, and the sums of these over the keys that each query sees."""
+    mean = k.mean(-2, keepdim=True)
+    centred = k - mean
+    seen = centred.cumsum(-2)
+    seen[..., width:, :] -= seen[..., :-width, :].clone()
+    return mean, centred, seen

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
@@ -28,20 +28,16 @@ def solve(
 ) -> tuple[Float[Tensor, "axis=3 head size"], int]:
     r"""theta = (X'WX + ridge)^-1 right, up to the rounding of the right side; returns (theta, number of steps).
 
-    The block of the distances is diagonal, so they are eliminated exactly:
-
-        a_d = (right_d - w_d sum_{pairs at d} (b_i + c_j)) / (w_d N_d + ridge).
-
-    The remaining system for b and c is solved by conjugate gradients. On a full triangle without weights its diagonal
-    is a sufficient preconditioner: averaging over the pairs of an index maps a polynomial of degree p to one of degree
-    p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of which three
-    are zero and the others lie between 5/8 and 3/2 at any length.
+    The block of the distances is diagonal, so they are eliminated exactly: a_d is the mean over the pairs at d of what
+    b and c leave. The system for b and c is solved by conjugate gradients. On a full triangle without weights its
+    diagonal is a sufficient preconditioner: averaging over the pairs of an index maps a polynomial of degree p to one
+    of degree p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of
+    which three are zero and the others lie between 5/8 and 3/2 at any length.
 
     A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
     and the diagonal would need about 4 n / width steps. Then the preconditioner is the matrix of b and c up to some
     distance (a band, factored once into blocks of as many tokens and cached for all heads, layers and prompts of this
     length); pairs beyond it enter by the diagonal alone, which describes them well as they couple all tokens evenly.
-    The method is ours.
 
     Args:
         counts: `pairs.counts()`.
@@ -51,14 +47,6 @@ def solve(
 
     Raises:
         InputError: the tolerance is not reached in MAX_ITERATIONS.
-
-    Example:
-        >>> pairs = CausalPairs(4096, distance_weights=(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 1e-3))
-        >>> theta = torch.randn(3, 1, 4096, dtype=torch.float64)
-        >>> right = pairs.normal(theta, pairs.counts())
-        >>> found, steps = solve(pairs, pairs.counts(), right, 0.0, 1e-10, torch.zeros_like(right))
-        >>> bool((pairs.normal(found, pairs.counts()) - right).norm() < 1e-8 * right.norm()), steps < 12
-        (True, True)
     """
     weights, diagonal = pairs.weights(right.device), counts[1] + ridge
     at_distance = (1 / (counts[0] + ridge)).masked_fill(counts[0] == 0, 0)
@@ -112,7 +100,7 @@ def _conjugate_gradients(
 
 def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> Operator:
     if band := preconditioner_band(pairs):
-        banded = _Band(band, *band_factors(pairs, ridge, band, device)).solve
+        banded = partial(_band_solve, *band_factors(pairs, ridge, band, device))
         whole = band >= pairs.size and ridge == 0
         return (lambda x: without_free_constant(banded(without_free_constant(x)))) if whole else banded
     inverse = 1 / (pairs.counts(device)[1] + ridge)
@@ -120,21 +108,19 @@ def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> O
 
 
 def without_free_constant(x: Float[Tensor, "axis=2 head size"]) -> Float[Tensor, "axis=2 head size"]:
-    """Remove the free direction in which b gains a constant and c loses it.
-
-    No score contains it, and a band with every distance would amplify its rounding error.
-    """
+    """Remove a constant that b gains and c loses: a band with every distance would amplify its rounding error."""
     apart = (x[0] - x[1]).mean(-1, keepdim=True) / 2
     return torch.stack([x[0] - apart, x[1] + apart])
 
 
 @lru_cache(maxsize=256)
 def preconditioner_band(pairs: CausalPairs) -> int:
-    r"""Return the least number of distances that a preconditioner must hold; 0 if its diagonal is enough.
+    r"""Return the least number of distances that a preconditioner must hold; 0 if its diagonal is enough, or it would
+    be too large.
 
-    It is also 0 where the band would be too large. Away from the ends of the text, waves e^{i theta t} along b and c
-    have the eigenvalue D - |sum_d w_d e^{i theta d}|, D = sum_d w_d; in the preconditioner the sum has only the
-    distances below the band. The largest ratio of the two is kept below SPREAD.
+    Away from the ends of the text, waves e^{i theta t} along b and c have the eigenvalue D - |sum_d w_d e^{i theta d}|,
+    D = sum_d w_d; in the preconditioner the sum has only the distances below the band. The largest ratio of the two is
+    kept below SPREAD.
     """
     n = pairs.size
     weights = pairs.counts()[0, 0] / n
@@ -155,7 +141,7 @@ def preconditioner_band(pairs: CausalPairs) -> int:
 
 @lru_cache(maxsize=2)
 def band_factors(pairs: CausalPairs, ridge: float, band: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return block Cholesky factors: the inverse of every pivot, and the pivot's rows for the block before it."""
+    """Return the block Cholesky factors of the band: inverses of the pivots, and their rows for the block before."""
     size, n_blocks = pairs.size, -(-pairs.size // band)
     at_keys = pairs.counts(device)[2, 0] + ridge
     filled = (0, n_blocks * band - size)
@@ -181,21 +167,18 @@ def band_factors(pairs: CausalPairs, ridge: float, band: int, device: torch.devi
     return torch.stack(inverses), torch.stack(ties) if ties else inverses[0].new_zeros(0, band, 2 * band)
 
 
-class _Band:
-    """[D_b T; T' D_c]^-1 by block Cholesky, with T the weights below the band, in blocks of `band` tokens."""
-
-    def __init__(self, band: int, inverses: Tensor, ties: Tensor):
-        self.band, self.inverses, self.ties = band, inverses, ties
-
-    def solve(self, right: Float[Tensor, "axis=2 head size"]) -> Float[Tensor, "axis=2 head size"]:
-        size, band, n_blocks = right.shape[-1], self.band, len(self.inverses)
-        x = torch.stack([right[0].flip(-1), right[1]])
-        x = pad(x, (0, n_blocks * band - size)).unflatten(-1, (n_blocks, band))
-        x = x.permute(2, 0, 3, 1).flatten(1, 2).contiguous()  # [block, query or key, head]
-        for block, tie in enumerate(self.ties, start=1):
-            x[block, :band] -= tie @ x[block - 1]
-        x = self.inverses @ x
-        for block in range(len(self.ties) - 1, -1, -1):
-            x[block] -= self.ties[block].T @ x[block + 1, :band]
-        x = x.unflatten(1, (2, band)).permute(1, 3, 0, 2).flatten(2)[..., :size]
-        return torch.stack([x[0].flip(-1), x[1]])
+def _band_solve(
+    inverses: Tensor, ties: Tensor, right: Float[Tensor, "axis=2 head size"]
+) -> Float[Tensor, "axis=2 head size"]:
+    """[D_b T; T' D_c]^-1 right by block Cholesky, T the weights below the band, in blocks of as many tokens."""
+    size, n_blocks, band = right.shape[-1], len(inverses), inverses.shape[-1] // 2
+    x = torch.stack([right[0].flip(-1), right[1]])
+    x = pad(x, (0, n_blocks * band - size)).unflatten(-1, (n_blocks, band))
+    x = x.permute(2, 0, 3, 1).flatten(1, 2).contiguous()  # [block, query or key, head]
+    for block, tie in enumerate(ties, start=1):
+        x[block, :band] -= tie @ x[block - 1]
+    x = inverses @ x
+    for block in range(len(ties) - 1, -1, -1):
+        x[block] -= ties[block].T @ x[block + 1, :band]
+    x = x.unflatten(1, (2, band)).permute(1, 3, 0, 2).flatten(2)[..., :size]
+    return torch.stack([x[0].flip(-1), x[1]])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool, Float
@@ -51,15 +51,14 @@ class PairMoments:
         return self.within_rows + between.sum(-1)
 
     def is_constant(self, squares: Float[Tensor, " head"]) -> Bool[Tensor, " head"]:
-        """Return whether a sum of squares of these scores, `tss` or `within_rows`, is only rounding error.
+        """Return whether a sum of squares of these scores, `tss` or `within_rows`, is only rounding error."""
+        return squares <= rounding_of(self.tss, self.pairs.total, self.mean)
 
-        A variation below the smallest normal float32 also counts as rounding.
 
-        It also is where scores vary by less than the smallest float32, since such scores can only be rounded ones.
-        """
-        total = self.pairs.total
-        rounded = ROUNDING * (self.tss + total * self.mean.square())
-        return squares <= rounded + total * torch.finfo(torch.float32).tiny ** 2
+def rounding_of(tss: Tensor, total: float | Tensor, mean: Tensor) -> Tensor:
+    """Return the sum of squares about the mean that float32 rounding makes, or numbers below its smallest, of scores
+    with these moments and total weight."""
+    return ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
 
 
 def pair_moments(
@@ -78,20 +77,15 @@ def pair_moments(
         diag_d = sum_i <q_i, k_{i-d}>                             cross-correlation by FFT
         sum W^2 = sum_i q_i' (sum_{j <= i} k_j k_j') q_i          running second moment, in chunks
 
-    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. Products are formed in the dtype of q and k, and
-    chunks are added up in float64. The mean query and the mean key are subtracted first and added back as parts of
-    each row and column, so that large constant parts cost no digits.
+    O(L d_head^2 + L d_head log L) operations and O(L d_head) memory. The mean query and the mean key are subtracted
+    first and added back as parts of each row and column, so that large constant parts cost no digits.
 
     With `distance_weights` that are constant from distance p on, scores at distances below p are formed too, in blocks
     of rows in float64: O(L p d_head) further operations.
 
     Args:
         q, k: queries and keys after RoPE.
-        scale: the attention scale.
-        window: a query sees the `window` last keys, itself included.
-        diagonal: whether a query paired with its own key counts.
-        distance_weights: w_0, w_1, ...: weight of a pair at each distance, above 0; the last holds for all larger
-            distances.
+        window, diagonal, distance_weights: as in `CausalPairs`.
 
     Raises:
         InputError: a score is not finite, no pair is left, or a weight is not above 0.
@@ -99,8 +93,7 @@ def pair_moments(
     Source: ours. The four moments suffice because the design matrix of the fit depends on the mask alone.
 
     Example:
-        >>> q, k = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
-        >>> moments = pair_moments(q, k)
+        >>> moments = pair_moments(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
         >>> distance, query, key = moments.pairs.spread(moments.sums)
         >>> query.tolist(), moments.tss.tolist()
         ([[2.0, 4.0, 6.0]], [0.0])
@@ -111,7 +104,7 @@ def pair_moments(
         _moments_of_heads(q_group, k_group, scale, pairs)
         for q_group, k_group in zip(q.split(groups), k.split(groups), strict=True)
     ]
-    moments = parts[0] if len(parts) == 1 else _join_heads(parts)
+    moments = _join_heads(parts)
     if not moments.sums.isfinite().all():
         bad = ~(q.isfinite() & k.isfinite()).all(-1)
         remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
@@ -119,26 +112,9 @@ def pair_moments(
     return moments
 
 
-def pair_moments_from_scores(
-    scores: Float[Tensor, "head query key"],
-    *,
-    window: int | None = None,
-    diagonal: bool = True,
-    distance_weights: Sequence[int | float] = (1.0,),
-) -> PairMoments:
-    r"""Return the pair moments of given scores; entries outside the mask are not read.
-
-    Raises:
-        InputError: a visible score is not finite.
-
-    Example:
-        >>> scores = torch.tensor([[[1.0, -torch.inf], [2.0, 4.0]]])
-        >>> pair_moments_from_scores(scores).within_rows.tolist()
-        [2.0]
-    """
-    n = scores.shape[1]
-    how = {"window": window, "diagonal": diagonal, "distance_weights": distance_weights}
-    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], n, **how)
+def pair_moments_from_scores(scores: Float[Tensor, "head query key"], **pairs: Any) -> PairMoments:
+    """Return the pair moments of given scores, with the options of `pair_moments_from_rows`."""
+    return pair_moments_from_rows(lambda start, stop: scores[:, start:stop, :stop], scores.shape[1], **pairs)
 
 
 def pair_moments_from_rows(
@@ -149,13 +125,11 @@ def pair_moments_from_rows(
     diagonal: bool = True,
     distance_weights: Sequence[int | float] = (1.0,),
 ) -> PairMoments:
-    r"""Return the pair moments of scores that are computed in blocks of rows, each block once.
-
-    For scores that are not bilinear in q and k (soft cap, ALiBi, edited by a hook), and for full precision.
+    """Return the pair moments of scores that need not be bilinear in q and k (soft cap, ALiBi, edited by a hook).
 
     Args:
-        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`. Entries outside the mask
-            (j > i, or i - j >= window) are not read.
+        rows: (start, stop) -> the scores of queries start .. stop - 1 and keys before `stop`, asked for once each.
+            Entries outside the mask (j > i, or i - j >= window) are not read.
 
     Raises:
         InputError: a visible score is not finite.
@@ -163,7 +137,7 @@ def pair_moments_from_rows(
     pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
     first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
-    rest = _RowSums(_without_first_token(pairs), first_key[:, 1:]) if pairs.size > 1 else None
+    rest = _RowSums(replace(pairs, first_token=False), first_key[:, 1:]) if pairs.size > 1 else None
     for start, stop in query_ranges(len(one), pairs.size):
         block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
         first_key[:, start:stop] = block[..., 0]
@@ -176,7 +150,7 @@ def pair_moments_from_rows(
 
 
 def query_ranges(n_heads: int, n: int) -> Iterator[tuple[int, int]]:
-    """Return (start, stop) of ranges of queries whose scores over all keys fit `SCORES_AT_ONCE`."""
+    """Yield (start, stop) of ranges of queries whose scores over all keys fit `SCORES_AT_ONCE`."""
     step = max(1, SCORES_AT_ONCE // (n_heads * n))
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
@@ -204,15 +178,12 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) ->
     first_key = first_key + query_part + key_part[:, :1]
     rest = None
     if pairs.size > 1:
-        rest = _core(q[:, 1:], k[:, 1:], query_part[:, 1:], key_part[:, 1:], _without_first_token(pairs))
+        parts = (x[:, 1:] for x in (q, k, query_part, key_part))
+        rest = _moments_of_parts(*parts, replace(pairs, first_token=False))
     return _with_first_key(rest, first_key, pairs)
 
 
-def _without_first_token(pairs: CausalPairs) -> CausalPairs:
-    return replace(pairs, first_token=False)
-
-
-def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
+def _moments_of_parts(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
     """Return the moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
     counts = pairs.counts(q.device)
     distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)
@@ -221,7 +192,8 @@ def _core(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: Cau
     sums += pairs.normal(torch.stack([none, none, key_part]), counts)
     squares = squares + (key_part * (2 * key + counts[2] * key_part)).sum(-1)
     within_rows = (squares - (sums[1].square() / counts[1]).sum(-1)).clamp(min=0)
-    return PairMoments(pairs, sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts), within_rows)
+    sums = sums + pairs.normal(torch.stack([none, query_part.flip(-1), none]), counts)
+    return PairMoments(pairs, sums, within_rows)
 
 
 class _RowSums:

@@ -5,9 +5,10 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.errors import InputError
-from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.pair_moments import ROUNDING
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs, normal_blocks
+from tl_posgen.position.decomposition.numbers.pair_moments import rounding_of
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit, in_gauge
+from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
 LONGEST = 1024  # tokens: a matrix of 2 L x 2 L is factored for every head
 LEAST = 1e-12  # least weight of a pair, as a share of its head's largest
@@ -37,22 +38,13 @@ def fit_pair_weights(
         InputError: too many tokens, or a visible score or weight that is not finite, or a weight below 0.
 
     Source: three axes: Han & Ji 2025 (arXiv 2503.13305); weights by attention: ours.
-
-    Example:
-        >>> position = torch.arange(8.0)
-        >>> scores = (position[:, None] + position)[None]  # W_ij = i + j
-        >>> attention = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(0))
-        >>> fit_pair_weights(scores, attention, CausalPairs(8)).r.round(decimals=6).tolist()
-        [1.0]
     """
     refuse_long(pairs.n_tokens)
     found = [_fit_head(*both, head, pairs, ridge) for head, both in enumerate(zip(scores, weights, strict=True))]
     theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
     r, within, mean, tss = numbers
-    a, b, c = pairs.spread(in_gauge(theta, pairs, mean, gauge))
-    n_distance, n_query, n_key = (n[0].long() for n in pairs.spread(pairs.counts(scores.device), fill=0))
-    unknown = torch.full_like(r, torch.nan)  # weights may depend on the scores
-    return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, tss, unknown, pairs, 1)
+    curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
+    return ThreeAxisFit(r, within, *curves, tss, torch.full_like(r, torch.nan), pairs, iterations=1)
 
 
 def refuse_long(n_tokens: int) -> None:
@@ -83,63 +75,38 @@ def _fit_head(
     total = p.sum()
     mean = (p * w).sum() / total
     w -= mean
-    theta = _NormalEquations(p, ridge).fit(_sums(p * w))
+    theta = _solve(p, w, ridge)
     theta[0, pairs.width :] = 0
     fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
     tss = (p * w.square()).sum()
-    rounded = ROUNDING * (tss + total * mean.square()) + total * torch.finfo(torch.float32).tiny ** 2
     r = [torch.full_like(mean, torch.nan)] * 2
     for number, dims in enumerate(() if pairs.saturated else ((0, 1), (1,))):
         own = _centred(w, p, dims)
-        if (p * own.square()).sum() > rounded:
+        if (p * own.square()).sum() > rounding_of(tss, total, mean):
             r[number] = _correlation(p, own, _centred(fitted, p, dims))
     theta[1] = theta[1].flip(-1)
     return theta, torch.stack([*r, mean, tss])
 
 
-class _NormalEquations:
-    """X'PX + ridge of one head with its distances eliminated: the matrix of queries and keys, factored."""
-
-    def __init__(self, p: Float[Tensor, "query key"], ridge: float):
-        of_distances, mixed, tokens = _normal(p)
-        self.at_distance = (1 / (of_distances + ridge)).masked_fill(of_distances == 0, 0)
-        self.mixed = self.at_distance[:, None] * mixed  # means over the pairs at a distance
-        self.matrix = tokens - mixed.T @ self.mixed
-        self.matrix.diagonal().add_(ridge)
-        self.scale = tokens.diagonal().add(ridge).rsqrt()
-        scaled = self.scale[:, None] * self.matrix * self.scale
-        scaled.diagonal().add_(SHIFT)
-        self.factor = torch.linalg.cholesky(scaled)
-
-    def solve(self, right: Float[Tensor, "token column"]) -> Float[Tensor, "token column"]:
-        return self.scale[:, None] * torch.cholesky_solve(self.scale[:, None] * right, self.factor)
-
-    def fit(self, right: Float[Tensor, "axis=3 size"]) -> Float[Tensor, "axis=3 size"]:
-        """Return a, b and c in the order of tokens, from the sums over the pairs of each distance, query and key."""
-        left = (right[1:].flatten() - self.mixed.T @ right[0])[:, None]
-        x = self.solve(left)
-        x = (x + self.solve(left - self.matrix @ x))[:, 0]  # one refinement step against the shift and rounding
-        return torch.stack([self.at_distance * right[0] - self.mixed @ x, *x.view(2, -1)])
-
-
-def _sums(x: Float[Tensor, "query key"]) -> Float[Tensor, "axis=3 size"]:
-    """Return sums over the pairs of each distance, query and key."""
-    return torch.stack([_by_distance(x).sum(0), x.sum(1), x.sum(0)])
-
-
-def _by_distance(x: Float[Tensor, "query key"]) -> Float[Tensor, "query distance"]:
-    """Return entry (i, i - d) of x at (i, d), and 0 where there is none."""
-    index = torch.arange(len(x), device=x.device)
-    key = index[:, None] - index
-    return x.gather(1, key.clamp(min=0)).masked_fill(key < 0, 0)
-
-
-def _normal(p: Float[Tensor, "query key"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return X'PX in three blocks: distances (its diagonal), distances with queries and keys, queries and keys."""
-    at_query = _by_distance(p)
-    at_key = _by_distance(p.T.flip(0, 1)).flip(0)  # entry (j, d): the pair (j + d, j)
-    tokens = torch.cat([torch.cat([p.sum(1).diag(), p], 1), torch.cat([p.T, p.sum(0).diag()], 1)])
-    return at_query.sum(0), torch.cat([at_query.T, at_key.T], 1), tokens
+def _solve(p: Float[Tensor, "query key"], w: Float[Tensor, "query key"], ridge: float) -> Float[Tensor, "axis=3 size"]:
+    """(X'PX + ridge)^-1 X'P w: a, b and c of one head in the order of tokens, the distances eliminated."""
+    of_distances, mixed, tokens = normal_blocks(p)
+    at_distance = (1 / (of_distances + ridge)).masked_fill(of_distances == 0, 0)
+    means = at_distance[:, None] * mixed  # over the pairs at a distance
+    matrix = tokens - mixed.T @ means
+    matrix.diagonal().add_(ridge)
+    scale = tokens.diagonal().add(ridge).rsqrt()
+    scaled = scale[:, None] * matrix * scale
+    scaled.diagonal().add_(SHIFT)
+    factor = torch.linalg.cholesky(scaled)
+    weighted = p * w
+    by_distance = sums_along_diagonals(weighted[None])[0]
+    right = torch.cat([weighted.sum(1), weighted.sum(0)]) - means.T @ by_distance
+    x = torch.zeros_like(right)
+    for _ in range(2):  # the second step refines the first against the shift and rounding
+        left = scale * (right - matrix @ x)
+        x += scale * torch.cholesky_solve(left[:, None], factor)[:, 0]
+    return torch.stack([at_distance * by_distance - means @ x, *x.view(2, -1)])
 
 
 def _centred(x: Tensor, p: Tensor, dims: tuple[int, ...]) -> Tensor:

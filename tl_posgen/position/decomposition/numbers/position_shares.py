@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
+from tl_posgen.position.decomposition.numbers.causal_pairs import normal_blocks
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 
 PARTS = ("all", "distance", "key", "either", "line")
@@ -14,10 +15,7 @@ NOTHING = 1e-10  # eigenvalues below this share of the largest belong to directi
 def row_centred(
     scores: Float[Tensor, "head query key"], mask: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
-    """W_ij - mean of row i over the keys that count, float64; 0 at other keys.
-
-    The mean of a row does not affect softmax.
-    """
+    """W_ij - mean of row i over the keys that count, float64; 0 at other keys."""
     scores = scores.double().masked_fill(~mask, 0)
     mean = scores.sum(-1) / mask.sum(-1).clamp(min=1)
     return (scores - mean[..., None]).masked_fill_(~mask, 0)
@@ -45,14 +43,14 @@ class PositionParts:
         if not (mask.sum(-1) > 1).any():
             raise InputError("no query sees two keys, so nothing varies within rows; give longer prompts")
         self.mask, self.n = mask, len(mask)
-        gram = _gram(mask)
-        distance, key = slice(None, self.n), slice(self.n, None)
+        gram = _gram(mask.double())
+        parts = {"distance": slice(self.n), "key": slice(self.n, None), "either": slice(None)}
         self.inverses = {
-            name: (part, _pseudo_inverse(gram[part, part]))
-            for name, part in (("distance", distance), ("key", key), ("either", slice(None)))
+            name: (part, torch.linalg.pinv(gram[part, part], hermitian=True, rtol=NOTHING))
+            for name, part in parts.items()
         }
         self.position = torch.arange(self.n, dtype=gram.dtype, device=gram.device)
-        self.line_square = self.position @ gram[key, key] @ self.position
+        self.line_square = self.position @ gram[parts["key"], parts["key"]] @ self.position
 
     def energy(self, w: Float[Tensor, "head query key"]) -> Float[Tensor, "head part=5"]:
         """Return the sum of squares of w and of its projection on each space, in the order of `PARTS`."""
@@ -76,11 +74,9 @@ def position_shares(
         mean: B, the energy of the mean over prompts.
 
     Returns:
-        Shares of the mean square of row-centred scores, which is `variance`; unbiased, so small shares may be below 0
-        by chance. `position` is the same in every prompt (the rest is content). Of this part, `by_distance` is a
-        function of i - j alone, `by_key` of j alone, and `by_either` a(i - j) + c(j); `by_line`, a straight line in j,
-        is contained in all three, since within a row it is a line in i - j. `chance` is S / (n - 1) as a share: the
-        part of B that is due to chance, already subtracted.
+        `position` and, of it, the functions of i - j alone (`by_distance`), of j alone (`by_key`), a(i - j) + c(j)
+        (`by_either`) and linear in j, so in i - j too (`by_line`), as shares of `variance`, the mean square of the
+        row-centred scores; unbiased, so small ones may be below 0. `chance` is S / (n - 1) as a share.
     """
     noise = (prompts - mean) / (n_prompts - 1)
     total = prompts[:, :1]
@@ -89,19 +85,10 @@ def position_shares(
     return shares | {"chance": noise[:, 0] / total[:, 0], "variance": total[:, 0] / n_pairs}
 
 
-def _gram(mask: Bool[Tensor, "query key"]) -> Float[Tensor, "distance_and_key distance_and_key"]:
-    n = len(mask)
-    seen = mask.double()
-    index = torch.arange(n, device=mask.device)
-    key_of = index[:, None] - index  # [query, distance] -> key
-    by_distance = seen.gather(1, key_of.clamp(min=0)).masked_fill(key_of < 0, 0)
-    columns = torch.cat([by_distance, seen], 1)  # [query, distance and key]: pairs of each query
-    gram = columns.sum(0).diag()
-    query_of = index[:, None] + index  # [distance, key] -> query
-    both = seen.gather(0, query_of.clamp(max=n - 1)).masked_fill(query_of >= n, 0)
-    gram[:n, n:], gram[n:, :n] = both, both.mT
-    return gram - columns.mT @ (columns / seen.sum(1).clamp(min=1)[:, None])
-
-
-def _pseudo_inverse(gram: Tensor) -> Tensor:
-    return torch.linalg.pinv(gram, hermitian=True, rtol=NOTHING)
+def _gram(seen: Float[Tensor, "query key"]) -> Float[Tensor, "distance_and_key distance_and_key"]:
+    """Z'Z - Z' R Z: the normal equations of distances and keys, the queries eliminated."""
+    n = len(seen)
+    distances, mixed, tokens = normal_blocks(seen)
+    both = torch.cat([torch.cat([distances.diag(), mixed[:, n:]], 1), torch.cat([mixed[:, n:].T, tokens[n:, n:]], 1)])
+    of_queries = torch.cat([mixed[:, :n].T, seen], 1)
+    return both - of_queries.T @ (of_queries / seen.sum(1).clamp(min=1)[:, None])

@@ -1,7 +1,5 @@
 """Residual of a three-axis fit to a head's scores: its energy by distance, by plane and by token pair."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -13,7 +11,6 @@ from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals
 from tl_posgen.rope.rotation import Rope, complex_planes
 
 
-@dataclass(frozen=True)
 class PlaneParts:
     """Rotated q and k by plane, float64: the real part of every plane, then the imaginary parts.
 
@@ -21,30 +18,23 @@ class PlaneParts:
     unrotated remainder.
     """
 
-    q: Float[Tensor, "head query two_planes"]
-    k: Float[Tensor, "head key two_planes"]
-    scale: float
-
-    @classmethod
-    def from_qk(
-        cls,
+    def __init__(
+        self,
         rotated_q: Float[Tensor, "head query d_head"],
         rotated_k: Float[Tensor, "head key d_head"],
         rope: Rope,
         scale: float,
-    ) -> "PlaneParts":
-        zq, zk = (complex_planes(x.double(), rope) for x in (rotated_q, rotated_k))
-        return cls(torch.cat([zq.real, zq.imag], -1), torch.cat([zk.real, zk.imag], -1), scale)
+    ):
+        planes = (complex_planes(x.double(), rope) for x in (rotated_q, rotated_k))
+        self.q, self.k = (torch.cat([z.real, z.imag], -1) for z in planes)
+        self.scale = scale
 
     def products(self, e: Float[Tensor, "head row key"]) -> Float[Tensor, "head plane_and_rest"]:
-        r"""<W_m, e>: the sum of W_m e over pairs.
+        r"""<W_m, e>: the sum of W_m e over pairs, e 0 at those that do not count; its last row and key are one token.
 
         Divided by <e, e> they add up to 1 if e is the residual of a least-squares fit to W = sum_m W_m. The fit is
         linear, so e = sum_m e_m with e_m the residual of plane m alone, and <e_m, e> = <W_m, e> because e is orthogonal
         to every fit: the planes' shares need no fit per plane. A negative product means that the plane opposes e.
-
-        Args:
-            e: 0 at the pairs that do not count; its last row and last key are one token.
         """
         rows, keys = e.shape[1:]
         products = self.q[:, keys - rows : keys] * (e @ self.k[:, :keys])
@@ -64,9 +54,7 @@ def less_fit(
 
 
 class ResidualSums:
-    r"""Sums over pairs of the residual e_ij = W_ij - a_{i-j} - b_i - c_j of a fit, from blocks of rows of the scores W.
-
-    No [query, key] matrix is formed. Everything is float64.
+    r"""Sums over pairs of the residual e_ij = W_ij - a_{i-j} - b_i - c_j of a fit, float64, from blocks of rows of W.
 
     Args:
         fit: the fit with a, b and c.
@@ -109,7 +97,7 @@ class ResidualSums:
         heads, n = self._a.shape
         self.energy_at, self.abs_at = self._a.new_zeros(2, heads, n)
         self.squares, self.within = self._a.new_zeros(2, heads)
-        n_planes = 0 if planes is None else planes.q.shape[-1] // 2
+        n_planes = planes.q.shape[-1] // 2 if planes else 0
         self.in_planes, self.within_planes = self._a.new_zeros(2, heads, n_planes)
         self.corner, self.within_corner = (self._a.new_zeros(heads, *2 * [min(c, n)]) for c in (crop, crop_within))
         self.tokens = None if tokens is None else TokenSums(tokens, heads, self._a.device)
@@ -119,11 +107,8 @@ class ResidualSums:
         return self.energy_at.sum(-1)
 
     def add(self, scores: Float[Tensor, "head row key"], rest: Float[Tensor, "head row key"] | None = None) -> None:
-        """Add the scores of some rows over the keys up to the last of these rows; other entries are not read.
-
-        Args:
-            rest: the scores that were fitted, if these are the scores less an additive part.
-        """
+        """Add the scores of some rows over the keys up to the last of these rows, and `rest`, what was fitted if that
+        is not the scores themselves but these less an additive part; other entries are not read."""
         rows, keys = scores.shape[1:]
         start = keys - rows
         position = torch.arange(keys, device=scores.device)

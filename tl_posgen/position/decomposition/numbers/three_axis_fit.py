@@ -33,8 +33,7 @@ class ThreeAxisFit:
             100, and more with weights (`iid_r`).
         r_within_rows: correlation within rows: each row less its mean, which does not affect softmax.
         a, b, c: float64.
-        n_distance, n_query, n_key: number of pairs of each entry of a, b and c.
-        tss: weighted sum of (W - mean)^2; `pooled_r` needs it.
+        tss: weighted sum of (W - mean)^2.
         iid_r: r of iid Gaussian scores by chance on these pairs, with these weights; NaN for weights per pair.
         pairs: the pairs that counted, and their weights.
         iterations: number of conjugate-gradient steps.
@@ -45,13 +44,14 @@ class ThreeAxisFit:
     a: Float[Tensor, "head distance"]
     b: Float[Tensor, "head query"]
     c: Float[Tensor, "head key"]
-    n_distance: Int[Tensor, " distance"]
-    n_query: Int[Tensor, " query"]
-    n_key: Int[Tensor, " key"]
     tss: Float[Tensor, " head"]
     iid_r: Float[Tensor, " head"]
     pairs: CausalPairs
     iterations: int
+
+    @property
+    def n_distance(self) -> Int[Tensor, " distance"]:
+        return self.pairs.n_at_distance(self.a.device)
 
     def of_heads(self, part: slice) -> "ThreeAxisFit":
         """Return the fits of some heads."""
@@ -73,14 +73,12 @@ def fit_three_axis(
 ) -> ThreeAxisFit:
     r"""min over a, b, c of sum_ij w_{i-j} (W_ij - mean W - a_{i-j} - b_i - c_j)^2 + ridge (|a|^2 + |b|^2 + |c|^2).
 
-    w are the `distance_weights` of the moments, 1 by default; means and correlations have the same weights. The normal
-    equations are solved for all heads at once, see `normal_equations.solve`.
+    w are the `distance_weights` of the moments; means and correlations have the same weights.
 
     The correlation needs no residual: with theta the solution and m the weighted sums of W - mean,
     r = theta.m / sqrt(TSS (theta' X'WX theta - n mean(fit)^2)), n the sum of the weights.
 
     Args:
-        moments: from `pair_moments` or `pair_moments_from_scores`.
         ridge: in units of pairs: an axis entry with pairs of weight N is shrunk by about N / (N + ridge).
         gauge: each has sum b = sum c = 0, with all levels in a, and no linear trend (by least squares over the entries)
             in c ("flat_keys"), in b ("flat_queries") or in a ("flat_distance").
@@ -105,11 +103,9 @@ def fit_three_axis(
     rounding = 8 * torch.finfo(torch.float64).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
     theta, iterations = solve(pairs, counts, centred, ridge, tolerance, rounding)
     r, within = _correlations(moments, counts, centred, theta)
-    a, b, c = pairs.spread(in_gauge(theta, pairs, mean, gauge))
-    numbers = replace(pairs, distance_weights=(1.0,)).counts(counts.device)
-    n_distance, n_query, n_key = (n[0].long() for n in pairs.spread(numbers, fill=0))
+    curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     chance = torch.full_like(r, iid_r(pairs))
-    return ThreeAxisFit(r, within, a, b, c, n_distance, n_query, n_key, moments.tss, chance, pairs, iterations)
+    return ThreeAxisFit(r, within, *curves, moments.tss, chance, pairs, iterations)
 
 
 @lru_cache(maxsize=64)
@@ -120,13 +116,6 @@ def iid_r(pairs: CausalPairs) -> float:
 
     Without weights this is `pairs.iid_r`. With weights the trace is exact for short texts, else Hutchinson's estimate
     from random signs, SIGNS in all and the same in every call: accurate to about half a percent of r.
-
-    Source: ours.
-
-    Example:
-        >>> near = CausalPairs(256, distance_weights=(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05))
-        >>> round(iid_r(CausalPairs(256)), 2), round(iid_r(near), 2)
-        (0.15, 0.47)
     """
     if pairs.unweighted or pairs.saturated:
         return pairs.iid_r
@@ -160,20 +149,6 @@ def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) ->
     return float((probes * solution).sum()) / n_probes
 
 
-def pooled_r(r: Float[Tensor, "*heads"], tss: Float[Tensor, "*heads"]) -> float:
-    r"""sqrt(sum_h r_h^2 TSS_h / sum_h TSS_h): correlation of W with the fits over the entries of all heads together.
-
-    Each head's mean is removed from both. Heads with constant scores (r NaN) are left out.
-
-    Example:
-        >>> pooled_r(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 3.0]))
-        0.5
-    """
-    known = ~r.isnan()
-    r, tss = r[known].double(), tss[known].double()
-    return float((r.square() @ tss / tss.sum()).sqrt())
-
-
 def _correlations(
     moments: PairMoments, counts: Tensor, centred: Tensor, theta: Tensor
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
@@ -182,21 +157,15 @@ def _correlations(
     shared, fit_squares = (theta * centred).sum((0, 2)), (theta * fit_sums).sum((0, 2))
     fit_total = fit_sums[1].sum(-1)
     rows, fit_rows = centred[1], fit_sums[1] / counts[1]
-    r = _correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.pairs.total)
     shared_within = shared - (rows * fit_rows).sum(-1)
     fit_within = fit_squares - (fit_sums[1] * fit_rows).sum(-1)
-    if moments.pairs.saturated:
-        return torch.full_like(shared, torch.nan), torch.full_like(shared, torch.nan)
-    r_within_rows = _correlation(shared_within, moments.within_rows, fit_within)
-    return (
-        r.masked_fill(moments.is_constant(moments.tss), torch.nan),
-        r_within_rows.masked_fill(moments.is_constant(moments.within_rows), torch.nan),
-    )
 
+    def correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Tensor:  # 0 where the fit is constant
+        r = (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
+        return r.masked_fill(moments.is_constant(squares) | moments.pairs.saturated, torch.nan)
 
-def _correlation(shared: Tensor, squares: Tensor, fit_squares: Tensor) -> Float[Tensor, " head"]:
-    """shared / sqrt(squares fit_squares), and 0 where the fit is constant."""
-    return (shared / (squares * fit_squares).sqrt()).nan_to_num().clamp(max=1)
+    over_all = correlation(shared, moments.tss, fit_squares - fit_total.square() / moments.pairs.total)
+    return over_all, correlation(shared_within, moments.within_rows, fit_within)
 
 
 def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Float[Tensor, "axis=3 head size"]:
@@ -220,6 +189,7 @@ def in_gauge(theta: Tensor, pairs: CausalPairs, mean: Tensor, gauge: str) -> Flo
 
 
 def _slope(x: Float[Tensor, "head n"]) -> Float[Tensor, "head 1"]:
+    """Return the slope of the least-squares line through each row."""
     t = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
     t -= t.mean()
     return (x @ t / t.square().sum().clamp(min=0.5)).unsqueeze(-1)

@@ -32,26 +32,6 @@ class TokenPairTally:
     keep: int
 
     @classmethod
-    def from_residual(
-        cls,
-        residual: Float[Tensor, "head query key"],
-        mask: Bool[Tensor, "query key"],
-        tokens: Int[Tensor, " pos"],
-        keep: int = KEEP,
-    ) -> "TokenPairTally":
-        """Return the tally of one prompt whose queries and keys are `tokens`.
-
-        Example:
-            >>> left, tokens = torch.tensor([[[1.0, 0.0], [-3.0, 5.0]]]), torch.tensor([7, 7])
-            >>> tally = TokenPairTally.from_residual(left, torch.ones(2, 2, dtype=torch.bool).tril(), tokens)
-            >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
-            ([[7]], [[1.0]], [[3.0]])
-        """
-        values, sums = residual.double().masked_fill(~mask, 0), TokenSums(tokens, len(residual), residual.device)
-        sums.add(values, mask)
-        return sums.tally(values.square().sum((1, 2)), keep)
-
-    @classmethod
     def join_heads(cls, parts: Sequence["TokenPairTally"]) -> "TokenPairTally":
         """Join tallies of the same prompt for some heads each into one for all heads."""
         names = ("kind", "total", "count", "energy")
@@ -69,7 +49,7 @@ class TokenPairTally:
 
         kind[:, 1:].masked_fill_(again, -1)
         total, count = merged("total"), merged("count")
-        return TokenPairTally(kind, total, count, self.energy + other.energy, max(self.keep, other.keep))._first()
+        return TokenPairTally(kind, total, count, self.energy + other.energy, max(self.keep, other.keep)).strongest()
 
     @property
     def query_token(self) -> Int[Tensor, "head kind"]:
@@ -85,24 +65,35 @@ class TokenPairTally:
         return self.total / self.count
 
     @property
-    def share(self) -> Float[Tensor, "head kind"]:
-        """n mean(e)^2 as a share of the residual's energy."""
-        return self._explained() / self.energy[:, None]
-
-    def _explained(self) -> Float[Tensor, "head kind"]:
+    def explained(self) -> Float[Tensor, "head kind"]:
+        """n mean(e)^2 of each kind."""
         return self.total.square() / self.count.clamp(min=1)
 
-    def _first(self) -> "TokenPairTally":
-        ranking = self._explained().masked_fill(self.count == 0, -1)
+    @property
+    def share(self) -> Float[Tensor, "head kind"]:
+        """n mean(e)^2 as a share of the residual's energy."""
+        return self.explained / self.energy[:, None]
+
+    def strongest(self) -> "TokenPairTally":
+        """Return the first `keep` kinds, those that explain most first."""
+        ranking = self.explained.masked_fill(self.count == 0, -1)
         at = ranking.topk(min(self.keep, ranking.shape[1])).indices
         kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))
         return TokenPairTally(kind, total, count, self.energy, self.keep)
 
 
 class TokenSums:
-    """Sums of residuals over the pairs of each two tokens of one prompt, added up from blocks of rows."""
+    """Sums of residuals over the pairs of each two tokens of one prompt, added up from blocks of rows.
 
-    def __init__(self, tokens: Int[Tensor, " pos"], n_heads: int, device: torch.device):
+    Example:
+        >>> sums, left = TokenSums(torch.tensor([7, 7]), 1, "cpu"), torch.tensor([[[1.0, 0.0], [-3.0, 5.0]]])
+        >>> sums.add(left, torch.ones(2, 2).tril())
+        >>> tally = sums.tally(left.square().sum((1, 2)))
+        >>> tally.query_token.tolist(), tally.mean.tolist(), tally.count.tolist()
+        ([[7]], [[1.0]], [[3.0]])
+    """
+
+    def __init__(self, tokens: Int[Tensor, " pos"], n_heads: int, device: torch.device | str):
         self.ids, self._which = tokens.to(device).long().unique(return_inverse=True)
         shape = [len(self.ids)] * 2
         self.total, self._count = (torch.zeros(n, *shape, dtype=torch.float64, device=device) for n in (n_heads, 1))
@@ -111,7 +102,7 @@ class TokenSums:
         """Add some rows over the keys up to the last of them; e must be 0 where the mask is."""
         rows, keys = mask.shape
         of_keys = self._which[:keys]
-        for sums, x in ((self.total, e), (self._count, mask[None].double())):
+        for sums, x in ((self.total, e.double()), (self._count, mask[None].double())):
             by_key = x.new_zeros(len(x), rows, len(self.ids)).index_add_(2, of_keys, x)
             sums.index_add_(1, of_keys[-rows:], by_key)
 

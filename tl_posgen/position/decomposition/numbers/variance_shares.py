@@ -64,11 +64,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class TripleMoments:
-    """Moments of q and k BEFORE RoPE that determine the decomposition. Moments of prompts add up: `a + b`.
-
-    Attributes:
-        q, k: over all tokens, in the planes of `rotation.complex_planes`.
-    """
+    """Moments of q and k before RoPE, in the planes of `rotation.complex_planes`. Those of prompts add up: `a + b`."""
 
     q: Spread
     k: Spread
@@ -82,7 +78,7 @@ class TripleMoments:
         *,
         first_token: bool = True,
     ) -> "TripleMoments":
-        """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
+        """Return the moments of one prompt, with token 0 as query and as key or without."""
         first = 0 if first_token else 1
         if q.shape[1] <= first:
             raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
@@ -159,8 +155,7 @@ def variance_shares(
     Args:
         moments: of q and k before RoPE, over any number of prompts.
         n_distances: distances 0 .. n_distances - 1 count.
-        weights: "uniform"; "causal": n_distances - d, the number of such pairs in a text of n_distances tokens; or a
-            weight per distance, not negative.
+        weights: "uniform"; "causal": n_distances - d, as often as in a text of n_distances tokens; or any.
         bias: added to w at each distance (ALiBi); it belongs to d.
 
     Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
@@ -198,7 +193,10 @@ def turning(
     """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
-    return turn, _distance_weights(weights, n_distances).to(turn.device)
+    ones = torch.ones(n_distances, dtype=torch.float64)
+    known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
+    given = known[weights] if isinstance(weights, str) else weights.double()
+    return turn, (given / given.sum()).to(turn.device)
 
 
 def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
@@ -214,10 +212,3 @@ def weighted_spread(x: Complex[Tensor, "sample plane"], weights: Float[Tensor, "
     x = x - mean
     weighted = (weights[:, None] * x).mT
     return Spread(len(x), mean[None], SecondMoments((weighted @ x)[None], (weighted @ x.conj())[None]))
-
-
-def _distance_weights(weights: DistanceWeights | Tensor, n_distances: int) -> Float[Tensor, " distance"]:
-    ones = torch.ones(n_distances, dtype=torch.float64)
-    known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
-    weights = known[weights] if isinstance(weights, str) else weights.double()
-    return weights / weights.sum()
