@@ -29,7 +29,7 @@ from tl_posgen.position.planes.made_scores import (
     least_additive,
     made_scores,
 )
-from tl_posgen.position.planes.requirements import require_rope
+from tl_posgen.position.planes.rope_layers import require_rope
 from tl_posgen.rope.rotation import complex_frequencies
 
 RCONDS = (1e-12, 1e-2)  # the best fit, whatever its logits, and one whose planes hardly cancel

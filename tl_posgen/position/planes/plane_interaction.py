@@ -18,9 +18,8 @@ from tl_posgen.models.model import Model
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.requirements import Distances, as_array, require_planes, require_rope
+from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
-from tl_posgen.rope.rotation import complex_frequencies
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SHARES = {  # of what softmax can see
@@ -155,18 +154,13 @@ class PlaneInteraction(Measure):
         return {"moments": layer.once(moments_of)} if layer.geometry.rope.rotary_dim else {}
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        require_planes(self.name, sums, "moments")
         n = self.n_distances or max(sums.lengths.values())
         found = {
             layer: self.of_moments(moments, *sums.layers[layer], n)
             for layer, moments in sums.by_layer("moments").items()
         }
-        names = [name for name in self.variables if name not in ("rho", "rho_within_layers")]
-        data = {
-            name: sums.over_layers(name, {layer: as_array(one[name]) for layer, one in found.items()}) for name in names
-        }
-        whole = xr.Dataset(data).reindex(layer=sorted(sums.layers))
-        return whole.merge(correlations(whole)).assign_attrs(n_distances=n)
+        data = over_layers(self, sums, found)
+        return data.merge(correlations(data)).assign_attrs(n_distances=n)
 
     def of_moments(
         self, moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int
@@ -187,7 +181,6 @@ class PlaneInteraction(Measure):
             "by_plane": found.by_plane / of_total,
             "diagonal_by_plane": found.diagonal / of_total,
             "matrix": (found.matrix / of_total[..., None]).nanmean(0),
-            "wavelength": 2 * torch.pi / complex_frequencies(rope, geometry.d_head),
         }
 
     def findings(self, own: Numbers) -> list[str]:

@@ -19,7 +19,7 @@ from tl_posgen.position.planes.numbers.plane_edits import EDITS, Edit
 from tl_posgen.position.planes.plane_costs import OF, MapBy, cells_of, full, perturbed_losses, third
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes
-from tl_posgen.position.planes.requirements import require_rope
+from tl_posgen.position.planes.rope_layers import require_rope
 from tl_posgen.rope.frequency_bands import BANDS
 
 COSTS = ("edit", "control")

@@ -17,7 +17,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.position.planes.head_correlations import WEIGHTS, correlations, pooled
 from tl_posgen.position.planes.plane_sufficiency_figures import certified, scatter
 from tl_posgen.position.planes.planes import EPS, Planes
-from tl_posgen.position.planes.requirements import Distances, require_rope
+from tl_posgen.position.planes.rope_layers import Distances, require_rope
 
 ROW, GROUP = ("weights", "tokens", *HEAD), ("weights", "tokens")
 OF_PLANES = Planes.variables

@@ -8,18 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.position.planes.numbers.plane_edits import (
-    EDITS,
-    Draw,
-    edit_planes,
-    mean_magnitude,
-    mean_phase,
-    phase_noise,
-    random_rotation,
-    shuffle_magnitudes,
-    shuffle_phases,
-    shuffle_positions,
-)
+from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, edit_planes, edited, random_rotation
 from tl_posgen.rope.rotation import Rope, from_planes, rotate
 
 ANY = {"deadline": None, "max_examples": 30}
@@ -55,8 +44,8 @@ def test_a_cycle_moves_the_first_share_of_the_order_and_nothing_else(n, share, s
 @settings(**ANY)
 @given(size=sizes, share=shares, seed=seeds)
 def test_shuffles_keep_all_magnitudes_and_all_phases(size, share, seed):
-    z, source = random_planes(size, seed), draw_for(size, seed).cycle(share)
-    by_magnitude, by_phase = shuffle_magnitudes(z, source), shuffle_phases(z, source)
+    z, draw, theta = random_planes(size, seed), draw_for(size, seed), torch.ones(size[2])
+    by_magnitude, by_phase = (edited(z, edit, share, theta, draw) for edit in ("shuffle_magnitudes", "shuffle_phases"))
     torch.testing.assert_close(by_magnitude.angle(), z.angle())
     torch.testing.assert_close(by_phase.abs(), z.abs())
     torch.testing.assert_close(sorted_parts(by_magnitude, "abs"), sorted_parts(z, "abs"))
@@ -68,15 +57,7 @@ def test_shuffles_keep_all_magnitudes_and_all_phases(size, share, seed):
 def test_every_edit_is_that_of_a_loop_over_tokens(size, strength, seed):
     z, draw = random_planes(size, seed), draw_for(size, seed)
     source, theta = draw.cycle(strength).tolist(), torch.rand(size[2], dtype=torch.float64)
-    found = {
-        "shuffle_magnitudes": shuffle_magnitudes(z, torch.tensor(source)),
-        "shuffle_phases": shuffle_phases(z, torch.tensor(source)),
-        "shuffle_positions": shuffle_positions(z, torch.tensor(source), theta),
-        "mean_magnitude": mean_magnitude(z, strength),
-        "mean_phase": mean_phase(z, strength),
-        "phase_noise": phase_noise(z, strength, draw.noise),
-    }
-    assert list(found) == list(EDITS)
+    found = {edit: edited(z, edit, strength, theta, draw) for edit in EDITS}
     n = size[1]
     for head in range(size[0]):
         for m in range(size[2]):
@@ -103,16 +84,20 @@ def test_every_edit_is_that_of_a_loop_over_tokens(size, strength, seed):
 def test_a_mean_magnitude_keeps_the_energy_of_every_plane(size, strength, seed):
     z = random_planes(size, seed)
     energy = z.abs().square().mean(1)
-    torch.testing.assert_close(mean_magnitude(z, strength).abs().square().mean(1), energy)
-    torch.testing.assert_close(mean_magnitude(z, 1.0).abs(), energy.sqrt()[:, None].expand(size))
+    partly, wholly = (
+        edited(z, "mean_magnitude", one, torch.ones(size[2]), draw_for(size)).abs() for one in (strength, 1.0)
+    )
+    torch.testing.assert_close(partly.square().mean(1), energy)
+    torch.testing.assert_close(wholly, energy.sqrt()[:, None].expand(size))
 
 
 def test_shuffled_positions_stand_where_others_stood():
     rope, n = Rope(torch.tensor([1.0, 0.1], dtype=torch.float64)), 6
-    z, source = random_planes((2, n, 2)), draw_for((2, n, 2)).cycle(1.0)
+    z, draw = random_planes((2, n, 2)), draw_for((2, n, 2))
     nothing = torch.zeros(2, n, 0, dtype=torch.float64)
-    found = rotate(from_planes(shuffle_positions(z, source, rope.inv_freq), nothing, rope), torch.arange(n), rope)
-    torch.testing.assert_close(found, rotate(from_planes(z, nothing, rope), source, rope))
+    moved = from_planes(edited(z, "shuffle_positions", 1.0, rope.inv_freq, draw), nothing, rope)
+    expected = rotate(from_planes(z, nothing, rope), draw.cycle(1.0), rope)
+    torch.testing.assert_close(rotate(moved, torch.arange(n), rope), expected)
 
 
 @settings(**ANY)

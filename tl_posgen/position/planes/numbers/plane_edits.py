@@ -1,6 +1,6 @@
 """Edits of magnitudes and phases of q or k in RoPE's planes: shuffled over tokens, replaced by means, or with noise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +11,6 @@ from torch import Tensor
 Edit = Literal[
     "shuffle_magnitudes", "shuffle_phases", "shuffle_positions", "mean_magnitude", "mean_phase", "phase_noise"
 ]
-
 EDITS: tuple[Edit, ...] = get_args(Edit)
 
 
@@ -53,53 +52,43 @@ class Draw:
         return source
 
 
-def shuffle_magnitudes(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
+def edited(
+    z: Complex[Tensor, "head token plane"],
+    edit: Edit | str,
+    strength: float,
+    theta: Float[Tensor, " plane"],
+    draw: Draw,
 ) -> Complex[Tensor, "head token plane"]:
-    """|z_source(t)| e^{i arg z_t}: magnitudes of all planes and heads of a token move together, phases stay."""
-    return torch.polar(z.abs()[:, source], z.angle())
+    """Return z with all planes edited; E is the mean over tokens, s = `draw.cycle(strength)`.
 
-
-def shuffle_phases(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
-) -> Complex[Tensor, "head token plane"]:
-    """|z_t| e^{i arg z_source(t)}: phases of all planes and heads of a token move together, magnitudes stay."""
-    return torch.polar(z.abs(), z.angle()[:, source])
-
-
-def shuffle_positions(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"], theta: Float[Tensor, " plane"]
-) -> Complex[Tensor, "head token plane"]:
-    """z_t e^{i theta (source(t) - t)}: after RoPE token t has the position of token source(t) in these planes.
-
-    The token's own magnitudes and phases before RoPE are unchanged, so this changes position alone.
+    shuffle_magnitudes: |z_s(t)| e^{i arg z_t}. shuffle_phases: |z_t| e^{i arg z_s(t)}. All planes and heads of a token
+    move together.
+    shuffle_positions: z_t e^{i theta (s(t) - t)}, so that after RoPE token t has the position of token s(t). Magnitudes
+    and phases before RoPE are those of t, so this changes position alone.
+    mean_magnitude: |z'|^2 = (1 - strength) |z|^2 + strength E|z|^2: root mean square at 1; mean energy is kept.
+    mean_phase: arg z' = arg E z + (1 - strength) arg(z conj E z): at 1 all have the phase of the mean vector. The
+    position part depends on keys only by that vector; its phase weights tokens by their magnitude, unlike the circular
+    mean of z / |z|.
+    phase_noise: z e^{i strength noise}, independent over tokens, planes and heads.
     """
-    angles = (source - torch.arange(len(source), device=source.device)).double()[:, None] * theta.double().to(z.device)
+    match edit:
+        case "shuffle_magnitudes":
+            return torch.polar(z.abs()[:, draw.cycle(strength)], z.angle())
+        case "shuffle_phases":
+            return torch.polar(z.abs(), z.angle()[:, draw.cycle(strength)])
+        case "mean_magnitude":
+            square = z.abs().square()
+            return torch.polar(torch.lerp(square, square.mean(1, keepdim=True), strength).sqrt(), z.angle())
+        case "mean_phase":
+            mean = z.mean(1, keepdim=True)
+            return torch.polar(z.abs(), mean.angle() + (1 - strength) * (z * mean.conj()).angle())
+        case "phase_noise":
+            angles = strength * draw.noise[..., 0].to(z.real.dtype)
+        case _:  # shuffle_positions
+            source = draw.cycle(strength)
+            steps = (source - torch.arange(len(source), device=source.device)).double()
+            angles = steps[:, None] * theta.double().to(z.device)
     return z * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
-
-
-def mean_magnitude(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
-    """|z'|^2 = (1 - strength) |z|^2 + strength E|z|^2, E over tokens: root mean square at 1; mean energy is kept."""
-    square = z.abs().square()
-    return torch.polar(torch.lerp(square, square.mean(1, keepdim=True), strength).sqrt(), z.angle())
-
-
-def mean_phase(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
-    """arg z' = arg E z + (1 - strength) arg(z conj E z), E over tokens: at 1 all have the phase of the mean vector.
-
-    The position part depends on keys only by their mean vector; its phase weights tokens by their magnitude, unlike the
-    circular mean of z / |z|. Magnitudes are kept.
-    """
-    mean = z.mean(1, keepdim=True)
-    return torch.polar(z.abs(), mean.angle() + (1 - strength) * (z * mean.conj()).angle())
-
-
-def phase_noise(
-    z: Complex[Tensor, "head token plane"], std: float, noise: Float[Tensor, "head token plane 2"]
-) -> Complex[Tensor, "head token plane"]:
-    """z e^{i std noise}: std in radians, independent over tokens, planes and heads. Magnitudes are kept."""
-    angles = std * noise[..., 0].to(z.real.dtype)
-    return z * torch.polar(torch.ones_like(angles), angles)
 
 
 def random_rotation(
@@ -156,17 +145,7 @@ def edit_planes(
         >>> found.real[0, :, 0].round().tolist(), found.real[0, :, 1].tolist()
         ([-1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, 1.0])
     """
-    edits: dict[str, Callable[[], Tensor]] = {
-        "shuffle_magnitudes": lambda: shuffle_magnitudes(z, draw.cycle(strength)),
-        "shuffle_phases": lambda: shuffle_phases(z, draw.cycle(strength)),
-        "shuffle_positions": lambda: shuffle_positions(z, draw.cycle(strength), theta),
-        "mean_magnitude": lambda: mean_magnitude(z, strength),
-        "mean_phase": lambda: mean_phase(z, strength),
-        "phase_noise": lambda: phase_noise(z, strength, draw.noise),
-    }
     if not z.shape[1] or not strength:
         return z
-    edited = torch.where(planes.to(z.device), edits[edit](), z)
-    if not control:
-        return edited
-    return random_rotation(z, (edited - z).abs().square().sum(-1).mean(1), draw.noise)
+    some = torch.where(planes.to(z.device), edited(z, edit, strength, theta, draw), z)
+    return random_rotation(z, (some - z).abs().square().sum(-1).mean(1), draw.noise) if control else some
