@@ -11,7 +11,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.distance import DummyDistance, at_dummy_distance
-from tl_posgen.position.distance.curves import curve_under_intervention
+from tl_posgen.position.distance.one_distance import curve_under_intervention
 from tl_posgen.position.distance.hooks import scores_at_distance
 from tl_posgen.position.distance.numbers.distance_table import table_energies
 

@@ -16,7 +16,6 @@ from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.model import Model
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
@@ -121,6 +120,7 @@ class Planes(Measure):
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
+    requires = require_rope
     figures = {"phases": phases, "magnitude": magnitude, "shares": shares}
     curves = ("magnitude", "share_by_plane")
     by_head = frozenset({"shares"})
@@ -139,9 +139,6 @@ class Planes(Measure):
 
     def usual(self) -> Mapping[str, Any]:
         return {"eps": self.eps}
-
-    def requires(self, model: Model) -> None:
-        require_rope(model)
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rope = layer.geometry.rope

@@ -19,8 +19,9 @@ from tl_posgen.rope.rotation import complex_frequencies
 Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 
 
-def require_rope(model: Model) -> None:
-    """Refuse a model none of whose layers rotates; one whose layers are not understood is refused when it runs."""
+def require_rope(measure: Measure, model: Model) -> None:
+    """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
+    when they run."""
     encoding = encoding_of(model)
     if encoding and "rotary" not in encoding:
         raise UnsupportedModelError(
@@ -47,5 +48,5 @@ def over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, T
         wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
         for name, value in {**values, "wavelength": wavelength}.items():
             arrays.setdefault(name, {})[layer] = value.detach().to("cpu", torch.float64).numpy()
-    data = {name: sums.over_layers(name, of_layers) for name, of_layers in arrays.items()}
+    data = {name: sums.over_layers(name, arrays[name]) for name in measure.variables if name in arrays}
     return xr.Dataset(data).reindex(layer=sorted(sums.layers))

@@ -23,8 +23,9 @@ def random_planes(size, seed=0, dtype=torch.complex128):
 
 
 def draw_for(size, seed=0):
-    draw = Draw.from_generator(*size, torch.Generator().manual_seed(seed))
-    return Draw(draw.order, draw.noise.double())
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(size[1], generator=generator)
+    return Draw(order, torch.randn(*size, 2, generator=generator, dtype=torch.float64))
 
 
 def sorted_parts(z, part):

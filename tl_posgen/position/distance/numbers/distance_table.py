@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
-from tl_posgen.rope.scores_at import unturned
+from tl_posgen.rope.scores_at import scores_at_positions, unturned
 
 QUERIES_AT_ONCE = 64
 
@@ -31,8 +31,8 @@ def distance_table(
         >>> distance_table(q, k, rope, 1.0, torch.arange(2)).tolist()
         [[[1.0, 3.0], [-1.0, -3.0]]]
     """
-    turned = rotate(q[:, None].expand(-1, len(distances), -1), distances, rope)
-    return scale * turned @ unturned(k, rope).mT
+    every = q[:, None].expand(-1, len(distances), -1)
+    return scores_at_positions(every, k, rope, scale, distances, torch.zeros(k.shape[1], device=k.device))
 
 
 def table_energies(

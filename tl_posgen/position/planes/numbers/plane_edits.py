@@ -1,6 +1,5 @@
 """Edits of magnitudes and phases of q or k in RoPE's planes: shuffled over tokens, replaced by means, or with noise."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -26,15 +25,6 @@ class Draw:
 
     order: Int[Tensor, " token"]
     noise: Float[Tensor, "head token plane 2"]
-
-    @classmethod
-    def from_generator(cls, n_heads: int, n_tokens: int, n_planes: int, generator: torch.Generator) -> "Draw":
-        order = torch.randperm(n_tokens, generator=generator)
-        return cls(order, torch.randn(n_heads, n_tokens, n_planes, 2, generator=generator))
-
-    def of_heads(self, rows: Sequence[int], device: torch.device) -> "Draw":
-        """Return the draw with these rows of the noise, on their device."""
-        return Draw(self.order.to(device), self.noise[list(rows)].to(device))
 
     def cycle(self, share: float) -> Int[Tensor, " token"]:
         """Return source_t, the token from which token t receives its value.
