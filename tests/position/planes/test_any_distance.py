@@ -12,7 +12,7 @@ from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import AnyDistance
 from tl_posgen.position.planes.any_distance import layer_names
-from tl_posgen.position.planes.made_scores import INVERSE_DFT, additive_r, exact_scores
+from tl_posgen.position.planes.made_scores import INVERSE_DFT, additive_r
 
 CUT = {"length": 48, "n_prompts": 1, "progress": False}
 
@@ -31,14 +31,6 @@ def test_the_head_made_by_inverse_dft_has_the_functions_for_its_scores(result):
     exact = result.own.sel(planes=INVERSE_DFT)
     assert float(exact["error"].max()) < 1e-12
     np.testing.assert_allclose(exact["scores"], result.own["values"], atol=1e-12)
-
-
-def test_the_exact_scores_are_right_for_every_token_pair():
-    table = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    scores, largest, n_planes = exact_scores(table)
-    torch.testing.assert_close(scores, table)
-    assert n_planes == 3 * 7
-    assert largest >= float(table.abs().max())
 
 
 def test_the_fits_use_the_models_own_frequencies(mini, result, best):

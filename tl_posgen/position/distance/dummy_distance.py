@@ -53,9 +53,8 @@ class DummyDistance(Measure):
     distance, or no distance beyond a limit.
 
     Shares are of M's variance over the distances 0 .. length - 1, none beyond the training length (cfg.n_ctx) or the
-    layer's window; energies are summed over queries. key_part_r = sqrt(key / (key + distance × key)) is the
-    correlation of M with its key part where each distance's mean is taken away. `layers` and `heads` choose which
-    heads see another distance in the running model.
+    layer's window; energies are summed over queries. `layers` and `heads` choose which heads see another distance in
+    the running model.
 
     Args:
         distances: dummy distances d0 of the agreement, of the fits made again and of the intervention. Left out: 0 and

@@ -50,12 +50,11 @@ class PlanePerturbation(Measure):
     layer at a time. Beside each a random rotation that changes as much energy; beside the map what share of position
     and of content each plane carries. The first token stays as it is; 95 % intervals over prompts.
 
-    The edits are those of `perturb_planes`. Three things: loss against strength with all planes of all layers
-    perturbed, in q, in k, in both; each third of the planes (high, medium, low frequencies) in all layers, full
-    strength; and the map, one plane of one layer at a time, of q and k, full strength. A full strength of "phase_noise"
-    is a standard deviation of pi radians, a lower one its share of pi. rho is Spearman's correlation over the map of
-    costs with what planes carry, and with the cost of "shuffle_positions", what position costs there; its intervals are
-    over resampled prompts.
+    The edits are those of `perturb_planes`: of all planes of all layers at every strength, in q, in k and in both; of
+    each third of the planes (high, medium, low frequencies), and of one plane of one layer at a time (the map), at full
+    strength in both. A full strength of "phase_noise" is a standard deviation of pi radians, a lower one its share of
+    pi. rho is Spearman's correlation over the map of costs with what planes carry, and with the cost of
+    "shuffle_positions", what position costs there; its intervals are over resampled prompts.
 
     Args:
         edits: of the curves and bands.

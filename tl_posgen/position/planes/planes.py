@@ -38,6 +38,7 @@ BOTH, OF_SIDE, OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens"
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 SPECTRUM = "(sum l)^2 / sum l^2, l the eigenvalues of E xx'"
 CONSTANT = "|E z| / E|z|; 1: always the same vector"
+EVERY = "over every (query, key, distance), as softmax sees them"
 ADDS_UP = "of each part, adds up to 1 over planes; a negative plane works against the others"
 SCORE = "scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m (d - d0) / 2)|"
 MEETS = (
@@ -56,10 +57,9 @@ class Planes(Measure):
     additive where in every plane the key is nearly constant, or query and key are too small to matter, or the plane
     hardly turns.
 
-    Concentration is |E z| / E|z|. Position, content and interaction are the parts of a head's variance that `variance`
-    has too, here plane by plane. Sum_m s_m bounds what a split into position and content can miss; the criterion allows
-    each of its three conditions up to eps. Moments add up over prompts; memory does not grow with them. A soft cap is
-    not part of the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
+    Position, content and interaction are the parts of a head's variance that `variance` has too, here plane by plane.
+    Sum_m s_m bounds what a split into position and content can miss; the criterion allows each of its three conditions
+    up to eps. A soft cap is not part of the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
 
     Args:
         eps: tolerance of the criterion. 0.5 is the largest of 0.1, 0.2, 0.3, 0.5, 1 that certifies no randomly
@@ -102,13 +102,7 @@ class Planes(Measure):
         ),
         "share": Variable("share", "", "of the part in std^2", OF_PART, **SHARE),
         "share_by_plane": Variable("share of the plane", "", ADDS_UP, (*OF_PART, "plane"), interval=True),
-        "std": Variable(
-            "std of the scores",
-            "logits",
-            "over every (query, key, distance), as softmax sees them",
-            BOTH,
-            interval=True,
-        ),
+        "std": Variable("std of the scores", "logits", EVERY, BOTH, interval=True),
         "score": Variable("plane score", "logits", SCORE, (*BOTH, "plane")),
         "score_sum": Variable(
             "sum of plane scores / std", "", "sum_m s_m / std", BOTH, "plane_score_sum", "plane score", interval=True

@@ -20,24 +20,16 @@ def table_of(head, n: int) -> torch.Tensor:
     return torch.einsum("adx,bx->abd", turned, head.k)
 
 
-@settings(max_examples=40, deadline=None)
-@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=33))
-def test_a_head_realises_any_function_of_distance(values):
-    values = torch.tensor(values, dtype=torch.float64)
-    head = head_for_table(values[None, None])
-    torch.testing.assert_close(table_of(head, len(values))[0, 0], values, atol=1e-8, rtol=1e-8)
-
-
 @pytest.mark.parametrize("n", [1, 2, 7, 8])
 def test_half_as_many_planes_as_distances_and_one_suffice(n):
     values = torch.rand(1, 1, n, generator=torch.Generator().manual_seed(0))
     assert len(head_for_table(values).rope.inv_freq) == n // 2 + 1
 
 
-@settings(max_examples=20, deadline=None)
-@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9)), seed=st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 33)), seed=st.integers(0, 999))
 def test_a_head_realises_any_table_of_tokens_and_distances(shape, seed):
-    table = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    table = 10 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(table_of(head_for_table(table), shape[2]), table)
 
 

@@ -119,27 +119,20 @@ def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):
 def test_a_plane_is_its_covariance_with_the_whole_part():
     q, k = random_head()
     rope, distances = ROPES["half"], torch.arange(12)
-    parts = plane_parts(TripleMoments.from_qk(q, k, rope), rope, SCALE, 12)
+    found = plane_parts(TripleMoments.from_qk(q, k, rope), rope, SCALE, 12)
+
+    def parts_of(q: torch.Tensor) -> list[torch.Tensor]:
+        """Every query's table split into rows, columns and the rest: [query, head, distance, key]."""
+        tables = torch.stack([distance_table(one, k, rope, SCALE, distances) for one in q.unbind(1)])
+        fit = additive_fit(tables)
+        rows, columns = fit.rows[..., None].expand_as(tables), fit.columns[..., None, :].expand_as(tables)
+        return [rows, columns, tables - fit.mean[..., None, None] - rows - columns]
+
     for m in range(4):
         alone = torch.zeros(D_HEAD, dtype=torch.float64)
         alone[[m, m + 4]] = 1.0
-        total = torch.zeros(2, dtype=torch.float64)
-        for i in range(N):
-            whole = additive_fit(distance_table(q[:, i], k, rope, SCALE, distances))
-            part = additive_fit(distance_table(q[:, i] * alone, k, rope, SCALE, distances))
-            total += (whole.columns * part.columns).mean(-1) / N
-        torch.testing.assert_close(parts["content"][:, m], total)
-
-
-def test_slow_planes_carry_content_and_constant_keys_position():
-    rope = Rope(torch.tensor([1.0, 0.0], dtype=torch.float64))
-    q, k = random_head()
-    k = k[..., :4].clone()
-    k[..., [0, 2]] = 1.0
-    parts = plane_parts(TripleMoments.from_qk(q[..., :4], k, rope), rope, SCALE, 12)
-    expected = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
-    for part, share in (("position", expected), ("content", 1 - expected)):
-        torch.testing.assert_close(parts[part] / parts[part].sum(-1, keepdim=True), share)
+        for part, whole, one in zip(found, parts_of(q), parts_of(q * alone), strict=True):
+            torch.testing.assert_close(found[part][:, m], (whole * one).mean((0, 2, 3)))
 
 
 @settings(max_examples=10, deadline=None)

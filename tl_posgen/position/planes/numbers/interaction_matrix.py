@@ -78,15 +78,6 @@ def interaction_matrix(
 
     O(d_head^2) per head. Planes that do not rotate, such as the unrotated rest of a partial rotary head, have rows of
     zeros. Arguments are those of `variance_shares`. Ours.
-
-    Example:
-        >>> import torch
-        >>> from tl_posgen.position.decomposition.numbers.variance_shares import variance_shares
-        >>> rope, (q, k) = Rope(torch.tensor([1.0, 0.1]).double()), torch.randn(2, 1, 9, 4).unbind()
-        >>> moments = TripleMoments.from_qk(q, k, rope)
-        >>> found, shares = (one(moments, rope, 0.5, 9) for one in (interaction_matrix, variance_shares))
-        >>> bool((found.total - shares.interaction * shares.total).abs().max() < 1e-10)
-        True
     """
     turn, query = weighted_spread(*turning(moments, rope, n_distances, weights)), moments.q.second_moments
     matrix = plane_covariance(query, moments.k.about_mean, turn.about_mean, scale)

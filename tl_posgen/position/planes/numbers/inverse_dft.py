@@ -28,13 +28,6 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
 
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
-
-    Example:
-        >>> from tl_posgen.position.distance.numbers.distance_table import distance_table
-        >>> head = head_for_table(torch.tensor([[[3.0, 1.0, 4.0, 1.0, 5.0]]]))
-        >>> table = distance_table(head.q, head.k[None], head.rope, 1.0, torch.arange(5))
-        >>> table.flatten().round(decimals=6).tolist()
-        [3.0, 1.0, 4.0, 1.0, 5.0]
     """
     n = table.shape[-1]
     spectrum = torch.fft.rfft(table.double()) / n

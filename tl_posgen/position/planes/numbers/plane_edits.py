@@ -31,10 +31,6 @@ class Draw:
 
         The first round(share * n) tokens of `order` form one cycle, so each of them receives from another; a cycle of
         one token moves nothing.
-
-        Example:
-            >>> Draw(torch.tensor([2, 0, 3, 1]), torch.zeros(1, 4, 1, 2)).cycle(0.75).tolist()
-            [3, 1, 0, 2]
         """
         source = torch.arange(len(self.order), device=self.order.device)
         chosen = self.order[: round(share * len(self.order))]
@@ -89,17 +85,8 @@ def random_rotation(
     r"""z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes.
 
     Hence |z'_t| = |z_t| and |z'_t - z_t|^2 = 4 sin^2(phi / 2) |z_t|^2, so sin^2(phi / 2) = energy / (4 E|z|^2) makes
-    E|z' - z|^2 = energy exactly. Such an angle exists for every edit here, since none changes a vector by more than
-    twice its length in the mean square. Ours.
-
-    Args:
-        energy: E|z' - z|^2 over tokens, summed over planes.
-
-    Example:
-        >>> z = torch.randn(1, 5, 3, dtype=torch.complex128)
-        >>> turned = random_rotation(z, torch.tensor([0.5], dtype=torch.float64), torch.randn(1, 5, 3, 2).double())
-        >>> round((turned - z).abs().square().sum(-1).mean().item(), 6)
-        0.5
+    E|z' - z|^2 = energy exactly, E over tokens, summed over planes. Such an angle exists for every edit here, since none
+    changes a vector by more than twice its length in the mean square. Ours.
     """
     length = z.abs().square().sum(-1, keepdim=True)
     drawn = torch.view_as_complex(noise.to(z.real.dtype).contiguous())
@@ -122,18 +109,8 @@ def edit_planes(
 ) -> Complex[Tensor, "head token plane"]:
     """Return z with some planes edited, or (`control`) with a random rotation of all planes of the same energy.
 
-    Args:
-        z: queries or keys before RoPE, see `tl_posgen.rope.rotation.to_planes`.
-        strength: share of the tokens that are shuffled, or of the way to the mean, in [0, 1]; std of the noise in
-            radians.
-        theta: radians per token.
-        planes: the planes that are edited.
-
-    Example:
-        >>> z, draw = torch.ones(1, 4, 2, dtype=torch.complex64), Draw(torch.arange(4), torch.zeros(1, 4, 2, 2))
-        >>> found = edit_planes(z, "shuffle_positions", 1.0, torch.tensor([torch.pi, 0.0]), draw, torch.ones(2).bool())
-        >>> found.real[0, :, 0].round().tolist(), found.real[0, :, 1].tolist()
-        ([-1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, 1.0])
+    z are queries or keys before RoPE, theta radians per token. strength is a share of the tokens that are shuffled, or
+    of the way to the mean, in [0, 1]; of noise its standard deviation in radians.
     """
     if not z.shape[1] or not strength:
         return z

@@ -64,13 +64,6 @@ def side_patterns(moments: PlaneMoments) -> dict[str, Real[Tensor, "side=2 head 
     arg E z and its circular standard deviation phase_std sqrt(-2 ln |E z/|z||), in radians; energy, the share of E|z|^2
     over planes. By head: participation (sum l)^2 / sum l^2 over the eigenvalues l of E xx', x = (Re z, Im z); rank, the
     number of eigenvalues above 1e-6 times the largest; centred_participation and centred_rank, from the covariance.
-
-    Example:
-        >>> k = torch.tensor([[[0.0, 2.0], [0.0, 4.0]]])  # one plane, always at a right angle
-        >>> moments = PlaneMoments.from_qk(k, k, Rope(torch.tensor([1.0], dtype=torch.float64)))
-        >>> pattern = {name: values[1] for name, values in side_patterns(moments).items()}
-        >>> pattern["magnitude"].item(), pattern["concentration"].item(), round(pattern["phase"].item(), 4)
-        (3.0, 1.0, 1.5708)
     """
     sides = (moments.triples.q, moments.triples.k)
     mean = torch.stack([side.mean for side in sides])
