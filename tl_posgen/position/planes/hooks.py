@@ -91,14 +91,12 @@ def perturb_planes(
     planes = {one.layer: chosen_planes(band, one) for one in geometries}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        rope = capture.geometry.rope
-        first = int(not first_token)
+        rope, first = capture.geometry.rope, int(not first_token)
         x = {side: getattr(capture, side) for side in SIDES}
         for side in sides:
             z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
-            edited = edit_planes(
-                z[:, first:], edit, float(strength), theta, draw, planes[capture.layer], control=control
-            )
+            how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
+            edited = edit_planes(z[:, first:], *how, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
         q, k = (rotate(x[side], capture.positions, rope) for side in SIDES)
         return finished(capture.geometry.scale * q @ k.mT, capture)

@@ -85,7 +85,7 @@ def random_rotation(
     r"""z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes.
 
     Hence |z'_t| = |z_t| and |z'_t - z_t|^2 = 4 sin^2(phi / 2) |z_t|^2, so sin^2(phi / 2) = energy / (4 E|z|^2) makes
-    E|z' - z|^2 = energy exactly, E over tokens, summed over planes. Such an angle exists for every edit here, since none
+    E|z' - z|^2 = energy exactly, E over tokens, of all planes. Such an angle exists for every edit here, since none
     changes a vector by more than twice its length in the mean square. Ours.
     """
     length = z.abs().square().sum(-1, keepdim=True)
