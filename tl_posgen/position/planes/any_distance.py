@@ -1,4 +1,4 @@
-"""What RoPE could do and training did not: any function of distance, exactly, and what a model's own planes reach."""
+"""Any function of distance made by a head with RoPE, exactly, and as near as a model's own frequencies come."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

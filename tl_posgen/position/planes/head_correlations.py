@@ -29,7 +29,7 @@ def correlations(heads: xr.Dataset) -> xr.Dataset:
     """Return the correlations of score_sum and interaction [weights, tokens, layer, head] over layers and heads."""
     weights = heads["weights"].values
     each = [[correlation([heads.sel(weights=one, tokens=tokens)]) for tokens in TOKENS] for one in weights]
-    found: xr.Dataset = xr.combine_nested(each, ["weights", "tokens"])
+    found: xr.Dataset = xr.combine_nested(each, ["weights", "tokens"]).transpose("weights", "tokens", "end")
     return found.assign_coords(weights=weights, tokens=list(TOKENS))
 
 

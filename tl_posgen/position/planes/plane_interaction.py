@@ -1,4 +1,4 @@
-"""Which planes a head's interaction comes from, and what tells in advance how large it is."""
+"""Interaction of keys and distance by pairs of planes, and statistics that foretell how large it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -156,12 +156,15 @@ class PlanePerturbation(Measure):
     # Its words
 
     def findings(self, own: Numbers) -> list[str]:
-        bands = [f"{NAMES[edit]} {', '.join(self.in_band(own, edit, band) for band in BANDS)}" for edit in self.edits]
+        def in_bands(edit: str) -> str:
+            both = [[own("band_rise", edit=edit, band=band, cost=cost).plain for cost in COSTS] for band in BANDS]
+            return f"{NAMES[edit]} {', '.join(f'{rise:+.3f} ({control:+.3f})' for rise, control in both)}"
+
         return [
-            *(self.how_much(own, edit) for edit in self.edits),
-            f"A third of the planes ({', '.join(BANDS)} frequencies) of all layers: {'; '.join(bands)}. In brackets a "
-            "random rotation of the same energy.",
-            *(self.on_the_map(own, edit) for edit in self.map_edits),
+            *(self.sentence_of_edit(own, edit) for edit in self.edits),
+            f"A third of the planes ({', '.join(BANDS)} frequencies) of all layers: "
+            f"{'; '.join(map(in_bands, self.edits))}. In brackets a random rotation of the same energy.",
+            *(self.sentence_of_map(own, edit) for edit in self.map_edits),
         ]
 
     def less_control(self, own: Numbers, edit: str) -> Number:
@@ -169,7 +172,7 @@ class PlanePerturbation(Measure):
         rise = own.array("rise", edit=edit, cost=None)
         return own.number(rise.sel(cost="edit") - rise.sel(cost="control"))
 
-    def how_much(self, own: Numbers, edit: str) -> str:
+    def sentence_of_edit(self, own: Numbers, edit: str) -> str:
         rise, control = (own("rise", edit=edit, cost=cost) for cost in COSTS)
         sides = ", ".join(f"of {side} alone {own('rise', edit=edit, of=side).plain:+.3f}" for side in "qk")
         share = "" if self.most == 1 else f" at strength {self.most:g}"
@@ -179,19 +182,13 @@ class PlanePerturbation(Measure):
             f"difference {self.less_control(own, edit).with_interval:+.3f}."
         )
 
-    def in_band(self, own: Numbers, edit: str, band: str) -> str:
-        rise, control = (own("band_rise", edit=edit, band=band, cost=cost).plain for cost in COSTS)
-        return f"{rise:+.3f} ({control:+.3f})"
-
-    def on_the_map(self, own: Numbers, edit: str) -> str:
+    def sentence_of_map(self, own: Numbers, edit: str) -> str:
         at: dict[str, Any] = {"map_edit": edit}
         parts = ", ".join(f"{part} {own('rho', part=part, **at):.2f}" for part in CARRIED)
         control = ", ".join(f"{part} {own('rho', part=part, cost='control', **at).plain:.2f}" for part in CARRIED)
-        of_position = ""
+        positions, at_once = "", ""
         if "rho_positions" in own and edit != "shuffle_positions":
-            rho = own("rho_positions", **at)
-            of_position = f" With the cost of shuffled positions: {rho.with_interval:.2f}."
-        at_once = ""
+            positions = f" With the cost of shuffled positions: {own('rho_positions', **at).with_interval:.2f}."
         if edit in self.edits and self.most == 1:
             at_once = f", all at once {own('rise', edit=edit).plain:+.3f}"
         costs, halves = own.data["map_rise"].sel(cost="edit", **at).mean("prompt"), []
@@ -203,7 +200,7 @@ class PlanePerturbation(Measure):
         total = own.number(own.array("map_rise", **at).sum(("layer", "planes")))
         return (
             f"Map of {n_cells} cells (layer x {one}), {NAMES[edit]}: Spearman's rho of the cost with the share in "
-            f"{parts}; of the control's cost {control}.{of_position} Position less content: "
+            f"{parts}; of the control's cost {control}.{positions} Position less content: "
             f"{own('rho_gap', **at).with_interval:+.2f}. Costs one by one add up to {total:+.3f} nats{at_once}. Of "
             f"that sum, {' and '.join(halves)}."
         )
