@@ -34,5 +34,5 @@ def test_only_layers_without_rope_are_refused(family_model, measure):
 
 @pytest.mark.parametrize("measure", [Planes, PlaneSufficiency, PlaneInteraction])
 def test_a_prompt_of_one_token_is_refused(mini, measure):
-    with pytest.raises(InputError, match="no token is left"):
+    with pytest.raises(InputError, match="a prompt has only 1 token"):
         measure()(mini, [[5]], null_seeds=(), progress=False)
