@@ -17,9 +17,10 @@ from tl_posgen.rope.frequency_bands import bands_by_thirds
 
 N = 16
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))
+FAST = ("llama", "neox", "gptj", "gemma2", "qwen3", "smollm3")
 ROTARY = [
-    (name, backend)
-    for name in ("llama", "llama_yarn", "mistral", "neox", "gptj", "gemma2", "gemma3", "phi", "qwen3", "smollm3")
+    pytest.param(name, backend, marks=() if name in FAST else pytest.mark.slow)
+    for name in (*FAST, "llama_yarn", "mistral", "gemma3", "phi")
     for backend in ("hooked", "bridge")
     if getattr(FAMILIES[name], backend)
 ]
@@ -33,6 +34,13 @@ def logits(model, hooks=(), tokens=TOKENS):
 
 def largest(difference):
     return difference.abs().max().item()
+
+
+def captured(model, **where):
+    captures = []
+    with streaming_if_chosen(wrap(model), N):
+        run_capture(model, TOKENS[:1], captures.append, **where)
+    return captures[0]
 
 
 @pytest.fixture
@@ -56,11 +64,8 @@ def test_strength_zero_changes_nothing_and_every_edit_does(family_model, name, b
 @pytest.mark.parametrize(("name", "backend"), ROTARY)
 def test_shuffled_positions_of_keys_are_permuted_positions(family_model, name, backend):
     model = family_model(name, backend)
-    captures = []
-    with streaming_if_chosen(wrap(model), N):
-        run_capture(model, TOKENS[:1], captures.append, layers=[0])
     hooks = perturb_planes(model, "shuffle_positions", of=["k"], layers=[0], seed=3)
-    order = torch.cat([torch.zeros(1).long(), 1 + draw_of(captures[0], "k", 1, 3).cycle(1.0)])
+    order = torch.cat([torch.zeros(1).long(), 1 + draw_of(captured(model, layers=[0]), "k", 1, 3).cycle(1.0)])
     permuted = permute_positions(model, order, keys_only=True, layers=[0])
     found, expected = logits(model, hooks, TOKENS[:1]), logits(model, permuted, TOKENS[:1])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -79,24 +84,21 @@ def test_layers_and_heads_add_up_and_a_hook_of_the_user_stays(llama):
     assert len(seen) == 1
 
 
-def test_what_is_not_chosen_stays(llama):
-    plain = logits(llama)
-    captures = []
-    run_capture(llama, TOKENS[:1], captures.append, layers=[0])
-    n_planes = len(captures[0].geometry.rope.inv_freq)
-    assert largest(logits(llama, perturb_planes(llama, "phase_noise", torch.zeros(n_planes).bool())) - plain) < 1e-4
-    found = {
-        "numbers": perturb_planes(llama, "phase_noise", [0, n_planes - 1]),
-        "mask": perturb_planes(
-            llama, "phase_noise", torch.isin(torch.arange(n_planes), torch.tensor([0, n_planes - 1]))
-        ),
-        "function": perturb_planes(llama, "phase_noise", lambda rope: [0, len(rope.inv_freq) - 1]),
-    }
-    numbers, mask, function = (logits(llama, hooks) for hooks in found.values())
+def test_planes_are_chosen_by_number_mask_or_function(llama):
+    plain, n = logits(llama), len(captured(llama).geometry.rope.inv_freq)
+    ends = torch.isin(torch.arange(n), torch.tensor([0, n - 1]))
+    bands = (
+        [0, n - 1],
+        ends,
+        lambda rope: [0, len(rope.inv_freq) - 1],
+        lambda rope: bands_by_thirds(n)[0],
+        ~ends & ends,
+    )
+    numbers, mask, function, third, none = (logits(llama, perturb_planes(llama, "phase_noise", one)) for one in bands)
     assert torch.equal(numbers, mask)
     assert torch.equal(numbers, function)
-    third = logits(llama, perturb_planes(llama, "phase_noise", lambda rope: bands_by_thirds(len(rope.inv_freq))[0]))
     assert largest(third - numbers) > 1e-3
+    assert largest(none - plain) < 1e-4
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -108,14 +110,12 @@ def test_the_first_token_and_what_only_it_sees_stay_unless_it_is_asked_for(llama
 
 
 def test_query_heads_that_share_a_key_see_it_edited_alike_whichever_are_chosen(llama):
-    captures = []
-    run_capture(llama, TOKENS[:1], captures.append, layers=[1])
-    run_capture(llama, TOKENS[:1], captures.append, layers=[1], heads=[2, 3])
-    keys, some = (draw_of(capture, "k", 1, 0) for capture in captures)
+    whole, part = captured(llama, layers=[1]), captured(llama, layers=[1], heads=[2, 3])
+    keys, some = (draw_of(capture, "k", 1, 0) for capture in (whole, part))
     assert torch.equal(keys.noise[0], keys.noise[1])
     assert torch.equal(keys.noise[2:], some.noise)
     assert not torch.equal(keys.noise[1], keys.noise[2])
-    queries = draw_of(captures[0], "q", 1, 0)
+    queries = draw_of(whole, "q", 1, 0)
     assert not torch.equal(queries.noise[0], queries.noise[1])
     assert not torch.equal(queries.order, keys.order)
 
@@ -149,10 +149,8 @@ def test_a_layer_without_rope_stays_as_it_is(family_model):
     model = family_model("smollm3", "bridge")
     turning = [one.layer for one in geometry_of(model) if one.rope.rotary_dim]
     assert 0 < len(turning) < len(geometry_of(model))
-    everywhere, there = (
-        logits(model, perturb_planes(model, "phase_noise", [0], layers=one)) for one in (None, turning)
-    )
-    assert torch.equal(everywhere, there)
+    both = (logits(model, perturb_planes(model, "phase_noise", [0], layers=one)) for one in (None, turning))
+    assert torch.equal(*both)
     (other,) = {0, 1} - set(turning)
     with pytest.raises(UnsupportedModelError, match="no chosen layer has RoPE"):
         perturb_planes(model, "phase_noise", layers=[other])

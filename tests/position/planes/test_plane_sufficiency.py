@@ -8,12 +8,11 @@ from scipy import stats
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import TOKENS
 from tl_posgen.core.numbers import one_side
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loading.shuffled_like import shuffled_like
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.planes import Planes, PlaneSufficiency
-from tl_posgen.position.planes.head_correlations import correlate, pooled
+from tl_posgen.position.planes.head_correlations import correlation, pooled, r_and_rho
 from tl_posgen.position.planes.plane_sufficiency_figures import kinds_of_weights
 
 CUT = {"length": 64, "n_prompts": 2, "progress": False}
@@ -29,12 +28,6 @@ def result(mini, alice):
 @pytest.fixture(scope="session")
 def kinds(result):
     return kinds_of_weights(result)
-
-
-@pytest.fixture(scope="session")
-def without_random(mini, alice):
-    """Another seed too: the shuffle's own, and no random init."""
-    return PlaneSufficiency()(mini, alice, null_seeds=(), seed=3, layers=[0, 1], **CUT)
 
 
 def planes_of(model, alice, mini):
@@ -57,66 +50,52 @@ def test_random_inits_are_those_of_their_seeds_and_the_seed_shuffles(mini, alice
     for data, weights, model in models:
         np.testing.assert_allclose(data["std"].sel(weights=weights), planes_of(model, alice, mini)["std"])
     assert other.nulls[0]["std"].sel(weights="shuffled").isnull().all()
-    assert "random init" in other.findings()[0]
 
 
-def test_without_null_seeds_there_is_no_random_init_and_it_says_so(result, without_random):
-    sentences = " ".join(without_random.findings())
-    assert "no random init measured" in sentences
-    assert "random init 0" not in sentences
-    assert without_random.table()["weights"].tolist() == ["trained", "shuffled", "pooled"]
-    assert len(without_random.plot("scatter").data) == 4
-    assert [trace.name for trace in without_random.plot("certified").data] == ["trained", "shuffled"]
-    assert without_random.own["layer"].values.tolist() == [0, 1]
-    same, found = (one.sel(weights="own")["std"] for one in (result, without_random))
-    np.testing.assert_allclose(found, same.sel(layer=[0, 1]))
+def test_without_null_seeds_there_is_no_random_init_and_it_says_so(mini, alice, result):
+    alone = PlaneSufficiency()(mini, alice, null_seeds=(), layers=[0, 1], **CUT)
+    assert "no random init measured" in alone.findings()[0]
+    assert alone.table()["weights"].tolist() == ["trained", "shuffled", "pooled"]
+    assert len(alone.plot("scatter").data) == 4
+    assert [trace.name for trace in alone.plot("certified").data] == ["trained", "shuffled"]
+    np.testing.assert_allclose(alone.own["std"].sel(weights="own"), result.own["std"].sel(weights="own", layer=[0, 1]))
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_correlations_are_over_heads_of_one_kind_of_weights_and_of_all(result, kinds, tokens):
-    columns = {kind: [data[name].sel(tokens=tokens).values.ravel() for name in ("score_sum", "interaction")]
-               for kind, data in kinds.items()}  # fmt: skip
-    for kind, (x, y) in columns.items():
-        at = kinds[kind].sel(tokens=tokens)
-        r, low, high = at["pearson"]
-        assert float(r) == pytest.approx(stats.pearsonr(x, y).statistic)
-        fisher = [np.tanh(np.arctanh(float(r)) + sign * 1.96 / np.sqrt(16 - 3)) for sign in (-1, 1)]
-        np.testing.assert_allclose([low, high], fisher)
-        assert float(at["spearman"]) == pytest.approx(stats.spearmanr(x, y).statistic)
+    columns = []
+    for data in kinds.values():
+        at = data.sel(tokens=tokens)
+        columns.append([at[name].values.ravel() for name in ("score_sum", "interaction")])
+        r, low, high = at["pearson"].values
+        assert r_and_rho(at) == pytest.approx((stats.pearsonr(*columns[-1])[0], stats.spearmanr(*columns[-1])[0]))
+        np.testing.assert_allclose([low, high], np.tanh(np.arctanh(r) + np.array([-1.96, 1.96]) / np.sqrt(16 - 3)))
         assert int(at["n_heads"]) == 16
-    whole, (x, y) = pooled(result.numbers, tokens), np.concatenate(list(columns.values()), axis=1)
-    assert whole.pearson[0] == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert whole.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert whole.n_heads == 48
+    whole, (x, y) = pooled(result.numbers, tokens), np.concatenate(columns, axis=1)
+    assert r_and_rho(whole) == pytest.approx((stats.pearsonr(x, y).statistic, stats.spearmanr(x, y).statistic))
+    assert int(whole["n_heads"]) == 48
 
 
-def test_the_bound_foretells_the_interaction_share_of_trained_heads(result):
+def test_the_bound_foretells_the_interaction_share_of_trained_heads_and_training_lowers_both(result):
     assert result.numbers("spearman", tokens=REST).value > 0.7
-
-
-@pytest.mark.parametrize("name", ["score_sum", "interaction"])
-def test_training_lowers_both_beside_both_nulls(result, name):
-    trained, shuffled = (result.numbers(name, weights=weights) for weights in ("own", "shuffled"))
-    assert trained.value < 0.8 * min(shuffled.value, *trained.inits)
+    for name in ("score_sum", "interaction"):
+        trained, shuffled = (result.numbers(name, weights=weights) for weights in ("own", "shuffled"))
+        assert trained.value < 0.8 * min(shuffled.value, *trained.inits)
 
 
 def test_a_head_without_a_number_is_left_out(kinds):
     data = kinds["trained"].sel(tokens="all").copy(deep=True)
     data["interaction"][0, 0] = np.nan
-    assert correlate([data]).n_heads == 15
+    assert int(correlation([data])["n_heads"]) == 15
 
 
-def test_the_scatter_shows_every_head_and_its_correlations_in_the_legend(kinds, result):
+def test_figures_show_every_head_the_correlations_and_the_certified_heads_by_tolerance(kinds, result):
     traces = result.plot("scatter").data
     assert len(traces) == 6
     np.testing.assert_array_equal(traces[0].y, kinds["trained"]["interaction"].sel(tokens="all").values.ravel())
     np.testing.assert_array_equal(traces[5].x, kinds["shuffled"]["score_sum"].sel(tokens=REST).values.ravel())
-    r = result.numbers("pearson", weights="shuffled", tokens=REST)
-    assert f"r = {r.plain:.2f}" in traces[5].name
+    assert f"r = {result.numbers('pearson', weights='shuffled', tokens=REST).plain:.2f}" in traces[5].name
     assert all(trace.showlegend for trace in traces)
-
-
-def test_certified_heads_are_drawn_by_tolerance(kinds, result):
     for trace, data in zip(result.plot("certified").data, kinds.values(), strict=True):
         np.testing.assert_array_equal(trace.y, data["additive"].sel(tokens="all").mean(("layer", "head")))
 
@@ -140,19 +119,6 @@ def test_the_table_and_the_sentences_say_which_numbers_are_without_the_first_tok
 @pytest.mark.slow
 def test_the_interaction_has_the_interval_of_the_planes(mini, alice):
     cut = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
-    found, planes = PlaneSufficiency()(mini, alice, **cut), Planes()(mini, alice, **cut)
-    one, other = (
-        result.numbers(name, tokens=REST, **labels)
-        for result, name, labels in ((found, "interaction", {}), (planes, "share", {"part": "interaction"}))
-    )
+    one = PlaneSufficiency()(mini, alice, **cut).numbers("interaction", tokens=REST)
+    other = Planes()(mini, alice, **cut).numbers("share", tokens=REST, part="interaction")
     np.testing.assert_allclose([one.low, one.high], [other.low, other.high])
-
-
-def test_bad_prompts_are_refused(mini, alice):
-    with pytest.raises(InputError):
-        PlaneSufficiency()(mini, alice, **{**CUT, "length": 1})
-
-
-def test_a_model_without_rope_is_refused(family_model):
-    with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
-        PlaneSufficiency()(family_model("gpt2", "bridge"), [[2, 3, 4]], progress=False)

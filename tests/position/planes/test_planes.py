@@ -4,21 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.core.engine import analyze
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.numbers import one_side
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.planes import Planes
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import EPS_GRID
+from tl_posgen.report.heads import heads_of
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
-QUICK = {"null_seeds": (), "progress": False}
 PROMPTS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
-HEADS = ("layer", "head")
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +30,6 @@ def captures(mini, alice):
     for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
         run_capture(mini, tokens[None], kept.append, layers=[1])
     return kept
-
-
-@pytest.fixture(scope="session")
-def shares(captures):
-    """The variance decomposition of layer 1, the first token left out."""
-    one, other = (TripleMoments.from_qk(x.q, x.k, x.geometry.rope, first_token=False) for x in captures)
-    return variance_shares(one + other, captures[0].geometry.rope, captures[0].geometry.scale, 48)
 
 
 def planes_of(model, prompts=PROMPTS, where=None, **options):
@@ -58,28 +48,23 @@ def test_magnitude_concentration_and_phase_are_those_of_the_tokens(result, captu
     np.testing.assert_allclose(np.exp(1j * data["phase"]), (z.mean(1) / z.mean(1).abs()).numpy(), atol=1e-5)
 
 
-def test_parts_and_std_are_those_of_the_variance_decomposition(result, shares):
+def test_parts_and_std_are_those_of_the_variance_decomposition(result, captures):
+    one, other = (TripleMoments.from_qk(x.q, x.k, x.geometry.rope, first_token=False) for x in captures)
+    geometry = captures[0].geometry
+    seen = variance_shares(one + other, geometry.rope, geometry.scale, 48).within_rows
     data = result.sel(layer=1, tokens="without first")
-    seen = shares.within_rows
     expected = [seen.share("d", "qd"), seen.share("k", "qk"), seen.share("kd", "qkd")]
     np.testing.assert_allclose(data["share"], torch.stack(expected), atol=1e-8)
     np.testing.assert_allclose(data["std"], seen.total.sqrt(), rtol=1e-6)
-    np.testing.assert_allclose(result.own["share"].sum("part"), 1)
 
 
-def test_shares_over_planes_add_up_to_one(result):
-    for name in ("share_by_plane", "energy"):
-        np.testing.assert_allclose(result.own[name].sum("plane"), 1)
-
-
-def test_the_score_sum_is_that_of_its_planes(result):
+def test_shares_and_scores_of_planes_add_up(result, captures):
     data = result.own
+    np.testing.assert_allclose(data["share"].sum("part"), 1)
+    np.testing.assert_allclose(data["share_by_plane"].sum("plane"), 1)
+    np.testing.assert_allclose(data["energy"].sum("plane"), 1)
     np.testing.assert_allclose(data["score_sum"], data["score"].sum("plane") / data["std"])
-
-
-def test_the_wavelength_is_a_turn_in_tokens(captures, result):
-    theta = captures[0].geometry.rope.inv_freq
-    np.testing.assert_allclose(result.own["wavelength"], (2 * np.pi / theta).expand(4, -1))
+    np.testing.assert_allclose(data["wavelength"], (2 * np.pi / captures[0].geometry.rope.inv_freq).expand(4, -1))
 
 
 def test_prompts_of_different_lengths_count_by_their_tokens(mini):
@@ -103,22 +88,17 @@ def test_a_head_is_additive_where_every_plane_meets_a_condition(mini):
     np.testing.assert_allclose(data["planes_met"], met.mean("plane"))
     np.testing.assert_array_equal(data["additive"].sel(eps=0.7), met.min("plane"))
     assert data["eps"].values.tolist() == sorted([0.7, *EPS_GRID])
+    assert (data["additive"].diff("eps") >= 0).all()
     assert 0 < float(data["additive"].sel(eps=0.7, tokens="all").mean()) < 1
 
 
-def test_a_larger_eps_certifies_more_heads(result):
-    assert (result.own["additive"].diff("eps") >= 0).all()
-
-
-def test_at_the_default_eps_the_trained_model_has_certified_heads_and_the_null_has_none(stories, tinystories):
-    additive = Planes()(stories, tinystories[:4000], length=128, n_prompts=1, progress=False).numbers("additive")
-    assert additive.value > 0.3
-    assert additive.inits == (0,)
-
-
-def test_at_the_default_eps_a_head_of_the_bundled_model_is_certified_and_none_of_the_null(mini, alice):
-    additive = Planes()(mini, alice, length=256, n_prompts=1, progress=False).numbers("additive")
-    assert additive.value > 0
+@pytest.mark.parametrize(
+    ("name", "text", "length", "least"), [("stories", "tinystories", 128, 0.3), ("mini", "alice", 256, 0)]
+)
+def test_at_the_default_eps_trained_heads_are_certified_and_none_of_the_null(request, name, text, length, least):
+    model, prompts = map(request.getfixturevalue, (name, text))
+    additive = Planes()(model, prompts[:4000], length=length, n_prompts=1, progress=False).numbers("additive")
+    assert additive.value > least
     assert additive.inits == (0,)
 
 
@@ -136,26 +116,12 @@ def test_partial_rotary_heads_keep_their_unrotated_remainder(family_model):
     assert (data["meets"].sel(condition="slow").where(still).fillna(1) == 1).all()
 
 
-def test_adjacent_pairs_make_a_plane_in_gptj(family_model):
-    model = family_model("gptj", "hooked")
-    kept = []
-    run_capture(model, PROMPTS[:1], kept.append, layers=[0])
-    found = planes_of(model, PROMPTS[:1])["magnitude"].sel(layer=0, plane=0, tokens="all", side="q")
-    np.testing.assert_allclose(found, kept[0].q[..., :2].double().norm(dim=-1).mean(1), rtol=1e-6)
-
-
 def test_layers_may_differ_in_frequencies_and_windows(family_model):
     data = planes_of(family_model("gemma3", "bridge"))
     assert not np.allclose(data["wavelength"].sel(layer=0), data["wavelength"].sel(layer=1))
     alone = planes_of(family_model("gemma3", "bridge"), n_distances=6)  # layer 0 has a window of six
     np.testing.assert_allclose(alone["score_sum"].sel(layer=0), data["score_sum"].sel(layer=0))
     assert not np.allclose(alone["score_sum"].sel(layer=1), data["score_sum"].sel(layer=1))
-
-
-def test_both_backends_find_the_same(family_model):
-    one, other = (planes_of(family_model("llama", backend)) for backend in ("hooked", "bridge"))
-    for name in ("concentration", "score_sum", "share", "relative_phase"):
-        np.testing.assert_allclose(one[name], other[name], atol=1e-4)
 
 
 def test_a_layer_without_rope_among_others_has_no_numbers(family_model):
@@ -166,48 +132,19 @@ def test_a_layer_without_rope_among_others_has_no_numbers(family_model):
         assert data[name].notnull().all(over).values.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(("name", "why"), [("gpt2", "absolute"), ("bloom", "alibi")])
-def test_a_model_of_another_encoding_is_refused_by_layer_with_the_remedy(family_model, name, why):
-    with pytest.raises(UnsupportedModelError, match=rf"layer 0: .*{why}.*leave planes out"):
-        planes_of(family_model(name, "bridge"))
-
-
-def test_only_layers_without_rope_are_refused(family_model):
-    with pytest.raises(UnsupportedModelError, match="layers 1: none of them has RoPE"):
-        planes_of(family_model("smollm3", "bridge"), where={"layers": [1]})
-
-
-def test_a_prompt_of_one_token_is_refused(mini):
-    with pytest.raises(InputError, match="no token is left"):
-        planes_of(mini, [torch.tensor([5])])
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_a_model_without_rope_is_refused_before_anything_runs_or_skipped(family_model, name):
-    model, measures = family_model(name, "bridge"), ["planes", "three_axis"]
-    with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
-        Planes()(model, PROMPTS, **QUICK)
-    assert list(analyze(model, PROMPTS, measures=measures, skip_unsupported=True, **QUICK)) == ["three_axis"]
-
-
 # Figures and tables
 
 
 def test_phases_have_a_marker_a_plane_of_the_extreme_heads(result):
     figure = result.plot("phases")
     assert [trace.name for trace in figure.data] == ["queries", "keys"] * 6
-    titles = [note.text for note in figure.layout.annotations]
-    for part, title in zip(PARTS, titles, strict=False):
-        layer, head = result.sel(part=part, tokens="all")["share"].to_series().idxmax()
-        assert title == f"most {part}: L{layer} H{head} · mini"
-    layer, head = result.sel(part="position", tokens="all")["share"].to_series().idxmax()
-    one, null = (
-        data.sel(layer=layer, head=head, tokens="without first", side=side)
-        for data, side in ((result.own, "k"), (result.null, "q"))
-    )
-    np.testing.assert_allclose(figure.data[1].r, one["concentration"])
-    np.testing.assert_allclose(np.radians(figure.data[1].theta), one["phase"])
-    np.testing.assert_allclose(figure.data[6].r, null["concentration"])
+    heads = [result.sel(part=part, tokens="all")["share"].to_series().idxmax() for part in PARTS]
+    titles = [f"most {part}: L{layer} H{head} · mini" for part, (layer, head) in zip(PARTS, heads, strict=True)]
+    assert [note.text for note in figure.layout.annotations][:3] == titles
+    for trace, data, side in ((figure.data[1], result.own, "k"), (figure.data[6], result.null, "q")):
+        one = data.sel(layer=heads[0][0], head=heads[0][1], tokens="without first", side=side)
+        np.testing.assert_allclose(trace.r, one["concentration"])
+        np.testing.assert_allclose(np.radians(trace.theta), one["phase"])
 
 
 def test_magnitudes_are_drawn_by_wavelength_trained_beside_null(result):
@@ -227,31 +164,26 @@ def test_shares_have_a_row_a_head_and_a_column_a_plane(result):
 
 @pytest.mark.parametrize("name", ["neox", "gemma3", "smollm3"])
 def test_every_kind_can_be_drawn_of_unusual_layers(family_model, name):
-    result = Planes()(family_model(name, "bridge"), PROMPTS, **QUICK)
+    result = Planes()(family_model(name, "bridge"), PROMPTS, null_seeds=(), progress=False)
     for kind, axis in (("phases", "r"), ("magnitude", "y"), ("shares", "z")):
         drawn = [np.asarray(trace[axis], float) for trace in result.plot(kind).data]
         assert any(np.isfinite(values).any() for values in drawn)
 
 
-def test_heads_that_were_not_asked_for_are_no_rows(mini, alice):
-    some = Planes()(mini, alice, layers=[1], heads=[0, 2], null_seeds=(), **CUT)
-    assert "certifies" in some.findings()[1]
-    assert "of 2 heads" in some.findings()[1]
-    assert float(some.table()["planes"].sum()) == 16
-
-
-def test_the_short_table_counts_every_plane_once(result):
+def test_the_short_table_counts_every_plane_once_and_only_heads_that_were_asked_for(mini, alice, result):
     table, concentration = result.table(), result.own["concentration"].sel(tokens="all", side="k")
     assert float(table["planes"].sum()) == 16
     np.testing.assert_allclose(table[["position", "content"]].sum(), 1)
     mean = (table["concentration_k"] * table["planes"]).sum() / 16
     assert mean == pytest.approx(float(concentration.mean()))
+    some = Planes()(mini, alice, layers=[1], heads=[0, 2], null_seeds=(), **CUT)
+    assert "of 2 heads" in some.findings()[1]
+    assert float(some.table()["planes"].sum()) == 16
 
 
 def test_a_head_has_a_curve_for_each_side_and_part(result):
-    from tl_posgen.report.heads import heads_of
-
-    heads = heads_of({"planes": result})
-    titles = [curve["title"].split(" · ")[0] for curve in heads["curves"]]
-    sides = [f"mean length of z, {side}" for side in "qk"]
-    assert titles == [*sides, *(f"share of the plane, {part}" for part in PARTS)]
+    titles = [curve["title"].split(" · ")[0] for curve in heads_of({"planes": result})["curves"]]
+    assert titles == [
+        *(f"mean length of z, {side}" for side in "qk"),
+        *(f"share of the plane, {part}" for part in PARTS),
+    ]

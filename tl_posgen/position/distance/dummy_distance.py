@@ -19,7 +19,6 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import fit_capture
-from tl_posgen.position.distance.curves import curve_under_intervention, slope_of, without_slope
 from tl_posgen.position.distance.dummy_distance_figures import (
     OUT,
     PARTS,
@@ -29,8 +28,8 @@ from tl_posgen.position.distance.dummy_distance_figures import (
     draw_refits,
 )
 from tl_posgen.position.distance.hooks import at_dummy_distance, check_distance, require_distances, training_length
-from tl_posgen.position.distance.key_part import refit_r
 from tl_posgen.position.distance.numbers.distance_table import key_agreement, table_energies
+from tl_posgen.position.distance.one_distance import curve_under_intervention, refit_r
 from tl_posgen.position.distance.table_examples import TABLE, TABLE_LABELS, draw_tables, table_examples
 from tl_posgen.report.figures import head_map
 
@@ -54,9 +53,8 @@ class DummyDistance(Measure):
     distance, or no distance beyond a limit.
 
     Shares are of M's variance over the distances 0 .. length - 1, none beyond the training length (cfg.n_ctx) or the
-    layer's window; energies are summed over queries. key_part_r = sqrt(key / (key + distance × key)) is the
-    correlation of M with its key part where each distance's mean is taken away. `layers` and `heads` choose which
-    heads see another distance in the running model.
+    layer's window; energies are summed over queries. `layers` and `heads` choose which heads see another distance in
+    the running model.
 
     Args:
         distances: dummy distances d0 of the agreement, of the fits made again and of the intervention. Left out: 0 and
@@ -117,8 +115,7 @@ class DummyDistance(Measure):
     }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        d0s = np.asarray(self.distances or ()).tolist()
-        limits = np.asarray(self.limits).tolist()
+        d0s, limits = (np.asarray(() if one is None else one).tolist() for one in (self.distances, self.limits))
         return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS, **TABLE_LABELS}
 
     def requires(self, model: Any) -> None:
@@ -126,16 +123,12 @@ class DummyDistance(Measure):
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "DummyDistance":
         trained = training_length(model)
-        usual = (0, *(2**power for power in range((trained - 1).bit_length())))
-        found = replace(
-            self,
-            distances=usual if self.distances is None else tuple(np.asarray(self.distances).tolist()),
-            limits=tuple(np.asarray(self.limits).tolist()),
-            longest=self.longest or trained,
-        )
-        for name, value in (*(("distance", d0) for d0 in found.labels()["d0"]), *(("beyond", x) for x in found.limits)):
-            check_distance(model, name, value)  # refused here, before work starts
-        return found
+        given, powers = self.labels(), (2**power for power in range((trained - 1).bit_length()))
+        distances = (0, *powers) if self.distances is None else tuple(given["d0"])
+        for name, values in (("distance", distances), ("beyond", given["limit"])):
+            for value in values:
+                check_distance(model, name, value)  # refused here, before work starts
+        return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         d0s = torch.tensor(self.labels()["d0"], dtype=torch.float64)
@@ -163,9 +156,10 @@ class DummyDistance(Measure):
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
-        rests = (without_slope(data["curve"]), without_slope(data["a"]))
-        slopes = {"slope": slope_of(data["curve"]), "a_slope": slope_of(data["a"])}
-        return data.assign({**slopes, "curve_r": xr.corr(*rests, dim="distance")})
+        d = data["distance"] - data["distance"].mean()
+        slopes = {name: (data[name] * d).mean("distance") / (d * d).mean("distance") for name in ("curve", "a")}
+        curve_r = xr.corr(*(data[name] - slope * d for name, slope in slopes.items()), dim="distance")
+        return data.assign(slope=slopes["curve"], a_slope=slopes["a"], curve_r=curve_r)
 
     def of_model(self, run: Run) -> xr.Dataset:
         def losses(**edit: Any) -> Float[np.ndarray, " prompt"]:
@@ -209,21 +203,17 @@ class DummyDistance(Measure):
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row a dummy distance, then one a limit: the key part fitted again, mean over heads, and the loss."""
         d0s, limits = (own.data[dim].values for dim in ("d0", "limit"))
-        refits = [own("refit_r", d0=d0, **OUT) for d0 in d0s]
-        changed = [own("loss_at", d0=d0) for d0 in d0s] + [own("loss_beyond", limit=limit) for limit in limits]
-        loss = np.array([one.value for one in changed])
-        columns = {"refit_r": "value", "refit_r_low": "low", "refit_r_high": "high"}
-        return pd.DataFrame(
-            {
-                "pairs": [f"every pair at {d0:g}" for d0 in d0s] + [f"beyond {x:g} as at {x:g}" for x in limits],
-                **{
-                    column: [f"{getattr(one, end):.3f}" for one in refits] + [""] * len(limits)
-                    for column, end in columns.items()
-                },
-                "loss": loss,
-                "rise": loss - own("loss").value,
-            }
-        )
+        rows = []
+        for d0 in d0s:
+            refit = own("refit_r", d0=d0, **OUT)
+            ends = {"refit_r": refit.value, "refit_r_low": refit.low, "refit_r_high": refit.high}
+            texts = {name: f"{one:.3f}" for name, one in ends.items()}
+            rows.append({"pairs": f"every pair at {d0:g}", **texts, "loss": own("loss_at", d0=d0).value})
+        for limit in limits:
+            loss = own("loss_beyond", limit=limit).value
+            rows.append({"pairs": f"beyond {limit:g} as at {limit:g}", "loss": loss})
+        frame = pd.DataFrame(rows).fillna({"refit_r": "", "refit_r_low": "", "refit_r_high": ""})
+        return frame.assign(rise=frame["loss"] - own("loss").value)
 
     figures = {
         "map": head_map(

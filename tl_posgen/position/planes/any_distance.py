@@ -1,4 +1,4 @@
-"""What RoPE could do and training did not: any function of distance, exactly, and what a model's own planes reach."""
+"""Any function of distance made by a head with RoPE, exactly, and as near as a model's own frequencies come."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from tl_posgen.position.planes.made_scores import (
     least_additive,
     made_scores,
 )
-from tl_posgen.position.planes.requirements import require_rope
+from tl_posgen.position.planes.rope_layers import require_rope
 from tl_posgen.rope.rotation import complex_frequencies
 
 RCONDS = (1e-12, 1e-2)  # the best fit, whatever its logits, and one whose planes hardly cancel
@@ -91,6 +91,7 @@ class AnyDistance(Measure):
         "values": Variable("the function", "logits", "F of the first token pair", ("function", "distance")),
         "head_additive_r": Variable("additive r of the model's heads", "", "sqrt(1 - kd - qkd), first token left out"),
     }
+    requires = require_rope
     figures = {"functions": drawn.functions, "heads": drawn.heads}
     legend = (
         "error: root mean square over the function's standard deviation; largest_logit: what the fit needs; "
@@ -108,9 +109,6 @@ class AnyDistance(Measure):
             raise InputError("functions: give name -> values of one function at least, or leave them out")
         return {str(name): as_table(str(name), values, self.n_distances) for name, values in functions.items()}
 
-    def requires(self, model: Model) -> None:
-        require_rope(model)
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         return {"moments": layer.once(moments_of)}
 
@@ -118,9 +116,9 @@ class AnyDistance(Measure):
         found = {}
         for layer, moments in sums.by_layer("moments").items():
             geometry, heads = sums.layers[layer]
-            interaction = shares_of(moments, geometry, heads, self.n_distances, "uniform").within_rows.interaction
+            r = shares_of(moments, geometry, heads, self.n_distances, "uniform").within_rows.additive_r
             known = geometry.window != 1 and moments.q.n > 1  # else nothing varies that softmax sees
-            found[layer] = (1 - interaction if known else torch.full_like(interaction, torch.nan)).cpu().numpy() ** 0.5
+            found[layer] = (r if known else torch.full_like(r, torch.nan)).cpu().numpy()
         return xr.Dataset({"head_additive_r": sums.over_layers("head_additive_r", found)})
 
     def of_model(self, run: Run) -> xr.Dataset:

@@ -1,8 +1,6 @@
 """Correlation over heads of the sum of plane scores with the interaction share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,49 +13,34 @@ from tl_posgen.stats.agreement import fisher_interval, pearson, spearman
 WEIGHTS = ("own", "shuffled")
 
 
-@dataclass(frozen=True)
-class HeadCorrelation:
-    """Correlation of score_sum with interaction over heads.
-
-    Attributes:
-        pearson: r and the ends of Fisher's 95 % interval of independent heads.
-        spearman: rho.
-        n_heads: that have both numbers: a head that never varies, or has no planes, has none.
-    """
-
-    pearson: tuple[float, float, float]
-    spearman: float
-    n_heads: int
-
-
-def correlate(sides: Sequence[xr.Dataset]) -> HeadCorrelation:
-    """Return the correlation over all heads of these datasets, score_sum and interaction [layer, head] each."""
+def correlation(sides: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Return pearson [end], with Fisher's interval of independent heads, spearman and n_heads over all heads of these
+    datasets; a head that never varies, or has no planes, has no number and is left out."""
     columns = [np.stack([side[name].values.ravel() for name in ("score_sum", "interaction")]) for side in sides]
     both = np.concatenate(columns, axis=1)
     x, y = torch.from_numpy(both[:, ~np.isnan(both).any(0)])
     r = pearson(x, y)
-    low, high = fisher_interval(r, len(x))
-    return HeadCorrelation((float(r), float(low), float(high)), float(spearman(x, y)), len(x))
+    ends = [float(one) for one in (r, *fisher_interval(r, len(x)))]
+    data = {"pearson": ("end", ends), "spearman": float(spearman(x, y)), "n_heads": float(len(x))}
+    return xr.Dataset(data, {"end": list(ENDS)})
 
 
 def correlations(heads: xr.Dataset) -> xr.Dataset:
-    """Return the correlations over heads for each kind of weights and choice of tokens.
-
-    Args:
-        heads: score_sum and interaction [weights, tokens, layer, head].
-    """
+    """Return the correlations of score_sum and interaction [weights, tokens, layer, head] over layers and heads."""
     weights = heads["weights"].values
-    every = [[correlate([heads.sel(weights=one, tokens=tokens)]) for tokens in TOKENS] for one in weights]
-    dims = ("weights", "tokens", "end")
-    data: dict[str, Any] = {"pearson": (dims, [[one.pearson for one in row] for row in every])}
-    for name in ("spearman", "n_heads"):
-        data[name] = (dims[:2], [[float(getattr(one, name)) for one in row] for row in every])
-    return xr.Dataset(data, {"weights": weights, "tokens": list(TOKENS), "end": list(ENDS)})
+    each = [[correlation([heads.sel(weights=one, tokens=tokens)]) for tokens in TOKENS] for one in weights]
+    found: xr.Dataset = xr.combine_nested(each, ["weights", "tokens"]).transpose("weights", "tokens", "end")
+    return found.assign_coords(weights=weights, tokens=list(TOKENS))
 
 
-def pooled(own: Numbers, tokens: str) -> HeadCorrelation:
+def pooled(own: Numbers, tokens: str) -> xr.Dataset:
     """Return the correlation over the heads of all kinds of weights, of random inits those of the first; its interval
     means nothing, as a head under three kinds of weights is one head."""
     sides = [own.data.sel(weights=weights) for weights in WEIGHTS]
     sides += [one_side(own.dataset, init).sel(weights=WEIGHTS[0]) for init in own.inits[:1]]
-    return correlate([side.sel(tokens=tokens) for side in sides])
+    return correlation([side.sel(tokens=tokens) for side in sides])
+
+
+def r_and_rho(found: xr.Dataset) -> tuple[float, float]:
+    """Return Pearson's r and Spearman's rho of a correlation."""
+    return float(found["pearson"].sel(end="value")), float(found["spearman"])

@@ -11,12 +11,13 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, is_number
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
 from tl_posgen.rope.frequency_bands import Band, band_of
-from tl_posgen.rope.rotation import Rope, from_planes, rotate, to_planes
+from tl_posgen.rope.rotation import from_planes, rotate, to_planes
 
 SIDES = ("q", "k")
 PROMPTS, LAYERS = 2**20, 2**10  # more than are ever run, so that every draw has a different seed
@@ -87,20 +88,15 @@ def perturb_planes(
     geometries = [one for one in geometry_of(model, list(selected)) if one.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
-    for geometry in geometries:
-        try:
-            chosen_planes(band, geometry.rope)
-        except InputError as error:
-            raise InputError(f"layer {geometry.layer}: {error}") from error
+    planes = {one.layer: chosen_planes(band, one) for one in geometries}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        rope = capture.geometry.rope
-        planes, first = chosen_planes(band, rope), int(not first_token)
+        rope, first = capture.geometry.rope, int(not first_token)
         x = {side: getattr(capture, side) for side in SIDES}
         for side in sides:
             z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
-            draw = draw_of(capture, side, first, seed)
-            edited = edit_planes(z[:, first:], edit, float(strength), theta, draw, planes, control=control)
+            how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
+            edited = edit_planes(z[:, first:], *how, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
         q, k = (rotate(x[side], capture.positions, rope) for side in SIDES)
         return finished(capture.geometry.scale * q @ k.mT, capture)
@@ -111,23 +107,26 @@ def perturb_planes(
 
 def draw_of(capture: LayerCapture, side: str, first: int, seed: int) -> Draw:
     """Return the draw for the tokens from `first` on, which depends only on seed, prompt, layer and side."""
-    geometry, of_keys = capture.geometry, side == "k"
+    geometry, of_keys, n = capture.geometry, side == "k", capture.length - first
     place = (capture.prompt * LAYERS + capture.layer) * len(SIDES) + of_keys
     generator = torch.Generator().manual_seed((seed * PROMPTS * LAYERS * len(SIDES) + place) % 2**63)
     n_rows = geometry.n_key_value_heads if of_keys else geometry.n_heads
-    rows = [geometry.key_head(head) for head in capture.heads] if of_keys else capture.heads
-    every = Draw.from_generator(n_rows, capture.length - first, len(geometry.rope.inv_freq), generator)
-    return every.of_heads(rows, capture.device)
+    rows = [geometry.key_head(head) if of_keys else head for head in capture.heads]
+    order = torch.randperm(n, generator=generator)
+    noise = torch.randn(n_rows, n, len(geometry.rope.inv_freq), 2, generator=generator)
+    return Draw(order.to(capture.device), noise[rows].to(capture.device))
 
 
-def chosen_planes(band: Band | None, rope: Rope) -> Tensor:
-    """Return the planes of one layer that are edited; InputError for a band of another length."""
-    planes = band_of(band, rope)
-    if planes is None:
-        return torch.ones(len(rope.inv_freq), dtype=torch.bool)
-    if planes.shape != rope.inv_freq.shape:
-        raise InputError(f"band: {list(planes.shape)} booleans, and there are {len(rope.inv_freq)} planes")
-    return planes
+def chosen_planes(band: Band | None, geometry: LayerGeometry) -> Tensor:
+    """Return the planes of one layer that are edited; InputError for a band that it does not have."""
+    n_planes = len(geometry.rope.inv_freq)
+    try:
+        planes = band_of(band, geometry.rope)
+        if planes is not None and planes.shape != (n_planes,):
+            raise InputError(f"band: {list(planes.shape)} booleans, and there are {n_planes} planes")
+    except InputError as error:
+        raise InputError(f"layer {geometry.layer}: {error}") from error
+    return torch.ones(n_planes, dtype=torch.bool) if planes is None else planes
 
 
 def checked_sides(of: Sequence[str]) -> list[str]:

@@ -57,8 +57,8 @@ def made_scores(tables: Mapping[str, Table], frequencies: Mapping[str, Tensor], 
     for name, table in tables.items():
         kinds = {INVERSE_DFT: exact_scores(table)}
         for (label, theta), rcond in product(frequencies.items(), rconds):
-            fit = fit_frequencies(table, theta, rcond)
-            kinds[f"{label}, rcond {rcond:g}"] = fit.fitted, float(fit.largest_logit.max()), len(theta)
+            fitted, coefficients = fit_frequencies(table, theta, rcond)
+            kinds[f"{label}, rcond {rcond:g}"] = fitted, float(coefficients.abs().sum(-1).max()), len(theta)
         every, largest, n_planes = zip(*kinds.values(), strict=True)
         errors = [float((scores - table).square().mean().sqrt() / table.std(correction=0)) for scores in every]
         numbers = {"n_planes": n_planes, "error": errors, "largest_logit": largest}

@@ -1,4 +1,4 @@
-"""Which planes a head's interaction comes from, and what tells in advance how large it is."""
+"""Interaction of keys and distance by pairs of planes, and statistics that foretell how large it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,11 @@ from tl_posgen.core.numbers import ALL, Number, Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.model import Model
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, TripleMoments
 from tl_posgen.position.decomposition.variance import moments_of, shares_of
 from tl_posgen.position.planes.numbers.interaction_matrix import interaction_matrix
-from tl_posgen.position.planes.requirements import Distances, as_array, require_planes, require_rope
+from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
 from tl_posgen.report.figures import DIVERGING, Panels, colour_axis, equality, head_names, heat, model_label, sides
-from tl_posgen.rope.rotation import complex_frequencies
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SHARES = {  # of what softmax can see
@@ -33,8 +31,14 @@ STATISTICS = SHARES | {"key_r1": "r1 of K", "mean_key_energy": "energy share of 
 
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 PLANE, RHO = (*HEAD, "plane"), ("statistic", "end")
-VISIBLE = "as a share of the variance that softmax can see"
+MEAN_ENERGY = "|E k|^2 / E|k|^2, first token left out"
 INDEPENDENT = "over heads, with the interaction; its interval is that of independent heads (Bonett & Wright)"
+
+
+def visible(label: str, formula: str, bounds: tuple[int, int] | None = None) -> Variable:
+    """Return a variable as a share of the variance that softmax can see."""
+    description = f"{formula}, as a share of the variance that softmax can see"
+    return Variable(label, "", description, interval=True, bounds=bounds)
 
 
 def scatter(result: Any) -> go.Figure:
@@ -82,12 +86,9 @@ class PlaneInteraction(Measure):
     two numbers of the keys: which of them orders the heads, and more than at random init?
 
     The entries of M add up to what `variance` calls interaction, kd + qkd, over all triples (query, key, distance), the
-    first token left out. Beside that share stand four statistics in the same unit, shares of the variance that softmax
-    can see: `diagonal`, sum_m M_mm; `estimate`, scale^2 / 2 sum_m E|q_m|^2 E|e_m|^2 E|v_m|^2, from lengths alone; and
-    two proved bounds, `bound` (sum_m of the square roots of the same products, squared) and `loose_bound`,
-    scale^2 E|q|^2 sum_m E|v_m|^2 E|e_m|^2; see `interaction_matrix`. And two of the keys alone: `key_r1`,
-    s_1^2 / sum s^2, how near rank one they are, and `mean_key_energy`, |E k|^2 / E|k|^2. rho is Spearman's correlation
-    of each with the interaction over heads; `rho_within_layers` of the ranks with every layer's mean taken away.
+    first token left out. `diagonal`, `estimate` and the two bounds are in the same unit; `interaction_matrix` says what
+    is proved of them. `key_r1` is how near rank one the keys are. rho is Spearman's correlation of each with the
+    interaction over heads; `rho_within_layers` of the ranks with every layer's mean taken away.
 
     A soft cap and ALiBi are not part of M. A layer without RoPE among others is NaN throughout.
 
@@ -112,30 +113,13 @@ class PlaneInteraction(Measure):
 
     question = "Where does the interaction of keys and distance come from?"
     variables = {
-        "interaction": Variable("interaction", "", f"kd + qkd, {VISIBLE}", **SHARE),
-        "estimate": Variable(
-            "estimate from lengths of the interaction",
-            "",
-            f"scale^2 / 2 sum_m E|q_m|^2 E|e_m|^2 E|v_m|^2, {VISIBLE}",
-            interval=True,
-        ),
-        "diagonal": Variable("diagonal of the interaction", "", f"sum_m M_mm, {VISIBLE}", interval=True),
-        "bound": Variable(
-            "bound of the interaction",
-            "",
-            f"scale^2 (sum_m sqrt(E|q_m|^2 E|e_m|^2 E|v_m|^2))^2, {VISIBLE}",
-            interval=True,
-        ),
-        "loose_bound": Variable(
-            "Cauchy-Schwarz bound of the interaction",
-            "",
-            f"scale^2 E|q|^2 sum_m E|e_m|^2 E|v_m|^2, {VISIBLE}",
-            interval=True,
-        ),
+        "interaction": visible("interaction", "kd + qkd", (0, 1)),
+        "estimate": visible("estimate from lengths of the interaction", "scale^2 / 2 sum_m E|q_m|^2 E|e_m|^2 E|v_m|^2"),
+        "diagonal": visible("diagonal of the interaction", "sum_m M_mm"),
+        "bound": visible("bound of the interaction", "scale^2 (sum_m sqrt(E|q_m|^2 E|e_m|^2 E|v_m|^2))^2"),
+        "loose_bound": visible("Cauchy-Schwarz bound of the interaction", "scale^2 E|q|^2 sum_m E|e_m|^2 E|v_m|^2"),
         "key_r1": Variable(STATISTICS["key_r1"], "", "s_1^2 / sum s^2 before RoPE, first token left out", **SHARE),
-        "mean_key_energy": Variable(
-            STATISTICS["mean_key_energy"], "", "|E k|^2 / E|k|^2, first token left out", **SHARE
-        ),
+        "mean_key_energy": Variable(STATISTICS["mean_key_energy"], "", MEAN_ENERGY, **SHARE),
         "by_plane": Variable("share of the interaction by plane", "", "sum_n M_mn / sum M; adds up to 1", PLANE),
         "diagonal_by_plane": Variable("diagonal by plane", "", "M_mm / sum M", PLANE),
         "matrix": Variable("M / sum M", "", "mean over heads", ("layer", "plane", "plane_2")),
@@ -143,30 +127,23 @@ class PlaneInteraction(Measure):
         "rho": Variable("Spearman's rho", "", INDEPENDENT, RHO),
         "rho_within_layers": Variable("rho within layers", "", INDEPENDENT, RHO),
     }
+    requires = require_rope
     figures = {"heads": scatter, "matrix": matrices}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"statistic": list(STATISTICS)}
 
-    def requires(self, model: Model) -> None:
-        require_rope(model)
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         return {"moments": layer.once(moments_of)} if layer.geometry.rope.rotary_dim else {}
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        require_planes(self.name, sums, "moments")
         n = self.n_distances or max(sums.lengths.values())
         found = {
             layer: self.of_moments(moments, *sums.layers[layer], n)
             for layer, moments in sums.by_layer("moments").items()
         }
-        names = [name for name in self.variables if name not in ("rho", "rho_within_layers")]
-        data = {
-            name: sums.over_layers(name, {layer: as_array(one[name]) for layer, one in found.items()}) for name in names
-        }
-        whole = xr.Dataset(data).reindex(layer=sorted(sums.layers))
-        return whole.merge(correlations(whole)).assign_attrs(n_distances=n)
+        data = over_layers(self, sums, found)
+        return data.merge(correlations(data)).assign_attrs(n_distances=n)
 
     def of_moments(
         self, moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int
@@ -187,7 +164,6 @@ class PlaneInteraction(Measure):
             "by_plane": found.by_plane / of_total,
             "diagonal_by_plane": found.diagonal / of_total,
             "matrix": (found.matrix / of_total[..., None]).nanmean(0),
-            "wavelength": 2 * torch.pi / complex_frequencies(rope, geometry.d_head),
         }
 
     def findings(self, own: Numbers) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -12,17 +12,19 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers, format_number
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
-from tl_posgen.models.model import Model
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.planes import plane_perturbation_figures as drawn
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Edit
-from tl_posgen.position.planes.plane_costs import OF, MapBy, cells_of, full, perturbed_losses, third
+from tl_posgen.position.planes.plane_costs import COSTS, rises, third
 from tl_posgen.position.planes.plane_shares import CARRIED, cost_of_half, cost_share_correlations, plane_shares
 from tl_posgen.position.planes.planes import Planes
-from tl_posgen.position.planes.requirements import require_rope
+from tl_posgen.position.planes.rope_layers import require_rope
 from tl_posgen.rope.frequency_bands import BANDS
 
-COSTS = ("edit", "control")
+MapBy = Literal["auto", "planes", "bands"]
+MOST_CELLS = 96  # up to so many layers x planes are mapped one by one, else by frequency band
+OF = {"q": ("q",), "k": ("k",), "both": ("q", "k")}
 NAMES = {
     "shuffle_magnitudes": "magnitudes shuffled over tokens",
     "shuffle_phases": "phases shuffled over tokens",
@@ -48,12 +50,11 @@ class PlanePerturbation(Measure):
     layer at a time. Beside each a random rotation that changes as much energy; beside the map what share of position
     and of content each plane carries. The first token stays as it is; 95 % intervals over prompts.
 
-    The edits are those of `perturb_planes`. Three things: loss against strength with all planes of all layers
-    perturbed, in q, in k, in both; each third of the planes (high, medium, low frequencies) in all layers, full
-    strength; and the map, one plane of one layer at a time, of q and k, full strength. A full strength of "phase_noise"
-    is a standard deviation of pi radians, a lower one its share of pi. rho is Spearman's correlation over the map of
-    costs with what planes carry, and with the cost of "shuffle_positions", what position costs there; its intervals are
-    over resampled prompts.
+    The edits are those of `perturb_planes`: of all planes of all layers at every strength, in q, in k and in both; of
+    each third of the planes (high, medium, low frequencies), and of one plane of one layer at a time (the map), at full
+    strength in both. A full strength of "phase_noise" is a standard deviation of pi radians, a lower one its share of
+    pi. rho is Spearman's correlation over the map of costs with what planes carry, and with the cost of
+    "shuffle_positions", what position costs there; its intervals are over resampled prompts.
 
     Args:
         edits: of the curves and bands.
@@ -98,6 +99,7 @@ class PlanePerturbation(Measure):
         "rho_gap": Variable("rho with position less rho with content", "", "", (*RHO, "end")),
         "rho_positions": Variable("Spearman's rho with positions shuffled", "", "of the two costs", (*RHO, "end")),
     }
+    requires = require_rope
     figures = {"curves": drawn.curves, "bands": drawn.bands, "map": drawn.cost_map, "scatter": drawn.scatter}
     legend = (
         "rise of the loss in nats when q, k, or both are edited; control: a random rotation of the same energy; from, "
@@ -118,49 +120,51 @@ class PlanePerturbation(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if "map_rise" in data or kind in ("curves", "bands")]
 
-    def requires(self, model: Model) -> None:
-        require_rope(model)
-
     def of_model(self, run: Run) -> xr.Dataset:
-        cells = cells_of(run.model, select_heads(run.model, **run.where), self.map_by)
         run.plan(len(run.rows))
-        unchanged = run.loss.mean(-1).numpy()
-
-        def rises(edit: str, strength: float = 1.0, **how: Any) -> np.ndarray:
-            """Return the rises [cost, prompt] of an edit and of its control."""
-            how = {"edit": edit, "strength": strength * full(edit), "heads": cells.all_heads, **how}
-            return np.stack([perturbed_losses(run, control=one, **how) - unchanged for one in (False, True)])
 
         def all_planes(edit: str, of: str, strength: float) -> Mapping[str, Any]:
-            return {"rise": rises(edit, strength, of=OF[of])}
+            return {"rise": rises(run, edit, strength, of=OF[of], **run.where)}
 
         def one_band(edit: str, band: str) -> Mapping[str, Any]:
-            return {"band_rise": rises(edit, band=third(band))}
-
-        def one_cell(map_edit: str, layer: int, planes: Any) -> Mapping[str, Any]:
-            how = cells.perturbed(layer, planes)
-            return {
-                "map_rise": np.full((len(COSTS), len(unchanged)), np.nan) if how is None else rises(map_edit, **how)
-            }
+            return {"band_rise": rises(run, edit, band=third(band), **run.where)}
 
         strengths = [float(strength) for strength in self.strengths]
         data = run.grid(all_planes, edit=self.edits, of=list(OF), strength=strengths)
-        data = data.merge(run.grid(one_band, edit=self.edits, band=BANDS)).assign(loss=("prompt", unchanged))
-        if not self.map_edits:
-            return data
-        data = data.merge(run.grid(one_cell, map_edit=self.map_edits, layer=cells.layers, planes=cells.planes))
-        data = data.merge(plane_shares(run.found(Planes), cells.layers, cells.by_planes))
+        data = data.merge(run.grid(one_band, edit=self.edits, band=BANDS))
+        data = data.assign(loss=("prompt", run.loss.mean(-1).numpy()))
+        return data.merge(self.mapped(run)) if self.map_edits else data
+
+    def mapped(self, run: Run) -> xr.Dataset:
+        """Return costs and shares of one plane, or band, of one layer at a time, and their correlations."""
+        heads = select_heads(run.model, **run.where)
+        ropes = {one.layer: one.rope for one in geometry_of(run.model, list(heads)) if one.rope.rotary_dim}
+        n_planes = {layer: len(rope.inv_freq) for layer, rope in ropes.items()}
+        by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
+
+        def one_cell(map_edit: str, layer: int, planes: Any) -> Mapping[str, Any]:
+            if by_planes and planes >= n_planes[layer]:
+                return {"map_rise": np.full((len(COSTS), len(run.rows)), np.nan)}
+            band = [planes] if by_planes else third(planes)
+            return {"map_rise": rises(run, map_edit, layers=[layer], heads=heads[layer], band=band)}
+
+        planes = range(max(n_planes.values())) if by_planes else BANDS
+        data = run.grid(one_cell, map_edit=self.map_edits, layer=list(n_planes), planes=planes)
+        data = data.merge(plane_shares(run.found(Planes), list(n_planes), by_planes))
         return data.merge(cost_share_correlations(data))
 
     # Its words
 
     def findings(self, own: Numbers) -> list[str]:
-        bands = [f"{NAMES[edit]} {', '.join(self.in_band(own, edit, band) for band in BANDS)}" for edit in self.edits]
+        def in_bands(edit: str) -> str:
+            both = [[own("band_rise", edit=edit, band=band, cost=cost).plain for cost in COSTS] for band in BANDS]
+            return f"{NAMES[edit]} {', '.join(f'{rise:+.3f} ({control:+.3f})' for rise, control in both)}"
+
         return [
-            *(self.how_much(own, edit) for edit in self.edits),
-            f"A third of the planes ({', '.join(BANDS)} frequencies) of all layers: {'; '.join(bands)}. In brackets a "
-            "random rotation of the same energy.",
-            *(self.on_the_map(own, edit) for edit in self.map_edits),
+            *(self.sentence_of_edit(own, edit) for edit in self.edits),
+            f"A third of the planes ({', '.join(BANDS)} frequencies) of all layers: "
+            f"{'; '.join(map(in_bands, self.edits))}. In brackets a random rotation of the same energy.",
+            *(self.sentence_of_map(own, edit) for edit in self.map_edits),
         ]
 
     def less_control(self, own: Numbers, edit: str) -> Number:
@@ -168,7 +172,7 @@ class PlanePerturbation(Measure):
         rise = own.array("rise", edit=edit, cost=None)
         return own.number(rise.sel(cost="edit") - rise.sel(cost="control"))
 
-    def how_much(self, own: Numbers, edit: str) -> str:
+    def sentence_of_edit(self, own: Numbers, edit: str) -> str:
         rise, control = (own("rise", edit=edit, cost=cost) for cost in COSTS)
         sides = ", ".join(f"of {side} alone {own('rise', edit=edit, of=side).plain:+.3f}" for side in "qk")
         share = "" if self.most == 1 else f" at strength {self.most:g}"
@@ -178,19 +182,13 @@ class PlanePerturbation(Measure):
             f"difference {self.less_control(own, edit).with_interval:+.3f}."
         )
 
-    def in_band(self, own: Numbers, edit: str, band: str) -> str:
-        rise, control = (own("band_rise", edit=edit, band=band, cost=cost).plain for cost in COSTS)
-        return f"{rise:+.3f} ({control:+.3f})"
-
-    def on_the_map(self, own: Numbers, edit: str) -> str:
+    def sentence_of_map(self, own: Numbers, edit: str) -> str:
         at: dict[str, Any] = {"map_edit": edit}
         parts = ", ".join(f"{part} {own('rho', part=part, **at):.2f}" for part in CARRIED)
         control = ", ".join(f"{part} {own('rho', part=part, cost='control', **at).plain:.2f}" for part in CARRIED)
-        of_position = ""
+        positions, at_once = "", ""
         if "rho_positions" in own and edit != "shuffle_positions":
-            rho = own("rho_positions", **at)
-            of_position = f" With the cost of shuffled positions: {rho.with_interval:.2f}."
-        at_once = ""
+            positions = f" With the cost of shuffled positions: {own('rho_positions', **at).with_interval:.2f}."
         if edit in self.edits and self.most == 1:
             at_once = f", all at once {own('rise', edit=edit).plain:+.3f}"
         costs, halves = own.data["map_rise"].sel(cost="edit", **at).mean("prompt"), []
@@ -202,7 +200,7 @@ class PlanePerturbation(Measure):
         total = own.number(own.array("map_rise", **at).sum(("layer", "planes")))
         return (
             f"Map of {n_cells} cells (layer x {one}), {NAMES[edit]}: Spearman's rho of the cost with the share in "
-            f"{parts}; of the control's cost {control}.{of_position} Position less content: "
+            f"{parts}; of the control's cost {control}.{positions} Position less content: "
             f"{own('rho_gap', **at).with_interval:+.2f}. Costs one by one add up to {total:+.3f} nats{at_once}. Of "
             f"that sum, {' and '.join(halves)}."
         )

@@ -1,5 +1,6 @@
 """Figures of perturbed planes: loss against strength, by frequency band, and by plane against the plane's shares."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import xarray as xr
 
 from tl_posgen.core.numbers import format_number, interval_of
 from tl_posgen.position.planes.planes_figures import plane_labels
-from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, heat, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, NULL_COLOUR, SCALE, Panels, heat, line, model_label
 
 TITLES = {
     "shuffle_magnitudes": "magnitudes shuffled",
@@ -21,6 +22,7 @@ TITLES = {
 SIDES = {"q": COLOURS[1], "k": COLOURS[2], "both": COLOURS[0]}
 SHARES = {"position": "share in position", "content": "share in content", "energy": "share of its layer's energy"}
 RISE = "rise of the loss, nats"
+ROTATION = "random rotation of equal energy"
 
 
 def curves(result: Any) -> go.Figure:
@@ -33,9 +35,9 @@ def curves(result: Any) -> go.Figure:
             null = result.null.sel(edit=edit, of="both", cost="edit")
             panels.add(panel, against_strength(null, model_label(result.null), NULL_COLOUR))
         for of, colour in SIDES.items():
-            panels.add(panel, against_strength(of_edit.sel(of=of, cost="edit"), f"{of}", colour))
+            panels.add(panel, against_strength(of_edit.sel(of=of, cost="edit"), of, colour))
         control = of_edit.sel(of="both", cost="control")
-        panels.add(panel, against_strength(control, "both: random rotation of equal energy", "black", dash="dot"))
+        panels.add(panel, against_strength(control, f"both: {ROTATION}", "black", dash="dot"))
     panels.axes("strength", RISE)
     subtitle = "all planes of all layers, first token as it is; 95 % intervals over prompts"
     return panels.finish(f"Queries and keys perturbed in RoPE's planes · {model_label(data)}", subtitle)
@@ -60,16 +62,14 @@ def bands(result: Any) -> go.Figure:
     """Draw the rise of the loss with a third of the planes of all layers perturbed, one panel per edit."""
     data = result.own
     panels = Panels([TITLES[edit] for edit in data["edit"].values], columns=3, shared_yaxes=True)
+    shown = [("q and k", data, "edit", COLOURS[0]), (ROTATION, data, "control", COLOURS[1])]
+    if result.null is not None:
+        shown.append((model_label(result.null), result.null, "edit", NULL_COLOUR))
     for panel, edit in enumerate(data["edit"].values):
-        rows = [("edit", data, COLOURS[0]), ("control", data, COLOURS[1])]
-        names = {"edit": "q and k", "control": "random rotation of equal energy"}
-        shown = [(names[cost], one.sel(edit=edit, cost=cost), colour) for cost, one, colour in rows]
-        if result.null is not None:
-            shown.append((model_label(result.null), result.null.sel(edit=edit, cost="edit"), NULL_COLOUR))
-        for name, one, colour in shown:
-            rise, bars = with_error_bars(one["band_rise"])
-            panels.add(panel, go.Bar(x=one["band"].values, y=rise, name=name, marker_color=colour))
-            panels.figure.data[-1].update(error_y=bars)
+        for name, one, cost, colour in shown:
+            rise, bars = with_error_bars(one["band_rise"].sel(edit=edit, cost=cost))
+            bar = go.Bar(x=one["band"].values, y=rise, name=name, marker_color=colour, error_y=bars)
+            panels.add(panel, bar)
     panels.axes("third of the planes, by frequency", RISE)
     subtitle = "full strength, all layers, first token as it is; 95 % intervals over prompts"
     return panels.finish(f"Which frequencies does it cost? · {model_label(data)}", subtitle)
@@ -128,18 +128,13 @@ def scatter(result: Any) -> go.Figure:
 
     titles = [
         f"{TITLES[edit]}<br>rho {rho(edit, share)}, control {rho(edit, share, 'control')}"
-        for edit in edits
-        for share in SHARES
+        for edit, share in product(edits, SHARES)
     ]
     panels = Panels(titles, columns=len(SHARES), row_height=270)
-    for row, edit in enumerate(edits):
-        for column, share in enumerate(SHARES):
-            for side, one, colour in reversed(sides(result)):
-                own = one is data
-                for cost in ("control", "edit") if own else ("edit",):
-                    name = "random rotation of equal energy" if cost == "control" else "edit" if own else side
-                    shade = COLOURS[1] if cost == "control" else colour
-                    panels.add(row * len(SHARES) + column, points(one, edit, share, cost, name, shade))
+    shown = [] if result.null is None else [(model_label(result.null), result.null, "edit", NULL_COLOUR)]
+    shown += [(ROTATION, data, "control", COLOURS[1]), ("edit", data, "edit", COLOURS[0])]
+    for panel, (edit, share) in enumerate(product(edits, SHARES)):
+        panels.add(panel, *(points(one, edit, share, cost, name, colour) for name, one, cost, colour in shown))
     for column, words in enumerate(SHARES.values(), 1):
         panels.figure.update_xaxes(title_text=words, row=len(edits), col=column)
     panels.figure.update_yaxes(title_text=RISE, col=1)
@@ -154,12 +149,5 @@ def points(data: xr.Dataset, edit: str, share: str, cost: str, name: str, colour
     marker = {"color": colour, "size": 6, "symbol": "circle-open" if cost == "control" else "circle"}
     text = [f"layer {layer}, planes {planes}" for layer, planes in cells["cell"].values]
     hover = "%{text}<br>share %{x:.4f}: %{y:+.4f} nats<extra></extra>"
-    return go.Scatter(
-        x=cells["x"].values,
-        y=cells["y"].values,
-        mode="markers",
-        marker=marker,
-        name=name,
-        text=text,
-        hovertemplate=hover,
-    )
+    look: dict[str, Any] = {"mode": "markers", "marker": marker, "name": name, "text": text, "hovertemplate": hover}
+    return go.Scatter(x=cells["x"].values, y=cells["y"].values, **look)

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from tl_posgen.core.measure import ENDS
-from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
+from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.stats.agreement import spearman
 from tl_posgen.stats.intervals import resampled_interval
 
@@ -26,28 +26,21 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
         share [part, layer, planes], with planes by number or bands by name, NaN where a layer has fewer planes; and
         wavelength [layer, planes], of a band the mean wavelength.
     """
-    known = planes.sel(layer=layers, tokens="without first", drop=True)
-    known = known.isel(plane=np.isfinite(known["wavelength"]).any("layer").values)
-    found: Any = {
-        part: (known["share_by_plane"] * known["share"]).sel(part=part, drop=True) * known["std"] ** 2
-        for part in CARRIED[:2]
-    }
-    found = {part: one.mean("head") for part, one in found.items()} | {"wavelength": known["wavelength"]}
-    found["energy"] = known["energy"].sum("side").mean("head") / 2
-    found = xr.Dataset(found).where(np.isfinite(known["wavelength"])).rename(plane="planes")
+    known = planes.sel(layer=layers, tokens="without first", drop=True).rename(plane="planes")
+    known = known.isel(planes=np.isfinite(known["wavelength"]).any("layer").values)
+    parts = (known["share_by_plane"] * known["share"] * known["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
+    energy = known["energy"].sum("side").mean("head").expand_dims(part=["energy"]) / 2
+    found = xr.Dataset({"share": xr.concat([parts, energy], "part"), "wavelength": known["wavelength"]})
+    turning = np.isfinite(found["wavelength"])
+    found = found.where(turning)
     if not by_planes:
-        thirds = [bands_by_thirds(int(n)).numpy() for n in found["wavelength"].notnull().sum("planes")]
-        masks = np.zeros((len(BANDS), found.sizes["layer"], found.sizes["planes"]), dtype=bool)
-        for layer, mask in enumerate(thirds):
-            masks[:, layer, : mask.shape[1]] = mask
-        bands = [found.where(xr.DataArray(mask, dims=("layer", "planes"))) for mask in masks]
-        summed = [one[list(CARRIED)].sum("planes").assign(wavelength=one["wavelength"].mean("planes")) for one in bands]
+        place = xr.DataArray(np.arange(found.sizes["planes"]), dims="planes")
+        bands = [found.where(3 * place // turning.sum("planes") == number) for number in range(len(BANDS))]
+        summed = [one[["share"]].sum("planes").assign(wavelength=one["wavelength"].mean("planes")) for one in bands]
         found = xr.concat(summed, "planes").assign_coords(planes=list(BANDS))
-    whole = found[list(CARRIED[:2])].sum(("layer", "planes"))
-    shares = [found[part] / whole.get(part, 1) for part in CARRIED]
-    share = xr.concat(shares, "part").assign_coords(part=list(CARRIED))
-    data = xr.Dataset({"share": share, "wavelength": found["wavelength"]})
-    return data.transpose("part", "layer", "planes")
+    whole = found["share"].sum(("layer", "planes"))
+    share = found["share"] / whole.where(whole["part"] != "energy", 1)
+    return found.assign(share=share).transpose("part", "layer", "planes")
 
 
 def cost_of_half(cost: xr.DataArray, share: xr.DataArray) -> tuple[int, float]:

@@ -14,10 +14,10 @@ from tl_posgen.core.options import Positive
 from tl_posgen.core.run import Run
 from tl_posgen.models.loading.shuffled_like import shuffled_label, shuffled_like
 from tl_posgen.models.model import Model
-from tl_posgen.position.planes.head_correlations import WEIGHTS, correlations, pooled
+from tl_posgen.position.planes.head_correlations import WEIGHTS, correlations, pooled, r_and_rho
 from tl_posgen.position.planes.plane_sufficiency_figures import certified, scatter
 from tl_posgen.position.planes.planes import EPS, Planes
-from tl_posgen.position.planes.requirements import Distances, require_rope
+from tl_posgen.position.planes.rope_layers import Distances, require_rope
 
 ROW, GROUP = ("weights", "tokens", *HEAD), ("weights", "tokens")
 OF_PLANES = Planes.variables
@@ -65,6 +65,7 @@ class PlaneSufficiency(Measure):
         "spearman": Variable("Spearman's rho", "", "score_sum with interaction, by rank", GROUP),
         "n_heads": Variable("number of heads", "", "that have both numbers", GROUP),
     }
+    requires = require_rope
     figures = {"scatter": scatter, "certified": certified}
     legend = "first out: the first token left out; a row a kind of weights, over whose heads correlations are taken."
 
@@ -77,9 +78,6 @@ class PlaneSufficiency(Measure):
 
     def usual(self) -> Mapping[str, Any]:
         return {"weights": WEIGHTS[0], "eps": self.eps}
-
-    def requires(self, model: Model) -> None:
-        require_rope(model)
 
     def of_model(self, run: Run) -> xr.Dataset:
         run.plan(len(run.rows), once=len(run.rows))
@@ -94,9 +92,8 @@ class PlaneSufficiency(Measure):
         if run.init is None:
             each.append(measured(shuffled_like(run.model, run.seed), shuffled_label(run.seed)))
         heads = xr.concat(each, "weights", data_vars="all", combine_attrs="override")
-        heads = heads.assign_coords(weights=list(WEIGHTS[: len(each)])).transpose(
-            "group", *ROW, ..., missing_dims="ignore"
-        )
+        heads = heads.assign_coords(weights=list(WEIGHTS[: len(each)]))
+        heads = heads.transpose("group", *ROW, ..., missing_dims="ignore")
         return heads.merge(correlations(one_side(heads)))
 
     def findings(self, own: Numbers) -> list[str]:
@@ -113,11 +110,11 @@ class PlaneSufficiency(Measure):
 
         trained, shuffled = (correlated(own, weights) for weights in WEIGHTS)
         random = f"random init {correlated(own.of_inits, WEIGHTS[0])}" if own.inits else "no random init measured"
-        whole = pooled(own, rest)
+        r, rho = (format_number(one, ".2f") for one in r_and_rho(pooled(own, rest)))
         return [
             f"Over {own('n_heads', tokens=rest).plain:.0f} heads, first token left out, the sum of the plane scores "
-            f"correlates with the interaction share at r = {trained}; {random}, shuffled {shuffled}, pooled "
-            f"{format_number(whole.pearson[0], '.2f')} (Spearman {format_number(whole.spearman, '.2f')}).",
+            f"correlates with the interaction share at r = {trained}; {random}, shuffled {shuffled}, pooled {r} "
+            f"(Spearman {rho}).",
             f"First token left out, mean sum of scores {mean('score_sum', '.2f', rest)}, interaction share "
             f"{mean('interaction', '.3f', rest)}; with it, certified additive {mean('additive', '.0%', all_tokens)} of "
             "heads. A sum above 1 bounds nothing by itself: it ranks heads, it does not prove them additive.",
@@ -137,6 +134,5 @@ class PlaneSufficiency(Measure):
         random = [row("random init", own.of_inits, WEIGHTS[0])] if own.inits else []
         if own.is_null:
             return pd.DataFrame(random)
-        whole, (pearson, spearman, *_) = pooled(own, TOKENS[1]), columns
-        last = {"weights": "pooled", pearson: whole.pearson[0], spearman: whole.spearman}
+        last = {"weights": "pooled", **dict(zip(columns, r_and_rho(pooled(own, TOKENS[1])), strict=False))}
         return pd.DataFrame([row("trained", own, WEIGHTS[0]), *random, row("shuffled", own, WEIGHTS[1]), last])

@@ -7,7 +7,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS
 from tl_posgen.core.numbers import format_number
-from tl_posgen.position.planes.head_correlations import WEIGHTS, pooled
+from tl_posgen.position.planes.head_correlations import WEIGHTS, pooled, r_and_rho
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_names, line, model_label
 
 LOOKS = {"trained": (COLOURS[0], "circle"), "random init": (NULL_COLOUR, "diamond-open")}
@@ -25,25 +25,18 @@ def kinds_of_weights(result: Any) -> dict[str, xr.Dataset]:
 def scatter(result: Any) -> go.Figure:
     """Draw the interaction share against the sum of the plane scores: a point a head, correlations in the legend."""
 
-    def in_words(r: float, rho: float) -> str:
-        return f"r = {format_number(r, '.2f')}, rho = {format_number(rho, '.2f')}"
+    def in_words(found: xr.Dataset) -> str:
+        return "r = {}, rho = {}".format(*(format_number(one, ".2f") for one in r_and_rho(found)))
 
-    whole = {tokens: pooled(result.numbers, tokens) for tokens in TOKENS}
-    titles = [
-        f"{label}; pooled: {in_words(whole[tokens].pearson[0], whole[tokens].spearman)}"
-        for tokens, label in PANELS.items()
-    ]
+    titles = [f"{label}; pooled: {in_words(pooled(result.numbers, tokens))}" for tokens, label in PANELS.items()]
     panels = Panels(titles, columns=2, row_height=320, shared_yaxes=True)
     for panel, (tokens, label) in enumerate(PANELS.items()):
         for kind, data in kinds_of_weights(result).items():
             (colour, symbol), one = LOOKS[kind], data.sel(tokens=tokens)
             heads = one[["score_sum", "interaction"]].to_dataframe(dim_order=list(HEAD)).dropna()
-            correlation = in_words(float(one["pearson"].sel(end="value")), float(one["spearman"]))
             hover = "%{text}<br>sum of scores %{x:.2f}, interaction %{y:.3f}<extra></extra>"
-            points = go.Scatter(
-                x=heads["score_sum"], y=heads["interaction"], name=f"{kind}: {correlation}", mode="markers"
-            )
-            points.update(text=[f"{kind}, {head}" for head in head_names(heads.index)], hovertemplate=hover)
+            points = go.Scatter(x=heads["score_sum"], y=heads["interaction"], mode="markers", hovertemplate=hover)
+            points.update(text=[f"{kind}, {head}" for head in head_names(heads.index)], name=f"{kind}: {in_words(one)}")
             panels.add(panel, points.update(marker={"color": colour, "symbol": symbol, "size": 8}))
             panels.figure.data[-1].update(legendgroup=label, legendgrouptitle={"text": label}, showlegend=True)
     panels.axes("sum of plane scores / std of the scores", "interaction share, kd + qkd")

@@ -14,22 +14,19 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
-from tl_posgen.models.model import Model
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
     PlaneMoments,
     plane_parts,
     plane_scores,
     relative_phase,
-    side_pattern,
+    side_patterns,
     sufficiency,
 )
 from tl_posgen.position.planes.planes_figures import magnitude, phases, shares
-from tl_posgen.position.planes.requirements import Distances, as_array, require_planes, require_rope
-from tl_posgen.rope.rotation import complex_frequencies
+from tl_posgen.position.planes.rope_layers import Distances, over_layers, require_rope
 
 EPS = 0.5
 EPS_GRID = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -41,6 +38,7 @@ BOTH, OF_SIDE, OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens"
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 SPECTRUM = "(sum l)^2 / sum l^2, l the eigenvalues of E xx'"
 CONSTANT = "|E z| / E|z|; 1: always the same vector"
+EVERY = "over every (query, key, distance), as softmax sees them"
 ADDS_UP = "of each part, adds up to 1 over planes; a negative plane works against the others"
 SCORE = "scale E|q^m| E|k^m - kbar^m| max_d 2|sin(theta_m (d - d0) / 2)|"
 MEETS = (
@@ -59,10 +57,9 @@ class Planes(Measure):
     additive where in every plane the key is nearly constant, or query and key are too small to matter, or the plane
     hardly turns.
 
-    Concentration is |E z| / E|z|. Position, content and interaction are the parts of a head's variance that `variance`
-    has too, here plane by plane. Sum_m s_m bounds what a split into position and content can miss; the criterion allows
-    each of its three conditions up to eps. Moments add up over prompts; memory does not grow with them. A soft cap is
-    not part of the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
+    Position, content and interaction are the parts of a head's variance that `variance` has too, here plane by plane.
+    Sum_m s_m bounds what a split into position and content can miss; the criterion allows each of its three conditions
+    up to eps. A soft cap is not part of the scores here. A layer without RoPE among others (NoPE) is NaN throughout.
 
     Args:
         eps: tolerance of the criterion. 0.5 is the largest of 0.1, 0.2, 0.3, 0.5, 1 that certifies no randomly
@@ -105,13 +102,7 @@ class Planes(Measure):
         ),
         "share": Variable("share", "", "of the part in std^2", OF_PART, **SHARE),
         "share_by_plane": Variable("share of the plane", "", ADDS_UP, (*OF_PART, "plane"), interval=True),
-        "std": Variable(
-            "std of the scores",
-            "logits",
-            "over every (query, key, distance), as softmax sees them",
-            BOTH,
-            interval=True,
-        ),
+        "std": Variable("std of the scores", "logits", EVERY, BOTH, interval=True),
         "score": Variable("plane score", "logits", SCORE, (*BOTH, "plane")),
         "score_sum": Variable(
             "sum of plane scores / std", "", "sum_m s_m / std", BOTH, "plane_score_sum", "plane score", interval=True
@@ -123,6 +114,7 @@ class Planes(Measure):
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
+    requires = require_rope
     figures = {"phases": phases, "magnitude": magnitude, "shares": shares}
     curves = ("magnitude", "share_by_plane")
     by_head = frozenset({"shares"})
@@ -142,64 +134,43 @@ class Planes(Measure):
     def usual(self) -> Mapping[str, Any]:
         return {"eps": self.eps}
 
-    def requires(self, model: Model) -> None:
-        require_rope(model)
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        geometry, length = layer.geometry, layer.length
-        if not geometry.rope.rotary_dim and geometry.encoding != "none":
-            raise UnsupportedModelError(
-                f"layer {layer.layer}: its positions are not RoPE's ({geometry.encoding}), so it has no planes; "
-                "leave planes out for this model (three_axis and variance work)"
-            )
-        if length < 2:
-            raise InputError(f"planes: no token is left of a prompt of {length}; give a longer one")
-        if not geometry.rope.rotary_dim:
+        rope = layer.geometry.rope
+        if not rope.rotary_dim:
             return {}
-        both = [PlaneMoments.from_qk(layer.q[:, first:], layer.k[:, first:], geometry.rope) for first in (0, 1)]
+        both = [PlaneMoments.from_qk(layer.q, layer.k, rope, first_token=first) for first in (True, False)]
         return dict(zip(TOKENS, both, strict=True))
 
     def finish(self, sums: Sums) -> xr.Dataset:
-        require_planes(self.name, sums, TOKENS[0])
         n = self.n_distances or max(sums.lengths.values())
-        found: dict[int, dict[str, Tensor]] = {}
-        for (layer, everything), rest in zip(
-            sums.by_layer(TOKENS[0]).items(), sums.by_layer(TOKENS[1]).values(), strict=True
-        ):
-            geometry, _ = sums.layers[layer]
-            both = [
-                patterns(one) | self.uses(one, geometry, min(n, geometry.window or n)) for one in (everything, rest)
-            ]
-            found[layer] = by_tokens(*both)
-            found[layer]["wavelength"] = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
-        data = {
-            name: sums.over_layers(name, {layer: as_array(one[name]) for layer, one in found.items()})
-            for name in self.variables
+        everything, rest = (sums.by_layer(tokens) for tokens in TOKENS)
+        found = {
+            layer: by_tokens(*(self.of_moments(one[layer], sums.layers[layer][0], n) for one in (everything, rest)))
+            for layer in everything
         }
-        return xr.Dataset(data).reindex(layer=sorted(sums.layers)).assign_attrs(n_distances=n)
+        return over_layers(self, sums, found).assign_attrs(n_distances=n)
 
-    def uses(self, moments: PlaneMoments, geometry: LayerGeometry, n_distances: int) -> dict[str, Tensor]:
-        """Return what the planes of every head carry, and which meet a condition of the sufficient criterion."""
-        where = (geometry.rope, geometry.scale, geometry.d_head)
-        by_plane = torch.stack(list(plane_parts(moments, *where, torch.arange(n_distances)).values()))
+    def of_moments(self, moments: PlaneMoments, geometry: LayerGeometry, n: int) -> dict[str, Tensor]:
+        """Return the variables of one layer over n distances, as many as its window has at most."""
+        where = (geometry.rope, geometry.scale, min(n, geometry.window or n))
+        by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
         parts = by_plane.sum(-1)
         variance = parts.sum(0)
-        std, score = variance.sqrt(), plane_scores(moments, *where, n_distances, self.reference)
-
-        def meets(eps: float) -> Tensor:
-            found = sufficiency(moments, *where, n_distances, std, eps, self.reference)
-            return torch.stack([found[condition] for condition in CONDITIONS])
-
-        met = meets(self.eps)
-        return {
+        std, score = variance.sqrt(), plane_scores(moments, *where, self.reference)
+        meets = {
+            eps: torch.stack(list(sufficiency(moments, *where, std, eps, self.reference).values()))
+            for eps in self.all_eps
+        }
+        return side_patterns(moments) | {
+            "relative_phase": relative_phase(moments),
             "share": parts / variance,
             "share_by_plane": by_plane / parts[..., None],
             "std": std,
             "score": score,
             "score_sum": score.sum(-1) / std,
-            "meets": met,
-            "planes_met": met.any(0).double().mean(-1),
-            "additive": torch.stack([meets(eps).any(0).all(-1) for eps in self.all_eps], -1),
+            "meets": meets[self.eps],
+            "planes_met": meets[self.eps].any(0).double().mean(-1),
+            "additive": torch.stack([one.any(0).all(-1) for one in meets.values()], -1),
         }
 
     def findings(self, own: Numbers) -> list[str]:
@@ -225,18 +196,8 @@ class Planes(Measure):
         frame["band"] = pd.cut(frame["wavelength"].clip(upper=1e300), WAVELENGTHS, labels=WAVELENGTH_NAMES)
         groups: Any = frame.groupby("band", observed=True)
         n_heads = frame.groupby(list(HEAD)).ngroups
-        columns = {"planes": whole_numbers(groups.size() / n_heads)} | {name: groups[name].mean() for name in means}
+        planes = groups.size() / n_heads
+        whole = bool((planes % 1 == 0).all())  # heads mostly have equally many planes in a band
+        columns = {"planes": planes.astype(int) if whole else planes} | {name: groups[name].mean() for name in means}
         columns |= {name: groups[name].sum() / n_heads for name in sums}
         return pd.DataFrame(columns).reset_index(names="wavelength")
-
-
-def patterns(moments: PlaneMoments) -> dict[str, Tensor]:
-    """Return `side_pattern` of queries and keys, [side, head, *plane], and the phase between them."""
-    sides = [side_pattern(sums, moments.n) for sums in (moments.q, moments.k)]
-    both = {name: torch.stack([one[name] for one in sides]) for name in sides[0]}
-    return both | {"relative_phase": relative_phase(moments)}
-
-
-def whole_numbers(counts: pd.Series) -> pd.Series:
-    """Return counts as integers where they are: every head has as many planes in a band as the others, mostly."""
-    return counts.astype(int) if (counts % 1 == 0).all() else counts

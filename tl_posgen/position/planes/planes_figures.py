@@ -60,7 +60,8 @@ def phase_markers(one: xr.Dataset, side: str) -> go.Scatterpolar:
 def magnitude(result: Any) -> go.Figure:
     """Draw the mean length of queries and of keys in each plane by wavelength, one line per layer, mean over heads."""
     dataset = result.own
-    both, layers = sides_without_first(result), dataset["layer"].values
+    both, layers, still = sides_without_first(result), dataset["layer"].values, np.isinf(dataset["wavelength"])
+    drawn = dataset["wavelength"].where(~still, NEVER * dataset["wavelength"].where(~still).max("plane"))
     titles = [f"{name} · {side}" for side, *_ in both for name, _ in MARKERS.values()]
     panels = Panels(titles, columns=2, row_height=250, shared_yaxes="columns")
     colours = sample_colorscale(SCALE, [0.9 * number / max(1, len(layers) - 1) for number in range(len(layers))])
@@ -68,7 +69,7 @@ def magnitude(result: Any) -> go.Figure:
         for column, (side, (name, _)) in enumerate(MARKERS.items()):
             values = data["magnitude"].sel(side=side).mean("head")
             for layer, colour in zip(layers, colours, strict=True):
-                x, y = drawable(data["wavelength"].sel(layer=layer)), values.sel(layer=layer).values
+                x, y = drawn.sel(layer=layer).values, values.sel(layer=layer).values
                 order = np.argsort(x)
                 trace = curve(x[order], y[order], layer, f"layer {layer}", str(colour), "wavelength")
                 hover = f"{name}, layer {layer}<br>wavelength %{{x:.4g}}: %{{y:.3f}}<extra></extra>"
@@ -76,7 +77,7 @@ def magnitude(result: Any) -> go.Figure:
     panels.axes("wavelength 2 pi / theta, tokens", "mean |z|, mean over heads", log_x=True)
     panels.figure.update_xaxes(exponentformat="power").update_yaxes(rangemode="tozero")
     subtitle = f"length of queries and keys in each plane, before RoPE; {OUT}"
-    if np.isinf(dataset["wavelength"]).any():
+    if still.any():
         subtitle += f"; what never turns stands {NEVER} times beyond the longest wavelength"
     return panels.finish(f"Magnitude by wavelength · {model_label(dataset)}", subtitle)
 
@@ -104,12 +105,6 @@ def shares(result: Any) -> go.Figure:
 def sides_without_first(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return the model and its first random init, the first token left out."""
     return [(side, data.sel(tokens="without first", drop=True), colour) for side, data, colour in sides(result)]
-
-
-def drawable(wavelength: xr.DataArray) -> np.ndarray:
-    """Return wavelengths as they are drawn: finite."""
-    finite = wavelength.where(np.isfinite(wavelength))
-    return wavelength.where(~np.isinf(wavelength), NEVER * float(finite.max())).values
 
 
 def plane_labels(wavelength: xr.DataArray) -> list[str]:

@@ -1,5 +1,7 @@
 """Every closed form against the table it avoids, in float64."""
 
+from itertools import product
+
 import pytest
 import torch
 from additive_fit import additive_fit
@@ -34,13 +36,11 @@ def random_head(seed: int = 0, heads: int = 2, n: int = 12, d_head: int = 8) -> 
 
 def brute_scores(q, k, rope, distance) -> torch.Tensor:
     """One pair at a time: the query turned by the distance, the key left at position zero."""
-    heads, n, _ = q.shape
-    scores = torch.zeros(heads, n, n, dtype=q.dtype)
-    zero = torch.zeros(1)
-    for i in range(n):
-        for j in range(n):
-            turned = rotate(q[:, i : i + 1], torch.tensor([float(distance[i, j])], dtype=torch.float64), rope)
-            scores[:, i, j] = SCALE * (turned * rotate(k[:, j : j + 1], zero, rope)).sum((-2, -1))
+    n, still = q.shape[1], rotate(k, torch.zeros(k.shape[1]), rope)
+    scores = torch.zeros(len(q), n, n, dtype=q.dtype)
+    for i, j in product(range(n), repeat=2):
+        turned = rotate(q[:, i : i + 1], torch.tensor([float(distance[i, j])], dtype=torch.float64), rope)
+        scores[:, i, j] = SCALE * (turned[:, 0] * still[:, j]).sum(-1)
     return scores
 
 
@@ -133,13 +133,13 @@ def test_any_distance_matrix_equals_pair_by_pair(seed, name, fractional):
     torch.testing.assert_close(scores_at(q, k, ROPES[name], SCALE, distance).tril(), expected)
 
 
-def test_the_true_distances_give_the_true_scores(rope):
+def test_the_true_distances_and_a_limit_beyond_the_text_give_the_true_scores(rope):
     q, k = random_head()
-    position = torch.arange(12)
-    visible = position[:, None] >= position
+    position, visible = torch.arange(12), torch.ones(12, 12).tril().bool()
     expected = scores_at_positions(q, k, rope, SCALE, position, position)
     found = scores_at(q, k, rope, SCALE, lambda distance: distance)
     torch.testing.assert_close(found[:, visible], expected[:, visible])
+    assert torch.equal(scores_frozen_beyond(q, k, rope, SCALE, 12), expected)
 
 
 def test_float32_heads_keep_their_precision_at_a_large_distance():
@@ -151,17 +151,13 @@ def test_float32_heads_keep_their_precision_at_a_large_distance():
     torch.testing.assert_close(single.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_few_offsets_give_the_scores_of_any_matrix(rope):
-    q, k = random_head(n=6)
-    distance = jittered_distances(6, 0.5, 1, seed=0)
-    expected = brute_scores(q, k, rope, distance)
-    visible = torch.ones(6, 6).tril().bool()
-    torch.testing.assert_close(scores_at(q, k, rope, SCALE, distance)[:, visible], expected[:, visible])
-
-
-def test_as_many_offsets_as_planes_cost_a_product_each(monkeypatch):
+@pytest.mark.parametrize(
+    "distance",
+    [jittered_distances(9, 0.5, 1, seed=0), true_distances(9) + torch.arange(9) % 4],
+    ids=["jitter", "as many as planes"],
+)
+def test_few_offsets_cost_a_product_each(monkeypatch, distance):
     q, k = random_head(n=9)
-    distance = true_distances(9) + torch.arange(9) % 4
     expected = brute_scores(q, k, ROPES["half"], distance)
     monkeypatch.setattr("tl_posgen.rope.scores_at._scores_at_matrix", None)
     found = scores_at(q, k, ROPES["half"], SCALE, distance)
@@ -177,41 +173,34 @@ def test_frozen_beyond_equals_clamped_distances_across_query_blocks(rope):
     torch.testing.assert_close(found[:, visible], expected[:, visible])
 
 
-def test_a_limit_beyond_the_text_changes_nothing():
-    q, k = random_head()
-    position = torch.arange(12)
-    expected = scores_at_positions(q, k, ROPES["half"], SCALE, position, position)
-    assert torch.equal(scores_frozen_beyond(q, k, ROPES["half"], SCALE, 12), expected)
+def named_pair(distance):
+    distance = true_distances(12)
+    distance[7, 3] = -2
+    return distance
 
 
-@pytest.mark.parametrize("distance", [-1, float("nan"), lambda d: d - 1], ids=["number", "nan", "function"])
-def test_a_negative_distance_is_refused(distance):
-    q, k = random_head()
-    with pytest.raises(InputError, match="0 or more"):
-        scores_at(q, k, ROPES["half"], SCALE, distance)
+@pytest.mark.parametrize(
+    ("distance", "said"),
+    [
+        (-1, "0 or more"),
+        (float("nan"), "0 or more"),
+        (lambda d: d - 1, "0 or more"),
+        (named_pair, "distance -2 at query 7, key 3"),
+        (torch.zeros(3, 3), "12 queries"),
+    ],
+    ids=["number", "nan", "function", "one pair", "shape"],
+)
+def test_distances_that_are_none_are_refused(distance, said):
+    with pytest.raises(InputError, match=said):
+        scores_at(*random_head(), ROPES["half"], SCALE, distance)
 
 
 def test_a_negative_limit_is_refused():
-    q, k = random_head()
     with pytest.raises(InputError, match="0 or more"):
-        scores_frozen_beyond(q, k, ROPES["half"], SCALE, -1)
-
-
-def test_the_message_names_the_pair_with_a_negative_distance():
-    q, k = random_head()
-    distance = true_distances(12)
-    distance[7, 3] = -2
-    with pytest.raises(InputError, match="distance -2 at query 7, key 3"):
-        scores_at(q, k, ROPES["half"], SCALE, distance)
+        scores_frozen_beyond(*random_head(), ROPES["half"], SCALE, -1)
 
 
 def test_distances_above_the_diagonal_do_not_matter():
     q, k = random_head()
     distance = torch.arange(12)[:, None] - torch.arange(12)
     assert scores_at(q, k, ROPES["half"], SCALE, distance).isfinite().all()
-
-
-def test_a_matrix_of_the_wrong_shape_is_refused():
-    q, k = random_head()
-    with pytest.raises(InputError, match="12 queries"):
-        scores_at(q, k, ROPES["half"], SCALE, torch.zeros(3, 3))

@@ -20,24 +20,16 @@ def table_of(head, n: int) -> torch.Tensor:
     return torch.einsum("adx,bx->abd", turned, head.k)
 
 
-@settings(max_examples=40, deadline=None)
-@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=33))
-def test_a_head_realises_any_function_of_distance(values):
-    values = torch.tensor(values, dtype=torch.float64)
-    head = head_for_table(values[None, None])
-    torch.testing.assert_close(table_of(head, len(values))[0, 0], values, atol=1e-8, rtol=1e-8)
-
-
 @pytest.mark.parametrize("n", [1, 2, 7, 8])
 def test_half_as_many_planes_as_distances_and_one_suffice(n):
     values = torch.rand(1, 1, n, generator=torch.Generator().manual_seed(0))
     assert len(head_for_table(values).rope.inv_freq) == n // 2 + 1
 
 
-@settings(max_examples=20, deadline=None)
-@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9)), seed=st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 33)), seed=st.integers(0, 999))
 def test_a_head_realises_any_table_of_tokens_and_distances(shape, seed):
-    table = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    table = 10 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(table_of(head_for_table(table), shape[2]), table)
 
 
@@ -53,33 +45,25 @@ def test_the_realised_table_can_be_entangled():
 
 def test_frequencies_of_the_transform_fit_exactly():
     values = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    fit = fit_frequencies(values, head_for_table(values[None, None]).rope.inv_freq)
-    assert fit.error < 1e-10
-    torch.testing.assert_close(fit.fitted, values)
+    fitted, _ = fit_frequencies(values, head_for_table(values[None, None]).rope.inv_freq)
+    torch.testing.assert_close(fitted, values, atol=1e-10, rtol=0)
 
 
-def test_the_fit_is_the_least_squares_one():
+def test_the_fit_is_the_least_squares_one_and_its_coefficients_give_the_fitted_values():
     values = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     inv_freq = inverse_frequencies(8, 100.0)
     angles = torch.arange(50.0, dtype=torch.float64)[:, None] * inv_freq
     design = torch.cat([angles.cos(), -angles.sin()], 1)
     expected = design @ torch.linalg.lstsq(design, values.T).solution
-    fit = fit_frequencies(values, inv_freq)
-    torch.testing.assert_close(fit.fitted, expected.T)
-    torch.testing.assert_close(fit.error, (expected.T - values).square().mean(1).sqrt() / values.std(1, correction=0))
-
-
-def test_the_coefficients_give_the_fitted_values():
-    values = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    inv_freq = inverse_frequencies(6, 100.0)
-    fit = fit_frequencies(values, inv_freq)
-    turn = torch.polar(torch.ones(20, 3, dtype=torch.float64), torch.arange(20.0).double()[:, None] * inv_freq)
-    torch.testing.assert_close((turn * fit.coefficients).real.sum(-1), fit.fitted)
-    torch.testing.assert_close(fit.largest_logit, fit.coefficients.abs().sum())
+    fitted, coefficients = fit_frequencies(values, inv_freq)
+    torch.testing.assert_close(fitted, expected.T)
+    turn = torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close((coefficients @ turn.mT).real, fitted)
 
 
 def test_more_frequencies_never_fit_worse():
     values = (torch.arange(64) % 9 == 0).double()
-    errors = [fit_frequencies(values, inverse_frequencies(32)[:m]).error.item() for m in (2, 4, 8, 16)]
+    fits = [fit_frequencies(values, inverse_frequencies(32)[:m])[0] for m in (2, 4, 8, 16)]
+    errors = [float((fitted - values).square().mean().sqrt() / values.std(correction=0)) for fitted in fits]
     assert all(more <= fewer + 1e-9 for fewer, more in pairwise(errors))
     assert errors[0] > 0.5

@@ -8,13 +8,14 @@ from additive_fit import additive_fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PlaneMoments,
     plane_parts,
     plane_scores,
     relative_phase,
-    side_pattern,
+    side_patterns,
     sufficiency,
 )
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
@@ -38,52 +39,50 @@ def random_head(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
     return q, torch.randn(2, n, D_HEAD, generator=generator, dtype=torch.float64) - 0.2
 
 
+def of_keys(k: torch.Tensor, rope: Rope = ROPES["half"]) -> dict[str, torch.Tensor]:
+    return {name: values[1] for name, values in side_patterns(PlaneMoments.from_qk(k, k, rope)).items()}
+
+
 def test_moments_of_prompts_add_up_to_those_of_their_tokens():
     (q1, k1), (q2, k2) = random_head(0), random_head(1, n=7)
     rope = ROPES["half"]
     total = PlaneMoments.from_qk(q1, k1, rope) + PlaneMoments.from_qk(q2, k2, rope)
     joined = PlaneMoments.from_qk(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), rope)
-    found, expected = side_pattern(total.q, total.n), side_pattern(joined.q, joined.n)
-    for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], msg=name)
+    torch.testing.assert_close(side_patterns(total), side_patterns(joined))
 
 
-def test_side_pattern_equals_the_statistics_of_the_samples(rope):
-    _, k = random_head()
-    moments = PlaneMoments.from_qk(k, k, rope)
-    found = side_pattern(moments.k, N)
-    z = complex_planes(k, rope)
-    torch.testing.assert_close(found["mean"], z.mean(1).abs())
-    torch.testing.assert_close(found["magnitude"], z.abs().mean(1))
-    torch.testing.assert_close(found["concentration"], z.mean(1).abs() / z.abs().mean(1))
-    torch.testing.assert_close(found["phase"], z.mean(1).angle())
-    resultant = torch.polar(torch.ones_like(z.real), z.angle()).mean(1).abs()
-    torch.testing.assert_close(found["phase_std"], (-2 * resultant.log()).sqrt())
+@pytest.mark.parametrize("side", [0, 1])
+def test_side_patterns_equal_the_statistics_of_the_samples(rope, side):
+    x = random_head()[side]
+    found = {name: values[side] for name, values in side_patterns(PlaneMoments.from_qk(*random_head(), rope)).items()}
+    z = complex_planes(x, rope)
     energy = z.abs().square().sum(1)
-    torch.testing.assert_close(found["energy"], energy / energy.sum(-1, keepdim=True))
-
-
-@pytest.mark.parametrize("centred", [False, True])
-def test_participation_is_that_of_the_singular_values(rope, centred):
-    _, k = random_head()
-    found = side_pattern(PlaneMoments.from_qk(k, k, rope).k, N)
-    values = torch.linalg.svdvals(k - k.mean(1, keepdim=True) if centred else k).square()
-    expected = values.sum(-1).square() / values.square().sum(-1)
-    torch.testing.assert_close(found["centred_participation"] if centred else found["participation"], expected)
+    resultant = torch.polar(torch.ones_like(z.real), z.angle()).mean(1).abs()
+    expected = {
+        "mean": z.mean(1).abs(),
+        "magnitude": z.abs().mean(1),
+        "concentration": z.mean(1).abs() / z.abs().mean(1),
+        "phase": z.mean(1).angle(),
+        "phase_std": (-2 * resultant.log()).sqrt(),
+        "energy": energy / energy.sum(-1, keepdim=True),
+    }
+    for prefix, about in (("", x), ("centred_", x - x.mean(1, keepdim=True))):
+        values = torch.linalg.svdvals(about).square()
+        expected[f"{prefix}participation"] = values.sum(-1).square() / values.square().sum(-1)
+        expected[f"{prefix}rank"] = torch.linalg.matrix_rank(about)
+    torch.testing.assert_close(found, expected)
 
 
 def test_rank_counts_directions_and_centring_removes_the_mean_one():
     direction = torch.randn(2, 1, D_HEAD, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    _, k = random_head()
-    k = k[..., :1] * direction + torch.arange(D_HEAD)
-    pattern = side_pattern(PlaneMoments.from_qk(k, k, ROPES["half"]).k, N)
+    pattern = of_keys(random_head()[1][..., :1] * direction + torch.arange(D_HEAD))
     assert pattern["rank"].tolist() == [2, 2]
     assert pattern["centred_rank"].tolist() == [1, 1]
 
 
 def test_a_constant_key_is_fully_concentrated():
     _, k = random_head()
-    pattern = side_pattern(PlaneMoments.from_qk(k, k[:, :1].expand_as(k), ROPES["half"]).k, N)
+    pattern = of_keys(k[:, :1].expand_as(k))
     torch.testing.assert_close(pattern["concentration"], torch.ones(2, 4, dtype=torch.float64))
     torch.testing.assert_close(pattern["phase_std"], torch.zeros(2, 4, dtype=torch.float64), atol=1e-6, rtol=0)
 
@@ -103,49 +102,37 @@ def test_relative_phase_is_over_causal_pairs(rope):
     q, k = random_head()
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     pairs = (zq[:, :, None] * zk[:, None].conj())[:, torch.ones(N, N).tril().bool()]
-    moments = PlaneMoments.from_qk(q, k, rope)
-    torch.testing.assert_close(relative_phase(moments), pairs.mean(1).angle())
-    assert moments.n_pairs == pairs.shape[1]
+    torch.testing.assert_close(relative_phase(PlaneMoments.from_qk(q, k, rope)), pairs.mean(1).angle())
 
 
 def test_parts_of_the_planes_add_up_to_the_variance_of_the_parts(rope):
     q, k = random_head()
-    distances = torch.arange(12)
-    parts = plane_parts(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, distances)
-    tables = [distance_table(q[:, i], k, rope, SCALE, distances) for i in range(N)]
+    parts = plane_parts(TripleMoments.from_qk(q, k, rope), rope, SCALE, 12)
+    tables = [distance_table(q[:, i], k, rope, SCALE, torch.arange(12)) for i in range(N)]
     position = torch.stack([additive_fit(table).rows.square().mean(-1) for table in tables]).mean(0)
     content = torch.stack([additive_fit(table).columns.square().mean(-1) for table in tables]).mean(0)
     total = torch.stack([table.var((-2, -1), correction=0) for table in tables]).mean(0)
-    torch.testing.assert_close(parts["position"].sum(-1), position)
-    torch.testing.assert_close(parts["content"].sum(-1), content)
-    torch.testing.assert_close(parts["interaction"].sum(-1), total - position - content)
+    expected = {"position": position, "content": content, "interaction": total - position - content}
+    torch.testing.assert_close({part: values.sum(-1) for part, values in parts.items()}, expected)
 
 
 def test_a_plane_is_its_covariance_with_the_whole_part():
     q, k = random_head()
     rope, distances = ROPES["half"], torch.arange(12)
-    parts = plane_parts(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, distances)
+    found = plane_parts(TripleMoments.from_qk(q, k, rope), rope, SCALE, 12)
+
+    def parts_of(q: torch.Tensor) -> list[torch.Tensor]:
+        """Every query's table split into rows, columns and the rest: [query, head, distance, key]."""
+        tables = torch.stack([distance_table(one, k, rope, SCALE, distances) for one in q.unbind(1)])
+        fit = additive_fit(tables)
+        rows, columns = fit.rows[..., None].expand_as(tables), fit.columns[..., None, :].expand_as(tables)
+        return [rows, columns, tables - fit.mean[..., None, None] - rows - columns]
+
     for m in range(4):
         alone = torch.zeros(D_HEAD, dtype=torch.float64)
         alone[[m, m + 4]] = 1.0
-        total = torch.zeros(2, dtype=torch.float64)
-        for i in range(N):
-            whole = additive_fit(distance_table(q[:, i], k, rope, SCALE, distances))
-            part = additive_fit(distance_table(q[:, i] * alone, k, rope, SCALE, distances))
-            total += (whole.columns * part.columns).mean(-1) / N
-        torch.testing.assert_close(parts["content"][:, m], total)
-
-
-def test_slow_planes_carry_content_and_constant_keys_position():
-    rope = Rope(torch.tensor([1.0, 0.0], dtype=torch.float64))
-    q, k = random_head()
-    k = k[..., :4].clone()
-    k[..., [0, 2]] = 1.0
-    parts = plane_parts(PlaneMoments.from_qk(q[..., :4], k, rope), rope, SCALE, 4, torch.arange(12))
-    share = {name: part / part.sum(-1, keepdim=True) for name, part in parts.items()}
-    expected = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
-    torch.testing.assert_close(share["position"], expected)
-    torch.testing.assert_close(share["content"], 1 - expected)
+        for part, whole, one in zip(found, parts_of(q), parts_of(q * alone), strict=True):
+            torch.testing.assert_close(found[part][:, m], (whole * one).mean((0, 2, 3)))
 
 
 @settings(max_examples=10, deadline=None)
@@ -153,7 +140,7 @@ def test_slow_planes_carry_content_and_constant_keys_position():
 def test_plane_scores_bound_the_mean_residual_at_every_distance(seed, reference, name):
     q, k = random_head(seed)
     rope = ROPES[name]
-    bound = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 12, reference).sum(-1)
+    bound = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, 12, reference).sum(-1)
     spread = k - k.mean(1, keepdim=True)
     distances = torch.cat([torch.tensor([reference]), torch.arange(12)])
     tables = torch.stack([distance_table(q[:, i], spread, rope, SCALE, distances) for i in range(N)])
@@ -167,7 +154,7 @@ def test_plane_scores_equal_the_formula():
     zq, zk = complex_planes(q, rope), complex_planes(k, rope)
     turn = [2 * abs(math.sin(rope.inv_freq[2].item() * (d - 5) / 2)) for d in range(12)]
     expected = SCALE * zq[:, :, 2].abs().mean(1) * (zk - zk.mean(1, keepdim=True))[:, :, 2].abs().mean(1) * max(turn)
-    found = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 12, reference=5)
+    found = plane_scores(PlaneMoments.from_qk(q, k, rope), rope, SCALE, 12, reference=5)
     torch.testing.assert_close(found[:, 2], expected)
 
 
@@ -177,22 +164,11 @@ def test_each_condition_of_the_criterion_marks_its_plane():
     q, k = q.clone(), k.clone()
     k[..., [0, 4]] = 1.0
     q[..., [1, 5]] = 1e-4
-    found = sufficiency(PlaneMoments.from_qk(q, k, rope), rope, SCALE, D_HEAD, 16, torch.ones(2, dtype=torch.float64))
+    found = sufficiency(PlaneMoments.from_qk(q, k, rope), rope, SCALE, 16, torch.ones(2, dtype=torch.float64))
     assert found["position"].tolist() == [[True, False, False, False]] * 2
     assert found["quiet"].tolist() == [[False, True, False, False]] * 2
     assert found["slow"].tolist() == [[False, False, True, False]] * 2
     assert not any(met.all() for met in (found["position"] | found["quiet"] | found["slow"]))
-
-
-def test_a_head_whose_planes_all_meet_a_condition_is_additive():
-    rope = Rope(torch.tensor([1.0, 1e-4], dtype=torch.float64))
-    q, k = random_head()
-    k = k[..., :4].clone()
-    k[..., [0, 2]] = 1.0
-    found = sufficiency(
-        PlaneMoments.from_qk(q[..., :4], k, rope), rope, SCALE, 4, 16, torch.ones(2, dtype=torch.float64)
-    )
-    assert (found["position"] | found["quiet"] | found["slow"]).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -202,8 +178,8 @@ def test_a_plane_that_meets_a_condition_has_a_small_score(seed, eps, quiet, name
     q = q * quiet
     rope, std = ROPES[name], torch.ones(2, dtype=torch.float64)
     moments = PlaneMoments.from_qk(q, k, rope)
-    found = sufficiency(moments, rope, SCALE, D_HEAD, 12, std, eps)
-    scores = plane_scores(moments, rope, SCALE, D_HEAD, 12)
+    found = sufficiency(moments, rope, SCALE, 12, std, eps)
+    scores = plane_scores(moments, rope, SCALE, 12)
     gain = torch.ones(4)
     gain[: len(rope.inv_freq)] = rope.scaling**2
     product = gain * complex_planes(q, rope).abs().mean(1) * complex_planes(k, rope).abs().mean(1)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
-from tl_posgen.rope.scores_at import unturned
+from tl_posgen.rope.scores_at import scores_at_positions, unturned
 
 QUERIES_AT_ONCE = 64
 
@@ -18,21 +18,13 @@ def distance_table(
     scale: float,
     distances: Real[Tensor, " distance"],
 ) -> Float[Tensor, "head distance key"]:
-    """M_dj = scale <R_d q, R_0 k_j>: one query per head with every key at every distance.
-
-    q and k are before RoPE. `table_energies` gives the energies for all queries in closed form, without tables.
+    """M_dj = scale <R_d q, R_0 k_j>: one query per head with every key at every distance; q and k are before RoPE.
 
     Source: our reconstruction of the controlled-distance claim of Han & Ji 2025, "Computation Mechanism Behind LLM
     Position Generalization".
-
-    Example:
-        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
-        >>> q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
-        >>> distance_table(q, k, rope, 1.0, torch.arange(2)).tolist()
-        [[[1.0, 3.0], [-1.0, -3.0]]]
     """
-    turned = rotate(q[:, None].expand(-1, len(distances), -1), distances, rope)
-    return scale * turned @ unturned(k, rope).mT
+    every = q[:, None].expand(-1, len(distances), -1)
+    return scores_at_positions(every, k, rope, scale, distances, torch.zeros(k.shape[1], device=k.device))
 
 
 def table_energies(
@@ -52,12 +44,6 @@ def table_energies(
     A, A* are the plain and the conjugate second moments, and cov is over distances or over keys. M is bilinear in u(d)
     and k_j, so centring an axis of M centres that factor. The cost is (query + key + distance) x plane^2 instead of
     query x key x distance x plane. Ours.
-
-    Example:
-        >>> k = torch.ones(1, 5, 4)  # every key the same: the table depends on the distance only
-        >>> rope = Rope(torch.tensor([1.0, 0.1], dtype=torch.float64))
-        >>> table_energies(torch.ones(1, 3, 4), k, rope, 1.0, torch.arange(9))[2].tolist()
-        [[0.0, 0.0, 0.0]]
     """
     turn = turning_factors(distances.to(q.device), rope, q.shape[-1])
     z, key = complex_planes(q.double(), rope), complex_planes(k.double(), rope)
@@ -78,12 +64,6 @@ def key_agreement(
     From the keys' covariance C: corr = x'Cy / sqrt(x'Cx y'Cy) with x = R_d q_i, y = R_d' q_i, in blocks of queries.
     Its mean weighted by variance over all pairs of distances of a table, d = d' included, has a closed form by
     `table_energies`: the mean of cov_j(M_d, M_d') over the mean of var_j(M_d) is key / (key + neither). Ours.
-
-    Example:
-        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
-        >>> q, k = torch.ones(1, 1, 2), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
-        >>> key_agreement(q, k, rope, torch.arange(3)).tolist()
-        [[[1.0, -1.0, 1.0], [-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]]
     """
     spread = unturned(k.double(), rope)
     spread = spread - spread.mean(dim=1, keepdim=True)

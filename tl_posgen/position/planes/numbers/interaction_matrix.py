@@ -11,6 +11,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     turning,
     weighted_spread,
 )
+from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.rope.rotation import Rope
 
 
@@ -73,28 +74,24 @@ def interaction_matrix(
     *,
     weights: DistanceWeights | Float[Tensor, " distance"] = "uniform",
 ) -> InteractionMatrix:
-    r"""M_mn = scale^2 / 2 Re(P^q_mn conj(P^e_mn) P^v_mn + H^q_mn conj(H^e_mn) H^v_mn), P = E[x_m x_n], H = E[x_m x_n*].
+    r"""M_mn = Cov(I_m, I_n) by `plane_covariance`: queries about zero, keys and rotations about their means.
 
-    The moments are those of `variance_shares`: queries about zero, keys and rotations about their means. O(d_head^2)
-    per head. Planes that do not rotate, such as the unrotated rest of a partial rotary head, have rows of zeros.
-
-    Args:
-        moments, rope, scale, n_distances, weights: as in `variance_shares`.
-
-    Source: ours.
-
-    Example:
-        >>> import torch
-        >>> from tl_posgen.position.decomposition.numbers.variance_shares import variance_shares
-        >>> rope, (q, k) = Rope(torch.tensor([1.0, 0.1]).double()), torch.randn(2, 1, 9, 4).unbind()
-        >>> moments = TripleMoments.from_qk(q, k, rope)
-        >>> found, shares = (one(moments, rope, 0.5, 9) for one in (interaction_matrix, variance_shares))
-        >>> bool((found.total - shares.interaction * shares.total).abs().max() < 1e-10)
-        True
+    O(d_head^2) per head. Planes that do not rotate, such as the unrotated rest of a partial rotary head, have rows of
+    zeros. Arguments are those of `variance_shares`. Ours.
     """
-    turn = weighted_spread(*turning(moments, rope, n_distances, weights))
-    of_pairs = moments.q.second_moments.times(moments.k.about_mean)
-    both = of_pairs.plain * turn.about_mean.plain + of_pairs.conjugate * turn.about_mean.conjugate
-    energy_q = moments.q.second_moments.conjugate.diagonal(dim1=-2, dim2=-1).real
+    turn, query = weighted_spread(*turning(moments, rope, n_distances, weights)), moments.q.second_moments
+    matrix = plane_covariance(query, moments.k.about_mean, turn.about_mean, scale)
+    energy_q = query.conjugate.diagonal(dim1=-2, dim2=-1).real
     of_keys = scale**2 * moments.k.energy * turn.energy
-    return InteractionMatrix(scale**2 * both.real / 2, energy_q * of_keys, energy_q.sum(-1) * of_keys.sum(-1))
+    return InteractionMatrix(matrix, energy_q * of_keys, energy_q.sum(-1) * of_keys.sum(-1))
+
+
+def plane_covariance(
+    query: SecondMoments, key: SecondMoments, turn: SecondMoments, scale: float
+) -> Float[Tensor, "head plane plane"]:
+    r"""scale^2 / 2 Re(P^q_mn conj(P^k_mn) P^u_mn + H^q_mn conj(H^k_mn) H^u_mn), P = E[x_m x_n], H = E[x_m x_n*].
+
+    The second moments E w_m w_n of w_m = scale Re q_m conj(k_m) u_m, for independent q, k and u.
+    """
+    pair = query.times(key)
+    return scale**2 * (pair.plain * turn.plain + pair.conjugate * turn.conjugate).real / 2

@@ -18,25 +18,6 @@ class TableHead:
     k: Float[Tensor, "key_token d_head"]
 
 
-@dataclass(frozen=True)
-class FrequencyFit:
-    """values_d ~ Re sum_m coefficients_m e^{i theta_m d}, by least squares.
-
-    Attributes:
-        coefficients: z^q_m conj(z^k_m) times the attention scale; the smallest in norm where several fit equally well.
-        fitted: the fitted values.
-        error: root mean square error over the values' standard deviation: 0 is exact, 1 no better than a constant.
-            NaN for constant values.
-        largest_logit: sum_m |coefficients_m|, the sum of the planes in phase. If it is far above the values, planes
-            cancel each other, which is unlikely in a trained head.
-    """
-
-    coefficients: Complex[Tensor, "*batch plane"]
-    fitted: Float[Tensor, "*batch distance"]
-    error: Float[Tensor, "*batch"]
-    largest_logit: Float[Tensor, "*batch"]
-
-
 def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> TableHead:
     """Return a head whose score is a given function of query token, key token and distance.
 
@@ -47,13 +28,6 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     z^k_b = sqrt(s_r) v_br; so floor(N / 2) + 1 frequencies times min(query tokens, key tokens) planes suffice.
 
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
-
-    Example:
-        >>> from tl_posgen.position.distance.numbers.distance_table import distance_table
-        >>> head = head_for_table(torch.tensor([[[3.0, 1.0, 4.0, 1.0, 5.0]]]))
-        >>> table = distance_table(head.q, head.k[None], head.rope, 1.0, torch.arange(5))
-        >>> table.flatten().round(decimals=6).tolist()
-        [3.0, 1.0, 4.0, 1.0, 5.0]
     """
     n = table.shape[-1]
     spectrum = torch.fft.rfft(table.double()) / n
@@ -69,22 +43,23 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
 
 def fit_frequencies(
     values: Real[Tensor, "*batch distance"], inv_freq: Float[Tensor, " plane"], rcond: float = 1e-12
-) -> FrequencyFit:
+) -> tuple[Float[Tensor, "*batch distance"], Complex[Tensor, "*batch plane"]]:
     """F(d) ~ Re sum_m c_m e^{i theta_m d} on d = 0 .. N - 1, by least squares, at given frequencies (a model's own).
 
     The pseudo-inverse of cos(theta_m d), -sin(theta_m d) leaves out directions below rcond times the largest singular
     value, since slow planes are nearly collinear within N tokens. A larger rcond gives smaller logits.
+
+    Returns:
+        The fitted values, and c_m = scale z^q_m conj(z^k_m), the smallest in norm where several fit equally well. If
+        sum_m |c_m|, the planes in phase, is far above the values, then planes cancel each other, which is unlikely in
+        a trained head.
     """
     distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
     angles = distance[:, None] * inv_freq.double().to(values.device)
     design = torch.cat([angles.cos(), -angles.sin()], dim=1)
-    target = values.double()
-    weights = target @ torch.linalg.pinv(design, rtol=rcond).mT
-    fitted = weights @ design.mT
+    weights = values.double() @ torch.linalg.pinv(design, rtol=rcond).mT
     real, imag = weights.chunk(2, dim=-1)
-    coefficients = torch.complex(real.contiguous(), imag.contiguous())
-    error = (fitted - target).square().mean(-1).sqrt() / target.std(-1, correction=0)
-    return FrequencyFit(coefficients, fitted, error, coefficients.abs().sum(-1))
+    return weights @ design.mT, torch.complex(real.contiguous(), imag.contiguous())
 
 
 def _vectors(z: Complex[Tensor, "frequency token rank"], rope: Rope) -> Float[Tensor, "token d_head"]:

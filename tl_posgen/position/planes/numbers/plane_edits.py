@@ -1,6 +1,5 @@
 """Edits of magnitudes and phases of q or k in RoPE's planes: shuffled over tokens, replaced by means, or with noise."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +10,6 @@ from torch import Tensor
 Edit = Literal[
     "shuffle_magnitudes", "shuffle_phases", "shuffle_positions", "mean_magnitude", "mean_phase", "phase_noise"
 ]
-
 EDITS: tuple[Edit, ...] = get_args(Edit)
 
 
@@ -28,24 +26,11 @@ class Draw:
     order: Int[Tensor, " token"]
     noise: Float[Tensor, "head token plane 2"]
 
-    @classmethod
-    def from_generator(cls, n_heads: int, n_tokens: int, n_planes: int, generator: torch.Generator) -> "Draw":
-        order = torch.randperm(n_tokens, generator=generator)
-        return cls(order, torch.randn(n_heads, n_tokens, n_planes, 2, generator=generator))
-
-    def of_heads(self, rows: Sequence[int], device: torch.device) -> "Draw":
-        """Return the draw with these rows of the noise, on their device."""
-        return Draw(self.order.to(device), self.noise[list(rows)].to(device))
-
     def cycle(self, share: float) -> Int[Tensor, " token"]:
         """Return source_t, the token from which token t receives its value.
 
         The first round(share * n) tokens of `order` form one cycle, so each of them receives from another; a cycle of
         one token moves nothing.
-
-        Example:
-            >>> Draw(torch.tensor([2, 0, 3, 1]), torch.zeros(1, 4, 1, 2)).cycle(0.75).tolist()
-            [3, 1, 0, 2]
         """
         source = torch.arange(len(self.order), device=self.order.device)
         chosen = self.order[: round(share * len(self.order))]
@@ -53,53 +38,43 @@ class Draw:
         return source
 
 
-def shuffle_magnitudes(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
+def edited(
+    z: Complex[Tensor, "head token plane"],
+    edit: Edit | str,
+    strength: float,
+    theta: Float[Tensor, " plane"],
+    draw: Draw,
 ) -> Complex[Tensor, "head token plane"]:
-    """|z_source(t)| e^{i arg z_t}: magnitudes of all planes and heads of a token move together, phases stay."""
-    return torch.polar(z.abs()[:, source], z.angle())
+    """Return z with all planes edited; E is the mean over tokens, s = `draw.cycle(strength)`.
 
-
-def shuffle_phases(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"]
-) -> Complex[Tensor, "head token plane"]:
-    """|z_t| e^{i arg z_source(t)}: phases of all planes and heads of a token move together, magnitudes stay."""
-    return torch.polar(z.abs(), z.angle()[:, source])
-
-
-def shuffle_positions(
-    z: Complex[Tensor, "head token plane"], source: Int[Tensor, " token"], theta: Float[Tensor, " plane"]
-) -> Complex[Tensor, "head token plane"]:
-    """z_t e^{i theta (source(t) - t)}: after RoPE token t has the position of token source(t) in these planes.
-
-    The token's own magnitudes and phases before RoPE are unchanged, so this changes position alone.
+    shuffle_magnitudes: |z_s(t)| e^{i arg z_t}. shuffle_phases: |z_t| e^{i arg z_s(t)}. All planes and heads of a token
+    move together.
+    shuffle_positions: z_t e^{i theta (s(t) - t)}, so that after RoPE token t has the position of token s(t). Magnitudes
+    and phases before RoPE are those of t, so this changes position alone.
+    mean_magnitude: |z'|^2 = (1 - strength) |z|^2 + strength E|z|^2: root mean square at 1; mean energy is kept.
+    mean_phase: arg z' = arg E z + (1 - strength) arg(z conj E z): at 1 all have the phase of the mean vector. The
+    position part depends on keys only by that vector; its phase weights tokens by their magnitude, unlike the circular
+    mean of z / |z|.
+    phase_noise: z e^{i strength noise}, independent over tokens, planes and heads.
     """
-    angles = (source - torch.arange(len(source), device=source.device)).double()[:, None] * theta.double().to(z.device)
+    match edit:
+        case "shuffle_magnitudes":
+            return torch.polar(z.abs()[:, draw.cycle(strength)], z.angle())
+        case "shuffle_phases":
+            return torch.polar(z.abs(), z.angle()[:, draw.cycle(strength)])
+        case "mean_magnitude":
+            square = z.abs().square()
+            return torch.polar(torch.lerp(square, square.mean(1, keepdim=True), strength).sqrt(), z.angle())
+        case "mean_phase":
+            mean = z.mean(1, keepdim=True)
+            return torch.polar(z.abs(), mean.angle() + (1 - strength) * (z * mean.conj()).angle())
+        case "phase_noise":
+            angles = strength * draw.noise[..., 0].to(z.real.dtype)
+        case _:  # shuffle_positions
+            source = draw.cycle(strength)
+            steps = (source - torch.arange(len(source), device=source.device)).double()
+            angles = steps[:, None] * theta.double().to(z.device)
     return z * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
-
-
-def mean_magnitude(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
-    """|z'|^2 = (1 - strength) |z|^2 + strength E|z|^2, E over tokens: root mean square at 1; mean energy is kept."""
-    square = z.abs().square()
-    return torch.polar(torch.lerp(square, square.mean(1, keepdim=True), strength).sqrt(), z.angle())
-
-
-def mean_phase(z: Complex[Tensor, "head token plane"], strength: float) -> Complex[Tensor, "head token plane"]:
-    """arg z' = arg E z + (1 - strength) arg(z conj E z), E over tokens: at 1 all have the phase of the mean vector.
-
-    The position part depends on keys only by their mean vector; its phase weights tokens by their magnitude, unlike the
-    circular mean of z / |z|. Magnitudes are kept.
-    """
-    mean = z.mean(1, keepdim=True)
-    return torch.polar(z.abs(), mean.angle() + (1 - strength) * (z * mean.conj()).angle())
-
-
-def phase_noise(
-    z: Complex[Tensor, "head token plane"], std: float, noise: Float[Tensor, "head token plane 2"]
-) -> Complex[Tensor, "head token plane"]:
-    """z e^{i std noise}: std in radians, independent over tokens, planes and heads. Magnitudes are kept."""
-    angles = std * noise[..., 0].to(z.real.dtype)
-    return z * torch.polar(torch.ones_like(angles), angles)
 
 
 def random_rotation(
@@ -110,17 +85,8 @@ def random_rotation(
     r"""z'_t = cos(phi) z_t + sin(phi) |z_t| w_t, w_t a random unit vector with Re <w_t, z_t> = 0 over all planes.
 
     Hence |z'_t| = |z_t| and |z'_t - z_t|^2 = 4 sin^2(phi / 2) |z_t|^2, so sin^2(phi / 2) = energy / (4 E|z|^2) makes
-    E|z' - z|^2 = energy exactly. Such an angle exists for every edit here, since none changes a vector by more than
-    twice its length in the mean square. Ours.
-
-    Args:
-        energy: E|z' - z|^2 over tokens, summed over planes.
-
-    Example:
-        >>> z = torch.randn(1, 5, 3, dtype=torch.complex128)
-        >>> turned = random_rotation(z, torch.tensor([0.5], dtype=torch.float64), torch.randn(1, 5, 3, 2).double())
-        >>> round((turned - z).abs().square().sum(-1).mean().item(), 6)
-        0.5
+    E|z' - z|^2 = energy exactly, E over tokens, of all planes. Such an angle exists for every edit here, since none
+    changes a vector by more than twice its length in the mean square. Ours.
     """
     length = z.abs().square().sum(-1, keepdim=True)
     drawn = torch.view_as_complex(noise.to(z.real.dtype).contiguous())
@@ -143,30 +109,10 @@ def edit_planes(
 ) -> Complex[Tensor, "head token plane"]:
     """Return z with some planes edited, or (`control`) with a random rotation of all planes of the same energy.
 
-    Args:
-        z: queries or keys before RoPE, see `tl_posgen.rope.rotation.to_planes`.
-        strength: share of the tokens that are shuffled, or of the way to the mean, in [0, 1]; std of the noise in
-            radians.
-        theta: radians per token.
-        planes: the planes that are edited.
-
-    Example:
-        >>> z, draw = torch.ones(1, 4, 2, dtype=torch.complex64), Draw(torch.arange(4), torch.zeros(1, 4, 2, 2))
-        >>> found = edit_planes(z, "shuffle_positions", 1.0, torch.tensor([torch.pi, 0.0]), draw, torch.ones(2).bool())
-        >>> found.real[0, :, 0].round().tolist(), found.real[0, :, 1].tolist()
-        ([-1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, 1.0])
+    z are queries or keys before RoPE, theta radians per token. strength is a share of the tokens that are shuffled, or
+    of the way to the mean, in [0, 1]; of noise its standard deviation in radians.
     """
-    edits: dict[str, Callable[[], Tensor]] = {
-        "shuffle_magnitudes": lambda: shuffle_magnitudes(z, draw.cycle(strength)),
-        "shuffle_phases": lambda: shuffle_phases(z, draw.cycle(strength)),
-        "shuffle_positions": lambda: shuffle_positions(z, draw.cycle(strength), theta),
-        "mean_magnitude": lambda: mean_magnitude(z, strength),
-        "mean_phase": lambda: mean_phase(z, strength),
-        "phase_noise": lambda: phase_noise(z, strength, draw.noise),
-    }
     if not z.shape[1] or not strength:
         return z
-    edited = torch.where(planes.to(z.device), edits[edit](), z)
-    if not control:
-        return edited
-    return random_rotation(z, (edited - z).abs().square().sum(-1).mean(1), draw.noise)
+    some = torch.where(planes.to(z.device), edited(z, edit, strength, theta, draw), z)
+    return random_rotation(z, (some - z).abs().square().sum(-1).mean(1), draw.noise) if control else some

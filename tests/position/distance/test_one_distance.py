@@ -9,7 +9,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.position.distance.key_part import refit_r, same_key_part
+from tl_posgen.position.distance.one_distance import refit_r, same_key_part
 
 
 def key_part(scores: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Key part c of a three-axis fit, refitted with every pair at one distance, and its correlation with the original."""
+"""Scores of one layer with every pair at one distance: their means, and the key part fitted to them again."""
 
 import torch
 from jaxtyping import Float, Real
@@ -9,27 +9,33 @@ from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.distance.hooks import scores_at_distance
-from tl_posgen.rope.rotation import rotate
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import complex_planes, rotate
 from tl_posgen.rope.scores_at import unturned
 from tl_posgen.stats.agreement import pearson
 
 
-def refit_r(
-    capture: LayerCapture, distances: Real[Tensor, " distance"]
-) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head distance"]]:
+def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
+    """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
+    geometry = capture.geometry
+    zq, zk = (complex_planes(x.double(), geometry.rope) for x in (capture.q, capture.k))
+    n = zq.shape[1]
+    pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
+    turn = turning_factors(capture.positions, geometry.rope, capture.q.shape[-1])
+    curve = geometry.scale * (pairs @ turn.to(pairs).mT).real
+    if geometry.alibi_slopes is not None:
+        curve = curve - geometry.alibi_slopes.to(curve)[list(capture.heads), None] * capture.positions
+    return curve
+
+
+def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Float[Tensor, "tokens=2 head distance"]:
     """corr_j(c, c') of the key parts of two three-axis fits: at the true distances, and with every pair at d0.
 
-    Returns:
-        The correlation for each d0, with the first token and without it. NaN where a fit has as many parameters as
-        pairs.
+    With the first token and without it; NaN where a fit has as many parameters as pairs.
     """
-    true = capture.once(fit_capture)
-    fits = [fits_of(moments_at(capture, float(d0))) for d0 in distances]
-    full, without = (
-        torch.stack([same_key_part(fit, one) for one in again], -1)
-        for fit, again in zip(true, zip(*fits, strict=True), strict=True)
-    )
-    return full, without
+    again = zip(*(fits_of(moments_at(capture, float(d0))) for d0 in distances), strict=True)
+    both = zip(capture.once(fit_capture), again, strict=True)
+    return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
 
 
 def moments_at(capture: LayerCapture, distance: float) -> PairMoments:
@@ -43,10 +49,10 @@ def moments_at(capture: LayerCapture, distance: float) -> PairMoments:
 
 
 def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
-    """corr over keys of c without its mean and its linear trend, which does not depend on the gauge of the fits.
+    """corr over keys of c without its mean and its linear trend, which does not depend on the gauge of the fits. Ours.
 
     No data determine the trend of c: a_d + t d, b_i - t i, c_j + t j is the same fit for every t. In the gauge
-    "flat_keys" c has neither mean nor trend, so its plain correlation is the one wanted. Ours.
+    "flat_keys" c has neither mean nor trend, so its plain correlation is the one wanted.
     """
     assert one is not None, "prompts have two tokens at least, so one is left"
     assert other is not None

@@ -1,0 +1,52 @@
+"""Layers with RoPE, which measures of planes need: models without any refused, their arrays as one dataset."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import Within
+from tl_posgen.core.sums import Sums
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import encoding_of
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.rope.rotation import complex_frequencies
+
+Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
+
+
+def require_rope(measure: Measure, model: Model) -> None:
+    """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
+    when they run."""
+    encoding = encoding_of(model)
+    if encoding and "rotary" not in encoding:
+        raise UnsupportedModelError(
+            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave planes, "
+            "plane_sufficiency, plane_interaction, plane_perturbation and any_distance out "
+            "(three_axis and variance work)"
+        )
+
+
+def over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, Tensor]]) -> xr.Dataset:
+    """Return arrays of layers with RoPE, and the wavelengths of their planes, as one dataset; other layers are NaN.
+
+    Raises:
+        UnsupportedModelError: no layer has RoPE.
+    """
+    if not found:
+        raise UnsupportedModelError(
+            f"layers {', '.join(map(str, sums.layers))}: none of them has RoPE, so there are no planes; "
+            f"choose other layers, or leave {measure.name} out"
+        )
+    arrays: dict[str, dict] = {}
+    for layer, values in found.items():
+        geometry, _ = sums.layers[layer]
+        wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
+        for name, value in {**values, "wavelength": wavelength}.items():
+            arrays.setdefault(name, {})[layer] = value.detach().to("cpu", torch.float64).numpy()
+    data = {name: sums.over_layers(name, arrays[name]) for name in measure.variables if name in arrays}
+    return xr.Dataset(data).reindex(layer=sorted(sums.layers))
