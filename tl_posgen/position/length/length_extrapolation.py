@@ -141,7 +141,7 @@ class LengthExtrapolation(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         inside = len(run.rows[0]) // self.times
         conditions = list(dict.fromkeys(("vanilla", *self.conditions)))
-        hooks = {condition: self.hooks(run, condition) for condition in conditions}  # refused here, before work starts
+        hooks = {condition: self.hooks(run, condition) for condition in conditions}  # refusals, before work starts
         shown = some_of(list(select_heads(run.model, **run.where)))
         vanilla, planes = ConditionRun(run, inside, shown), {}
 
@@ -179,7 +179,8 @@ class LengthExtrapolation(Measure):
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
         the untouched loss inside, share of heads within the noise level, medians over heads of Frechet distance and
         norm ratio, and the offset in the plane, median over layers."""
-        at = {name: beyond(own.array(name, condition=condition)) for name in NAMES_BEYOND}
+        names = ("segment_loss", "frechet", "norm_ratio", "plane_offset")
+        at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
         inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
         return {
             "loss": own.number(at["segment_loss"]),
@@ -226,9 +227,6 @@ class LengthExtrapolation(Measure):
         return frame.rename(columns={"segment": "times"})
 
 
-NAMES_BEYOND = ("segment_loss", "frechet", "norm_ratio", "plane_offset")
-
-
 def some_of(layers: Sequence[int]) -> list[int]:
     """Return the first, the middle and the last.
 
@@ -239,14 +237,8 @@ def some_of(layers: Sequence[int]) -> list[int]:
     return sorted({layers[0], layers[len(layers) // 2], layers[-1]})
 
 
-def beyond(array: xr.DataArray) -> xr.DataArray:
-    """Return the mean over the segments beyond the training length."""
-    return array.isel(segment=slice(1, None)).mean("segment")
-
-
 def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArray:
-    """Return the share of heads whose outputs are no further off than those of two halves of the prompts are from each
-    other."""
+    """Return the share of heads whose outputs are as close to those inside as two halves of the prompts there are."""
     return (frechet <= noise_level).where(frechet.notnull()).mean(HEAD)
 
 
