@@ -53,7 +53,7 @@ def test_the_loss_beyond_is_the_mean_over_all_segments():
     three = xr.concat([own, further], "segment", data_vars="minimal")
     measured = length_claim(result_of(LengthExtrapolation(times=3), three)).measured
     assert "mean from the training length to 3 times it" in measured
-    assert "lm infinite 100%, loss 2.50 (+0.50 [+0.50, +0.50]); in brackets against 2.00 inside" in measured
+    assert "lm infinite 100%, loss 2.50 (+0.50); in brackets against 2.00 inside" in measured
 
 
 WORTHLESS = "at most a tenth of heads leave theirs: only a trained model can show the claim"

@@ -192,12 +192,13 @@ class Perturbation(Measure):
         if "positions" in conditions and features:
             gap = gap_of(own.array("change", ratio=many))
             gaps = {NAMES[one]: own.number(gap.sel(condition=one)) for one in features}
-            told = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
-            some = any(one.low == one.low for one in gaps.values())
-            meaning = " An interval that holds 0 means that nothing sets them apart." if some else ""
+            differences = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
+            with_interval = any(one.low == one.low for one in gaps.values())
+            meaning = " An interval that holds 0 means that nothing sets them apart." if with_interval else ""
             lines.append(
                 f"Index against features, {many:.0%} moved: positions "
-                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {told}.{meaning}"
+                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {differences}."
+                f"{meaning}"
             )
         return [*lines, *(self.cloze_findings(own) if "cloze_accuracy" in own else [])]
 

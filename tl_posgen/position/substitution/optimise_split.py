@@ -55,7 +55,7 @@ class Search:
         return xr.Dataset(numbers, {"family": family})
 
     def optimise(self, family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
-        """Minimise the loss over `parameters`, of which by() makes the scores, in place; Adam with a cosine schedule.
+        """Minimise the loss over the parameters of the scores by(), in place, by Adam with a cosine schedule.
 
         For the family "imitating", minimise the KL from the unchanged model's predictions instead.
         """

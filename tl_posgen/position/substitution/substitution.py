@@ -148,7 +148,7 @@ class Substitution(Measure):
 
     @property
     def costs_heads(self) -> bool:
-        """Whether each head is also replaced alone."""
+        """True if each head is also replaced alone."""
         return self.search if self.head_costs is None else self.head_costs
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
