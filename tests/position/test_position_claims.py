@@ -132,7 +132,7 @@ def test_the_refit_is_given_from_its_lowest_to_its_highest_distance_that_has_one
 
 @pytest.mark.slow
 def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mini, alice):
-    result = DummyDistance(limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
+    result = DummyDistance(distances=(0,), limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
     r = result.numbers("key_part_r", **OUT).value
     found = controlled_distance(result)
     assert found.verdict == threshold(r, 0.95, 0.75) == "partly"
@@ -143,7 +143,9 @@ def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mi
 
 def test_nothing_is_judged_of_scores_in_which_nothing_rotates(family_model):
     model, tokens = family_model("bloom", "bridge"), torch.arange(2, 26)[None]
-    assert controlled_distance(DummyDistance(limits=(4,))(model, tokens, progress=False)).verdict == "open"
+    assert (
+        controlled_distance(DummyDistance(distances=(0,), limits=(4,))(model, tokens, progress=False)).verdict == "open"
+    )
 
 
 def test_no_two_measures_call_a_number_interaction():

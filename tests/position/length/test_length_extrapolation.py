@@ -16,6 +16,7 @@ from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
+from tl_posgen.position.length.numbers.output_plane import output_plane
 
 OPTIONS = {"inside": 16, "times": 3, "n_global": 2, "block": 4, "n_blocks": 1}
 CUT = {"length": 16, "n_prompts": 2, "progress": False}
@@ -60,30 +61,21 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
 
 @pytest.fixture(scope="module")
 def planes(mini, alice):
-    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v
-    in float64 and eigenvectors of the covariance."""
-    tokens = to_prompts(mini, alice, length=48, n_prompts=2)
+    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v."""
     conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}
-    outputs = {}
+    kept = {condition: [] for condition in conditions}
     for condition, hooks in conditions.items():
-        for prompt in tokens:
+        for prompt in to_prompts(mini, alice, length=48, n_prompts=2):
             with mini.hooks(fwd_hooks=hooks):
-                take = outputs.setdefault(condition, []).append
-                run_capture(mini, prompt[None], take, frozenset({"v", "pattern"}))
+                run_capture(mini, prompt[None], kept[condition].append, frozenset({"v", "pattern"}))
     found = {}
     for layer in (0, 2, 3):
-        o = {
-            condition: torch.stack(
-                [torch.cat([*(one.pattern.double() @ one.v.double())], 1) for one in kept if one.layer == layer]
-            )
-            for condition, kept in outputs.items()
-        }
-        inside = o["vanilla"][:, 8:16].flatten(0, 1)
-        values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.T.cov(correction=0)))
-        axes = vectors[:, :2] * vectors[:, :2].gather(0, vectors[:, :2].abs().argmax(0, keepdim=True)).sign()
-        for condition, one in o.items():
-            coordinates = (one - inside.mean(0)) @ axes / values[:2].sqrt()
-            found[condition, layer] = coordinates, float(values[:2].sum() / values.sum())
+        for condition, captures in kept.items():
+            of_layer = [one.pattern.double() @ one.v.double() for one in captures if one.layer == layer]
+            outputs = torch.stack([torch.cat([*one], 1) for one in of_layer])
+            if condition == "vanilla":
+                plane = output_plane(outputs[:, 8:16].flatten(0, 1))
+            found[condition, layer] = plane.coordinates(outputs), plane.share
     return found
 
 

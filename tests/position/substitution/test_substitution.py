@@ -1,6 +1,7 @@
 """Substituted scores: the reference values of real models, and the search's honesty."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,8 +83,9 @@ def test_shares_run_from_uniform_to_unchanged(result):
     np.testing.assert_allclose(unchanged["r"], 1)
 
 
-def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
-    found = UNSEARCHED(random_like(mini, 0), alice, length=16, n_prompts=2, **QUIET)
+def test_where_attention_is_worth_nothing_there_is_no_share(unsearched):
+    random_init = unsearched.dataset.sel(init=["0"]).assign_coords(init=["trained"])
+    found = replace(unsearched, dataset=random_init)
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
     assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
