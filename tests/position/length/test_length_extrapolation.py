@@ -61,7 +61,7 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
 
 @pytest.fixture(scope="module")
 def planes(mini, alice):
-    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v."""
+    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, of captured outputs."""
     conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}
     kept = {condition: [] for condition in conditions}
     for condition, hooks in conditions.items():
