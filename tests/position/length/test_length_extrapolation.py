@@ -70,12 +70,12 @@ def planes(mini, alice):
                 run_capture(mini, prompt[None], kept[condition].append, frozenset({"v", "pattern"}))
     found = {}
     for layer in (0, 2, 3):
+        outputs = {}
         for condition, captures in kept.items():
             of_layer = [one.pattern.double() @ one.v.double() for one in captures if one.layer == layer]
-            outputs = torch.stack([torch.cat([*one], 1) for one in of_layer])
-            if condition == "vanilla":
-                plane = output_plane(outputs[:, 8:16].flatten(0, 1))
-            found[condition, layer] = plane.coordinates(outputs), plane.share
+            outputs[condition] = torch.stack([torch.cat([*one], 1) for one in of_layer])
+        plane = output_plane(outputs["vanilla"][:, 8:16].flatten(0, 1))
+        found |= {(condition, layer): (plane.coordinates(o), plane.share) for condition, o in outputs.items()}
     return found
 
 
