@@ -9,10 +9,11 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tl_posgen import load_model
 from tl_posgen.errors import InputError, ModelError, PosgenError
-from tl_posgen.evaluation import LensLM, MissingExtraError, batches, with_harness_base
+from tl_posgen.evaluation import LensLM, MissingExtraError, with_harness_base
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.models.conversion.source import MINI
 
@@ -43,19 +44,13 @@ def ask():
 
 @pytest.fixture(scope="session")
 def directory(request):
-    def find(name):
-        return MINI if name == "mini" else request.getfixturevalue("shared") / "models" / name
-
-    return find
+    return lambda name: MINI if name == "mini" else request.getfixturevalue("shared") / "models" / name
 
 
 @pytest.fixture(scope="session")
 def load(directory):
     """(name, backend) -> a model of TransformerLens."""
-
-    @cache
-    def made(name, backend):
-        return load_model(directory(name), backend=backend)
+    made = cache(lambda name, backend: load_model(directory(name), backend=backend))
 
     def model(name, backend="bridge"):
         try:
@@ -69,17 +64,19 @@ def load(directory):
 
 
 @pytest.fixture(scope="session")
+def lens(load):
+    """`LensLM` of the bundled model as a bridge, or of another model, without progress bars."""
+    return lambda *hooks, model=None, **options: LensLM(model or load("mini"), *hooks, progress=False, **options)
+
+
+@pytest.fixture(scope="session")
 def plain(directory):
     """name -> model and tokenizer of transformers, of which TransformerLens knows nothing."""
+    return cache(lambda name: (plain_model(directory(name)), AutoTokenizer.from_pretrained(directory(name))))
 
-    @cache
-    def made(name):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        model = AutoModelForCausalLM.from_pretrained(directory(name), dtype=torch.float32).eval()
-        return model, AutoTokenizer.from_pretrained(directory(name))
-
-    return made
+def plain_model(directory):
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
@@ -110,20 +107,19 @@ def scored(model, ids, start):
     return total, all(log_p[at - 1].argmax().item() == ids[at] for at in range(start, len(ids)))
 
 
-def expected(reference, context, continuation):
+def expected(reference, pairs):
     model, tokenizer = reference
-    return scored(model, *encoded(tokenizer, context, continuation))
+    return [scored(model, *encoded(tokenizer, *pair)) for pair in pairs]
 
 
 def greedy_text(reference, context, options):
-    """What transformers writes, up to the first stop."""
+    """The text that transformers writes, up to the first stop."""
     model, tokenizer = reference
     ids = tokenizer(context, return_tensors="pt").input_ids
     limit = options.get("max_gen_toks", options.get("max_new_tokens"))
+    known = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, pad_token_id=0
-        )
+        whole = model.generate(ids, max_new_tokens=limit, **known)
     text = tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True)
     until = options.get("until", [])
     for stop in [until] if isinstance(until, str) else until:
@@ -141,26 +137,21 @@ def test_log_likelihoods_are_those_of_plain_hugging_face_in_the_order_of_the_req
     pairs = 2 * PAIRS
     random.Random(0).shuffle(pairs)
     answers = LensLM(load(name, backend), batch_size=3, progress=False).loglikelihood(ask("loglikelihood", *pairs))
-    assert_alike(answers, [expected(plain(name), *pair) for pair in pairs])
+    assert_alike(answers, expected(plain(name), pairs))
     assert len({round(log_p, 3) for log_p, _ in answers}) > 8  # a constant would be in order too
 
 
-def test_a_pass_holds_whole_sequences_of_one_length_the_longest_first(ask, load, plain):
+def test_a_pass_holds_whole_sequences_of_one_length_the_longest_first(ask, lens):
     seen = []
-    lm = LensLM(load("mini"), lambda tokens: seen.append(tokens.tolist()) or [], batch_size=2, progress=False)
+    lm = lens(lambda tokens: seen.append(tokens.tolist()) or [], batch_size=2)
     lm.loglikelihood(ask("loglikelihood", *PAIRS))
-    lengths = [{len(row) for row in batch} for batch in seen]
-    assert all(len(each) == 1 for each in lengths)
-    assert [max(each) for each in lengths] == sorted((max(each) for each in lengths), reverse=True)
+    assert all(len({len(row) for row in batch}) == 1 for batch in seen)
+    lengths = [len(batch[0]) for batch in seen]
+    assert lengths == sorted(lengths, reverse=True)
     assert max(len(batch) for batch in seen) == 2
-    rows = [tuple(row) for batch in seen for row in batch]
     inputs = {tuple(encoded(lm.tokenizer, *pair)[0][:-1]) for pair in PAIRS}
-    assert sorted(rows) == sorted(inputs)
+    assert sorted(tuple(row) for batch in seen for row in batch) == sorted(inputs)
     assert len(inputs) < len(PAIRS)  # " the" and " a" after one context share a pass
-
-
-def test_batches_are_of_one_length_and_no_larger_than_asked():
-    assert list(batches(["a", "bb", "c", "dd", "ee"], len, 2)) == [["bb", "dd"], ["ee"], ["a", "c"]]
 
 
 TEXT = "The rabbit sat down. " * 12
@@ -174,33 +165,16 @@ DOCS = {
     "generation": [{"context": "Once upon a time"}, {"context": "He was one of"}, {"context": TEXT}],
 }
 TASKS = {
-    "choice": {
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{context}}",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    },
-    "cloze": {
-        "output_type": "loglikelihood",
-        "doc_to_text": "{{context}}",
-        "doc_to_target": "{{target}}",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
-    },
-    "perplexity": {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{text}}",
-        "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}],
-    },
-    "generation": {
-        "output_type": "generate_until",
-        "doc_to_text": "{{context}}",
-        "doc_to_target": "",
-        "generation_kwargs": STOP,
-        "metric_list": [{"metric": "bypass"}],
-    },
+    "choice": {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "gold"},
+    "cloze": {"output_type": "loglikelihood", "doc_to_target": "{{target}}", "target_delimiter": ""},
+    "perplexity": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"},
+    "generation": {"output_type": "generate_until", "doc_to_target": "", "generation_kwargs": STOP},
+}
+METRICS = {
+    "choice": ("acc", "acc_norm"),
+    "cloze": ("perplexity", "acc"),
+    "perplexity": ("word_perplexity", "byte_perplexity"),
+    "generation": ("bypass",),
 }
 
 
@@ -223,6 +197,7 @@ def evaluate(ask, tmp_path, monkeypatch):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
         files = {"data_files": {"test": str(tmp_path / f"{name}.jsonl")}, "cache_dir": str(tmp_path / "cache")}
         task = {"task": f"local_{name}", "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+        task |= {"doc_to_text": "{{context}}", "metric_list": [{"metric": one} for one in METRICS[name]]}
         (tmp_path / f"{name}.yaml").write_text(json.dumps(task | TASKS[name]))  # JSON is YAML
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
 
@@ -276,41 +251,35 @@ def uniform(model):
         ("stories260K", "bridge", uniform),
     ],
 )
-def test_hooks_are_at_work_in_every_pass_and_gone_after_it(ask, load, directory, name, backend, intervention):
-    from transformers import AutoModelForCausalLM
-
-    model = load(name, backend)
+def test_hooks_are_at_work_in_every_pass_and_gone_after_it(ask, load, lens, directory, name, backend, intervention):
+    model, tokens = load(name, backend), torch.arange(8)[None]
     hooks, weights_of = intervention(model)
-    tokens = torch.arange(8)[None]
-    before = model(tokens)
-    lm = LensLM(model, hooks, batch_size=4, progress=False)
-    changed = AutoModelForCausalLM.from_pretrained(directory(name), dtype=torch.float32).eval()
-    weights_of(changed).data.zero_()
-    answers = lm.loglikelihood(ask("loglikelihood", *PAIRS[:8]))
-    assert_alike(answers, [expected((changed, lm.tokenizer), *pair) for pair in PAIRS[:8]])
+    before, lm, pairs = model(tokens), lens(hooks, model=model, batch_size=4), PAIRS[:8]
+    changed = plain_model(directory(name)), lm.tokenizer
+    weights_of(changed[0]).data.zero_()
+    answers = lm.loglikelihood(ask("loglikelihood", *pairs))
+    assert_alike(answers, expected(changed, pairs))
     ids = [lm.tokenizer.bos_token_id, *lm.tokenizer(TEXT).input_ids]  # the harness puts a BOS before that of the text
-    assert lm.loglikelihood_rolling(ask("loglikelihood_rolling", (TEXT,))) == pytest.approx(
-        [scored(changed, ids, 1)[0]]
-    )
-    texts = lm.generate_until(ask("generate_until", *((context, STOP) for context, _ in PAIRS[:3])))
-    assert texts == [greedy_text((changed, lm.tokenizer), context, STOP) for context, _ in PAIRS[:3]]
-    without = LensLM(model, progress=False).loglikelihood(ask("loglikelihood", *PAIRS[:8]))
+    rolling = lm.loglikelihood_rolling(ask("loglikelihood_rolling", (TEXT,)))
+    assert rolling == pytest.approx([scored(changed[0], ids, 1)[0]])
+    requests = [(context, STOP) for context, _ in PAIRS[:3]]
+    assert lm.generate_until(ask("generate_until", *requests)) == [greedy_text(changed, *one) for one in requests]
+    without = lens(model=model).loglikelihood(ask("loglikelihood", *pairs))
     assert max(abs(one - other) for (one, _), (other, _) in zip(answers, without, strict=True)) > 0.1
     assert torch.equal(model(tokens), before)
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
 
 
-def test_hooks_are_gone_after_an_error_in_them(ask, load):
+def test_hooks_are_gone_after_an_error_in_them(ask, load, lens):
     def fail(value, hook):
         raise ValueError("from the hook")
 
-    model = load("mini")
     with pytest.raises(ValueError, match="from the hook"):
-        LensLM(model, [("blocks.0.attn.hook_z", fail)], progress=False).loglikelihood(ask("loglikelihood", PAIRS[0]))
-    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+        lens([("blocks.0.attn.hook_z", fail)]).loglikelihood(ask("loglikelihood", PAIRS[0]))
+    assert not any(point.fwd_hooks for point in load("mini").hook_dict.values())
 
 
-def test_hooks_may_depend_on_the_tokens(ask, load):
+def test_hooks_may_depend_on_the_tokens(ask, load, lens):
     """A hook made for one length, where prompts have several: the last token sees all keys alike."""
 
     def hooks_of(tokens):
@@ -320,38 +289,35 @@ def test_hooks_may_depend_on_the_tokens(ask, load):
 
         return [("blocks.0.attn.hook_pattern", uniform_for_the_last)]
 
-    model = load("mini")
-    lm = LensLM(model, hooks_of, batch_size=1, progress=False)
+    lm = lens(hooks_of, batch_size=1)
     answers = lm.loglikelihood(ask("loglikelihood", *PAIRS))
     for pair, answer in zip(PAIRS, answers, strict=True):
         ids, start = encoded(lm.tokenizer, *pair)
         tokens = torch.tensor([ids[:-1]])
         with torch.no_grad():
-            log_p = model.run_with_hooks(tokens, fwd_hooks=hooks_of(tokens))[0].double().log_softmax(-1)
+            log_p = load("mini").run_with_hooks(tokens, fwd_hooks=hooks_of(tokens))[0].double().log_softmax(-1)
         assert answer[0] == pytest.approx(sum(log_p[at - 1, ids[at]].item() for at in range(start, len(ids))), abs=1e-4)
     assert lm.get_model_info()["fwd_hooks"] == [hooks_of.__qualname__]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini", "stories260K"])
-def test_greedy_texts_are_those_of_hugging_face_up_to_their_stops(ask, load, plain, name):
-    contexts = ["Once upon a time", "He was one of", "She looked at him, and", "The sun", ""]
-    kwargs = [
-        {"max_gen_toks": 16},
-        STOP,
-        {"until": " the", "max_gen_toks": 16},
-        {"until": [], "max_new_tokens": 5},
-        STOP,
+def test_greedy_texts_are_those_of_hugging_face_up_to_their_stops(ask, load, lens, plain, name):
+    requests = [
+        ("Once upon a time", {"max_gen_toks": 16}),
+        ("He was one of", STOP),
+        ("She looked at him, and", {"until": " the", "max_gen_toks": 16}),
+        ("The sun", {"until": [], "max_new_tokens": 5}),
+        ("", STOP),
     ]
-    lm = LensLM(load(name), batch_size=3, progress=False)
-    texts = lm.generate_until(ask("generate_until", *zip(contexts, kwargs, strict=True)))
-    assert texts == [greedy_text(plain(name), *request) for request in zip(contexts, kwargs, strict=True)]
+    texts = lens(model=load(name), batch_size=3).generate_until(ask("generate_until", *requests))
+    assert texts == [greedy_text(plain(name), *request) for request in requests]
     assert len({len(text) for text in texts}) > 2
 
 
 @pytest.mark.parametrize("end", ["</s>", "<unk>"])
-def test_a_text_ends_at_eos_and_at_a_stop_that_is_a_special_token(ask, load, monkeypatch, end):
-    lm = LensLM(load("stories260K"), progress=False)
+def test_a_text_ends_at_eos_and_at_a_stop_that_is_a_special_token(ask, load, lens, monkeypatch, end):
+    lm = lens(model=load("stories260K"))
     start, end = len(lm.tok_encode("Once")), lm.tokenizer.convert_tokens_to_ids(end)
     written = lm.tok_encode("Once there was a cat")[start:]
     passes = []
@@ -369,12 +335,12 @@ def test_a_text_ends_at_eos_and_at_a_stop_that_is_a_special_token(ask, load, mon
     assert passes == [3, 3] + [2] * (len(written) - 1)  # who has finished leaves the batch
 
 
-def test_leading_bos_is_no_padding_where_the_tokenizer_pads_on_the_left(ask, load, plain, monkeypatch):
+def test_leading_bos_is_no_padding_where_the_tokenizer_pads_on_the_left(ask, load, lens, plain, monkeypatch):
     model = load("mini", "hooked")
     monkeypatch.setattr(model.tokenizer, "padding_side", "left")
     assert model.tokenizer.pad_token_id == model.tokenizer.bos_token_id
     hf, tokenizer = plain("mini")
-    [answer] = LensLM(model, progress=False).loglikelihood_rolling(ask("loglikelihood_rolling", (TEXT,)))
+    [answer] = lens(model=model).loglikelihood_rolling(ask("loglikelihood_rolling", (TEXT,)))
     assert answer == pytest.approx(scored(hf, [tokenizer.bos_token_id, *tokenizer(TEXT).input_ids], 1)[0], abs=1e-4)
 
 
@@ -388,53 +354,48 @@ def test_leading_bos_is_no_padding_where_the_tokenizer_pads_on_the_left(ask, loa
         ({"max_gen_toks": 512}, "max_gen_toks 512"),
     ],
 )
-def test_other_than_greedy_decoding_is_refused_before_anything_runs(ask, load, options, words):
+def test_other_than_greedy_decoding_is_refused_before_anything_runs(ask, lens, options, words):
     seen = []
-    lm = LensLM(load("mini"), lambda tokens: seen.append(tokens) or [], progress=False)
+    lm = lens(lambda tokens: seen.append(tokens) or [])
     with pytest.raises(InputError, match=words):
         lm.generate_until(ask("generate_until", ("He", STOP), ("She", {"until": ["."], **options})))
     assert not seen
 
 
-def test_what_greedy_decoding_does_not_read_is_no_obstacle(ask, load):
-    lm = LensLM(load("mini"), progress=False)
-    options = {
-        "temperature": 0.0,
-        "top_p": 0.95,
-        "num_beams": 1,
-        "until": ["."],
-        "max_gen_toks": 24,
-        "do_sample": False,
-    }
-    ours, same = lm.generate_until(ask("generate_until", ("He was", options), ("He was", STOP)))
+def test_what_greedy_decoding_does_not_read_is_no_obstacle(ask, lens):
+    options = {"temperature": 0.0, "top_p": 0.95, "num_beams": 1, **STOP}
+    ours, same = lens().generate_until(ask("generate_until", ("He was", options), ("He was", STOP)))
     assert ours == same != ""
 
 
-def test_a_continuation_that_cannot_be_scored_is_named(ask, load):
-    lm = LensLM(load("mini"), max_length=4, progress=False)
-    with pytest.raises(InputError, match="has 0 tokens of its own"):
-        lm.loglikelihood(ask("loglikelihood", ("He was", "")))
-    with pytest.raises(InputError, match=r"' not there, and not here' of 'He was' has \d+ tokens.* 1 to 4"):
-        lm.loglikelihood(ask("loglikelihood", ("He was", " not there, and not here")))
+@pytest.mark.parametrize(
+    ("continuation", "match"),
+    [
+        ("", "has 0 tokens of its own"),
+        (" not there, and not here", r"' not there, and not here' of 'He was' has \d+ tokens.* 1 to 4"),
+    ],
+)
+def test_a_continuation_that_cannot_be_scored_is_named(ask, lens, continuation, match):
+    with pytest.raises(InputError, match=match):
+        lens(max_length=4).loglikelihood(ask("loglikelihood", ("He was", continuation)))
 
 
-def test_texts_begin_with_bos_by_the_models_own_convention(ask, load, plain, hflm, monkeypatch):
+def test_texts_begin_with_bos_by_the_models_own_convention(ask, load, lens, plain, hflm, monkeypatch):
     model, reference = load("stories260K"), hflm("stories260K")
-    lm = LensLM(model, progress=False)
+    lm = lens(model=model)
     for text in ("He was", "<s>He was", "", " He "):
         assert lm.tok_encode(text) == reference.tok_encode(text)
         assert lm.tok_encode(text)[0] == lm.tokenizer.bos_token_id
     monkeypatch.setattr(model.cfg, "default_prepend_bos", False)
-    bare = LensLM(model, progress=False)
+    bare = lens(model=model)
     assert bare.tok_encode("He was") == lm.tok_encode("He was")[1:]
     pairs = [("", "He was"), (" ", "He was")]  # nothing to condition on but the token that the harness puts there
-    answers = bare.loglikelihood(ask("loglikelihood", *pairs))
-    assert_alike(answers, [expected(plain("stories260K"), *pair) for pair in pairs])
+    assert_alike(bare.loglikelihood(ask("loglikelihood", *pairs)), expected(plain("stories260K"), pairs))
     assert bare.generate_until(ask("generate_until", ("", STOP))) == [greedy_text(plain("stories260K"), "", STOP)]
 
 
-def test_chats_are_written_by_the_tokenizers_template_and_have_one_bos(evaluate, load, monkeypatch):
-    lm = LensLM(load("mini"), progress=False)
+def test_chats_are_written_by_the_tokenizers_template_and_have_one_bos(evaluate, lens, monkeypatch):
+    lm = lens()
     template = "{{ bos_token }}{% for turn in messages %}[{{ turn.role }}]{{ turn.content }}{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant]{% endif %}"
     monkeypatch.setattr(lm.tokenizer, "chat_template", template)
@@ -444,8 +405,8 @@ def test_chats_are_written_by_the_tokenizers_template_and_have_one_bos(evaluate,
     assert lm.tok_encode(context).count(lm.tokenizer.bos_token_id) == 1
 
 
-def test_cut_contexts_are_told_in_the_log(ask, load, caplog):
-    lm = LensLM(load("mini"), max_length=32, progress=False)
+def test_cut_contexts_are_named_in_the_log(ask, lens, caplog):
+    lm = lens(max_length=32)
     lm.loglikelihood(ask("loglikelihood", PAIRS[0], (TEXT, " Then"), (TEXT, " He")))
     assert [text for text in caplog.messages if "cut" in text] == [
         "2 of 3 requests do not fit into 32 tokens: their contexts are cut on the left, as HFLM does"
@@ -458,26 +419,25 @@ def test_cut_contexts_are_told_in_the_log(ask, load, caplog):
 @pytest.mark.parametrize("progress", [True, False])
 def test_progress_is_shown_unless_it_is_not_wanted(ask, load, capsys, progress):
     lm = LensLM(load("mini"), progress=progress)
-    for kind, arguments in (
-        ("loglikelihood", PAIRS[0]),
-        ("loglikelihood_rolling", ("He",)),
-        ("generate_until", ("He", STOP)),
-    ):
+    requests = {"loglikelihood": PAIRS[0], "loglikelihood_rolling": ("He",), "generate_until": ("He", STOP)}
+    for kind, arguments in requests.items():
         getattr(lm, kind)(ask(kind, arguments))
         assert ("1/1" in capsys.readouterr().err) == progress
 
 
-@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
-def test_what_was_answered_is_read_from_the_harness_cache(ask, load, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("loglikelihood", PAIRS[:4]),
+        ("loglikelihood_rolling", [(doc["text"],) for doc in DOCS["perplexity"]]),
+        ("generate_until", [(doc["context"], STOP) for doc in DOCS["generation"]]),
+    ],
+)
+def test_answers_are_read_from_the_harness_cache(ask, lens, tmp_path, kind, arguments):
     from lm_eval.api.model import CachingLM
 
-    arguments = {
-        "loglikelihood": PAIRS[:4],
-        "loglikelihood_rolling": [(doc["text"],) for doc in DOCS["perplexity"]],
-        "generate_until": [(doc["context"], STOP) for doc in DOCS["generation"]],
-    }[kind]
     seen = []
-    lm = LensLM(load("mini"), lambda tokens: seen.append(tokens) or [], progress=False)
+    lm = lens(lambda tokens: seen.append(tokens) or [])
     CachingLM(lm, str(tmp_path / "cache.db"))
     direct = getattr(lm, kind)(ask(kind, *arguments))  # past the cache's own bookkeeping, as in an interrupted run
     assert seen
@@ -489,10 +449,7 @@ def test_what_was_answered_is_read_from_the_harness_cache(ask, load, tmp_path, k
 def test_the_harness_takes_it_for_one_of_its_own(load, ask):
     from lm_eval.api.model import LM
 
-    class Mine(LensLM):
-        """A user's."""
-
-    for cls in (LensLM, Mine):
+    for cls in (LensLM, type("Mine", (LensLM,), {})):
         lm = cls(load("mini"))
         assert isinstance(lm, LM)
         assert isinstance(lm, cls)
@@ -519,8 +476,8 @@ def test_a_context_that_the_model_cannot_run_is_refused(ask, load):
         LensLM(load("mini", "hooked"), max_length=513)
 
 
-def test_a_hook_that_the_model_does_not_have_is_refused_from_a_function_too(ask, load):
-    lm = LensLM(load("mini"), lambda tokens: [("blocks.0.attn.hook_zz", silence)], progress=False)
+def test_a_hook_that_the_model_does_not_have_is_refused_from_a_function_too(ask, lens):
+    lm = lens(lambda tokens: [("blocks.0.attn.hook_zz", silence)])
     with pytest.raises(InputError, match="hook_zz"):
         lm.loglikelihood(ask("loglikelihood", PAIRS[0]))
 

@@ -70,10 +70,6 @@ def test_the_curve_is_the_mean_over_prompts(result):
     assert null.name == "random init (seed 0)"
 
 
-def test_its_frame_has_a_row_a_prompt(result):
-    assert result.frame()["loss"].tolist() == result.own["loss"].values.tolist()
-
-
 def test_hooks_of_somebody_elses_pass_give_no_logits(mini):
     with pytest.raises(InputError, match="logits"), tl_posgen.attach(mini, "loss"):
         mini(torch.arange(12)[None])

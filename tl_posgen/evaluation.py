@@ -127,7 +127,7 @@ class LensLM(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the description that the harness writes with its results: the model and the names of the hooks."""
+        """Return the description that the harness writes with its results, with the names of the hooks."""
         hooks = self.fwd_hooks
         names = [getattr(hooks, "__qualname__", repr(hooks))] if callable(hooks) else [str(name) for name, _ in hooks]
         return {
@@ -170,7 +170,12 @@ class LensLM(TemplateLM):
         asking: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (text, context, continuation) in enumerate(requests):
             context = context or [self.prefix_token_id]  # a context of spaces, which belong to the continuation
-            self.require_continuation(text, continuation)
+            if not 1 <= len(continuation) <= self.max_length:
+                before, words = text or ("", "")
+                raise InputError(
+                    f"the continuation {words[:40]!r} of {before[-40:]!r} has {len(continuation)} tokens of its own, "
+                    f"and 1 to {self.max_length} can be scored; leave this document out"
+                )
             asking[tuple((context + continuation)[-self.max_length - 1 : -1])].append(number)
         self.warn_cut(sum(len(ids) + len(more) > self.max_length + 1 for _, ids, more in requests), len(requests))
         results: dict[int, tuple[float, bool]] = {}
@@ -184,14 +189,6 @@ class LensLM(TemplateLM):
                             self.cache_hook.add_partial("loglikelihood", text, results[number])
                     bar.update(len(asking[row]))
         return [results[number] for number in range(len(requests))]
-
-    def require_continuation(self, text: tuple[str, str] | None, continuation: list[int]) -> None:
-        if not 1 <= len(continuation) <= self.max_length:
-            context, words = text or ("", "")
-            raise InputError(
-                f"the continuation {words[:40]!r} of {context[-40:]!r} has {len(continuation)} tokens of its own, and "
-                f"1 to {self.max_length} can be scored; leave this document out"
-            )
 
     def warn_cut(self, n_cut: int, n: int) -> None:
         if n_cut:
@@ -218,7 +215,7 @@ class LensLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return greedy continuations up to a stop, without a KV cache: each token costs a pass over the sequence."""
+        """Return greedy continuations up to a stop, without a KV cache: a pass over the sequence for each token."""
         drafts = [self.draft(*request.args) for request in requests]
         self.warn_cut(sum(draft.cut for draft in drafts), len(drafts))
         with tqdm(total=len(drafts), desc="texts", unit="text", disable=disable_tqdm or not self.progress) as bar:
@@ -234,7 +231,7 @@ class LensLM(TemplateLM):
         return [self.text_of(draft) for draft in drafts]
 
     def draft(self, context: str, gen_kwargs: dict[str, Any]) -> "Draft":
-        """Return the draft of one request of `generate_until`; InputError if it asks for other than greedy decoding."""
+        """Return the draft of one request of `generate_until`; refuse other than greedy decoding."""
         from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
         options: dict[str, Any] = {**normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)}
@@ -286,17 +283,14 @@ def with_harness_base(cls: type) -> type:
 
 
 def checked(model: Model, hooks: Hooks) -> list[tuple[Any, Any]]:
-    """Return the hooks as a list of pairs whose hook points exist.
-
-    TransformerBridge 3.9 ignores names of hook points that it lacks, so the hooks would change nothing.
-    """
+    """Return the hooks as a list of pairs whose hook points exist."""
     if not isinstance(hooks, Iterable):
         raise InputError(f"fwd_hooks: {hooks!r} is no list of pairs (name, function)")
     hooks, known = list(hooks), model.hook_dict
     for hook in hooks:
         if not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
             raise InputError(f"fwd_hooks: {hook!r} is not a pair (name, function)")
-        if isinstance(hook[0], str) and hook[0] not in known:
+        if isinstance(hook[0], str) and hook[0] not in known:  # TransformerBridge 3.9 would ignore it
             raise InputError(f"fwd_hooks: this model has no hook {hook[0]!r}; model.hook_dict lists those it has")
     return hooks
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from made_up import around, dataset_of, result_of
 
 from tl_posgen import analyze
@@ -28,16 +29,6 @@ def test_what_is_left_over_is_judged_and_found_without_the_first_token(mini, ali
     assert f"One singular direction holds {top.plain:.0%}" in sentences
 
 
-def test_the_loss_beyond_is_the_mean_over_all_segments_in_claim_and_sentence(mini_bridge, alice):
-    options = {"n_prompts": 2, "null_seeds": (), "progress": False}
-    result = LengthExtrapolation(inside=16, times=3)(mini_bridge, alice, **options)
-    measured = length_claim(result).measured
-    loss = float(result.own["segment_loss"].sel(condition="lm_infinite").isel(segment=[1, 2]).mean())
-    assert f"loss {loss:.2f}" in measured
-    assert "mean from the training length to 3 times it" in measured
-    assert any(f"LM-Infinite, beyond the training length: loss {loss:.2f}" in one for one in result.findings())
-
-
 def beyond(**within):
     """Of ten heads, the share whose outputs are within the noise level beyond the training length, by condition."""
     shares = list(within.values())
@@ -53,6 +44,16 @@ def beyond(**within):
         "plane_offset": (("condition", "shown_layer", "segment"), np.ones((n, 1, 2))),
     }
     return dataset_of(variables, condition=list(within), segment=range(2))
+
+
+def test_the_loss_beyond_is_the_mean_over_all_segments():
+    own = beyond(vanilla=0.5, lm_infinite=1.0)
+    further = own.isel(segment=[1]).assign_coords(segment=[2])
+    further["segment_loss"] += 1
+    three = xr.concat([own, further], "segment", data_vars="minimal")
+    measured = length_claim(result_of(LengthExtrapolation(times=3), three)).measured
+    assert "mean from the training length to 3 times it" in measured
+    assert "lm infinite 100%, loss 2.50 (+0.50); in brackets against 2.00 inside" in measured
 
 
 WORTHLESS = "at most a tenth of heads leave theirs: only a trained model can show the claim"
@@ -131,7 +132,7 @@ def test_the_refit_is_given_from_its_lowest_to_its_highest_distance_that_has_one
 
 @pytest.mark.slow
 def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mini, alice):
-    result = DummyDistance(limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
+    result = DummyDistance(distances=(0,), limits=(8,))(mini, alice, length=64, n_prompts=2, progress=False)
     r = result.numbers("key_part_r", **OUT).value
     found = controlled_distance(result)
     assert found.verdict == threshold(r, 0.95, 0.75) == "partly"
@@ -142,7 +143,9 @@ def test_the_key_part_is_judged_without_the_first_token_and_above_random_init(mi
 
 def test_nothing_is_judged_of_scores_in_which_nothing_rotates(family_model):
     model, tokens = family_model("bloom", "bridge"), torch.arange(2, 26)[None]
-    assert controlled_distance(DummyDistance(limits=(4,))(model, tokens, progress=False)).verdict == "open"
+    assert (
+        controlled_distance(DummyDistance(distances=(0,), limits=(4,))(model, tokens, progress=False)).verdict == "open"
+    )
 
 
 def test_no_two_measures_call_a_number_interaction():

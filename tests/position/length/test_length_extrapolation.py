@@ -6,7 +6,6 @@ import torch
 import xarray as xr
 from scipy.stats import t
 
-from tl_posgen import load_model
 from tl_posgen.core.numbers import Number, interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
@@ -16,7 +15,8 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
 from tl_posgen.position.length.length_extrapolation import sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
-from tl_posgen.position.length.numbers.output_drift import OutputMoments, entropy_and_normaliser, output_drift
+from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
+from tl_posgen.position.length.numbers.output_plane import output_plane
 
 OPTIONS = {"inside": 16, "times": 3, "n_global": 2, "block": 4, "n_blocks": 1}
 CUT = {"length": 16, "n_prompts": 2, "progress": False}
@@ -29,76 +29,53 @@ def result(mini, alice):
     return LengthExtrapolation(**OPTIONS)(mini, alice, null_seeds=(0, 1), **CUT)
 
 
-@pytest.fixture(scope="session")
-def of_one_head(mini, alice):
-    return LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])(mini, alice, layers=[1], heads=[2], **QUIET)
-
-
-def test_inside_the_training_length_the_windows_change_nothing(result):
-    inside = result.own.sel(bin=result.own.bin < 12)
+def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_down_beyond(result):
+    loss = result.own["loss"]
+    inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
-        np.testing.assert_allclose(
-            inside.loss.sel(condition=condition), inside.loss.sel(condition="vanilla"), atol=1e-4
-        )
-
-
-def test_beyond_it_they_do(result):
-    beyond = result.own.loss.isel(bin=-1).mean("prompt")
-    assert len(set(beyond.values.round(6))) == len(CONDITIONS)
-
-
-def test_windows_keep_the_entropy_down(result):
-    entropy = result.own.entropy.isel(bin=-1).mean(("layer", "head"))
+        np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="vanilla"), atol=1e-4)
+    assert len(set(last.values.round(6))) == len(CONDITIONS)
+    entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
     assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="vanilla")
 
 
-def test_the_reference_does_not_drift_from_itself(result):
-    first = result.own.sel(condition="vanilla", segment=0)
-    np.testing.assert_allclose(first.frechet, 0, atol=1e-6)
-    np.testing.assert_allclose(first.mahalanobis, 1, atol=1e-6)
-    np.testing.assert_allclose(first.norm_ratio, 1, atol=1e-6)
-    assert (first.noise_level > 0).all()
-
-
-def test_drift_is_that_of_the_outputs_with_halves_of_different_prompts(mini, alice, result):
-    kept = []
+def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
+    kept, every = [], result.own.sel(condition="vanilla", layer=2)
     for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
-        run_capture(mini, tokens[None], kept.append, frozenset({"v", "pattern"}), layers=[2])
+        run_capture(mini, tokens[None], kept.append, frozenset({"v", "attn_scores", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
     beyond = OutputMoments.from_outputs(outputs[0][:, 32:48]) + OutputMoments.from_outputs(outputs[1][:, 32:48])
-    expected = output_drift(halves, beyond)
-    found = result.own.sel(condition="vanilla", layer=2, segment=2)
-    for name in ("frechet", "mahalanobis", "norm_ratio", "off_axes", "noise_level"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, expected in output_drift(halves, beyond).items():
+        found = every[name].sel(segment=2) if "segment" in every[name].dims else every[name]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, known in {"frechet": 0, "mahalanobis": 1, "norm_ratio": 1}.items():  # the reference, from itself
+        np.testing.assert_allclose(every[name].sel(segment=0), known, atol=1e-6)
+    scores = torch.stack([capture.attn_scores.double() for capture in kept])
+    weights = scores.softmax(-1)
+    references = {"entropy": -weights.xlogy(weights).sum(-1), "normaliser": scores.logsumexp(-1)}
+    for name, by_query in references.items():
+        by_bin = by_query.mean(0).unflatten(-1, (-1, 4)).mean(-1)
+        np.testing.assert_allclose(every[name].transpose("head", "bin"), by_bin, atol=1e-5, err_msg=name)
 
 
 @pytest.fixture(scope="module")
 def planes(mini, alice):
-    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, from captured pattern and v
-    in float64 and eigenvectors of the covariance."""
-    tokens = to_prompts(mini, alice, length=48, n_prompts=2)
+    """By condition and layer, coordinates [prompt, position, axis] and the plane's share, of captured outputs."""
     conditions = {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}
-    outputs = {}
+    kept = {condition: [] for condition in conditions}
     for condition, hooks in conditions.items():
-        for prompt in tokens:
+        for prompt in to_prompts(mini, alice, length=48, n_prompts=2):
             with mini.hooks(fwd_hooks=hooks):
-                take = outputs.setdefault(condition, []).append
-                run_capture(mini, prompt[None], take, frozenset({"v", "pattern"}))
+                run_capture(mini, prompt[None], kept[condition].append, frozenset({"v", "pattern"}))
     found = {}
     for layer in (0, 2, 3):
-        o = {
-            condition: torch.stack(
-                [torch.cat([*(one.pattern.double() @ one.v.double())], 1) for one in kept if one.layer == layer]
-            )
-            for condition, kept in outputs.items()
-        }
-        inside = o["vanilla"][:, 8:16].flatten(0, 1)
-        values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.T.cov(correction=0)))
-        axes = vectors[:, :2] * vectors[:, :2].gather(0, vectors[:, :2].abs().argmax(0, keepdim=True)).sign()
-        for condition, one in o.items():
-            coordinates = (one - inside.mean(0)) @ axes / values[:2].sqrt()
-            found[condition, layer] = coordinates, float(values[:2].sum() / values.sum())
+        outputs = {}
+        for condition, captures in kept.items():
+            of_layer = [one.pattern.double() @ one.v.double() for one in captures if one.layer == layer]
+            outputs[condition] = torch.stack([torch.cat([*one], 1) for one in of_layer])
+        plane = output_plane(outputs["vanilla"][:, 8:16].flatten(0, 1))
+        found |= {(condition, layer): (plane.coordinates(o), plane.share) for condition, o in outputs.items()}
     return found
 
 
@@ -133,32 +110,22 @@ def test_the_planes_are_drawn_for_every_condition_beside_the_null(result):
         )
 
 
-def test_both_backends_give_the_same_planes(result, alice):
-    bridge = load_model("mini", backend="bridge")
-    found = LengthExtrapolation(**OPTIONS, conditions=["interpolation"])(bridge, alice, layers=[0, 2], **QUIET).own
+def test_both_backends_give_the_same_planes(mini_bridge, alice, result):
+    found = LengthExtrapolation(**OPTIONS, conditions=())(mini_bridge, alice, layers=[0, 2], **QUIET).own
+    expected = result.own.sel(condition=["vanilla"], shown_layer=[0, 2])
     assert found["shown_layer"].values.tolist() == [0, 2]
-    expected = result.own.sel(condition="vanilla", shown_layer=[0, 2])
-    np.testing.assert_allclose(
-        found["plane_coordinates"].sel(condition="vanilla"), expected["plane_coordinates"], atol=2e-3
-    )
+    np.testing.assert_allclose(found["plane_coordinates"], expected["plane_coordinates"], atol=2e-3)
 
 
-def test_the_sentence_of_the_planes_says_the_median_over_layers(result):
-    sentence = result.findings()[-2]
-    for condition, label in CONDITIONS.items():
-        offsets = result.own["plane_offset"].sel(condition=condition).isel(segment=slice(1, None)).mean("segment")
-        assert f"{label} {float(offsets.median()):.2f} (random init " in sentence
-
-
-def test_chosen_heads_alone_are_measured_and_edited(result, of_one_head):
-    some, every = of_one_head.own, result.own
+def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
+    measure = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])
+    some, every = measure(mini, alice, layers=[1], heads=[2], **QUIET).own, result.own
     assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
     vanilla = every.sel(condition="vanilla", layer=[1], head=[2])
     for name in ("frechet", "entropy", "noise_level"):
         np.testing.assert_allclose(some.sel(condition="vanilla")[name], vanilla[name], rtol=1e-5, atol=1e-7)
-    edited = some["segment_loss"].mean("prompt").sel(condition="lm_infinite", segment=2)
-    assert float(edited) != float(every["segment_loss"].mean("prompt").sel(condition="lm_infinite", segment=2))
-    assert float(edited) != float(every["segment_loss"].mean("prompt").sel(condition="vanilla", segment=2))
+    edited, others = (one["segment_loss"].mean("prompt").sel(segment=2) for one in (some, every))
+    assert float(edited.sel(condition="lm_infinite")) not in others.values
 
 
 def test_streamed_passes_give_the_same(mini, alice, result):
@@ -170,38 +137,33 @@ def test_streamed_passes_give_the_same(mini, alice, result):
     np.testing.assert_allclose(streamed["plane_coordinates"], result.own["plane_coordinates"], atol=2e-3)
 
 
-def test_the_share_within_the_noise_level_is_one_rule_for_sentence_and_number(result):
-    for condition in CONDITIONS:
-        data = result.own.sel(condition=condition)
-        frechet = data["frechet"].isel(segment=slice(1, None)).mean("segment")
-        share = np.mean(frechet.values <= data["noise_level"].values)
-        assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
-        assert any(f"within the noise level in {share:.0%} of heads" in one for one in result.findings())
-    frechet = result.own["frechet"].sel(condition="vanilla").isel(segment=slice(1, None)).mean("segment")
-    assert float(within_noise(frechet, xr.full_like(frechet, float(frechet.median())))) == 0.5
-
-
 def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
     one = result.own.sel(condition="vanilla", segment=1)
     frechet = one["frechet"].copy()
     frechet[0, 0] = np.nan
     expected = (one["frechet"] <= one["noise_level"]).values.ravel()[1:].mean()
     assert float(within_noise(frechet, one["noise_level"])) == pytest.approx(expected)
+    assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median())))) == 0.5
 
 
 def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
-    lines = result.findings()
-    assert len(lines) == len(CONDITIONS) + 2
+    *lines, of_planes, last = result.findings()
+    assert len(lines) == len(CONDITIONS)
     inside = float(result.own["segment_loss"].sel(condition="vanilla", segment=0).mean())
-    for condition, sentence in zip(CONDITIONS, lines, strict=False):
+    for condition, sentence in zip(CONDITIONS, lines, strict=True):
         own, *nulls = (one.sel(condition=condition).isel(segment=slice(1, None)) for one in (result.own, *result.nulls))
         loss, losses = float(own["segment_loss"].mean()), [float(null["segment_loss"].mean()) for null in nulls]
+        frechet = own["frechet"].mean("segment")
+        share = float((frechet <= own["noise_level"]).mean())
+        assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
         assert f"loss {loss:.2f}, {loss - inside:+.2f} against the untouched one inside, outputs" in sentence
-        assert f"Frechet {float(own['frechet'].mean('segment').median()):.2f}, " in sentence
+        assert f"within the noise level in {share:.0%} of heads, Frechet {float(frechet.median()):.2f}, " in sentence
         assert f"norm ratio {float(own['norm_ratio'].mean('segment').median()):.2f} (" in sentence
         assert f"(random init {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
+        offsets = own["plane_offset"].mean("segment")
+        assert f"{CONDITIONS[condition]} {float(offsets.median()):.2f} (random init " in of_planes
     noise, *nulls = (float(one["noise_level"].median()) for one in (result.own, *result.nulls))
-    assert f"{inside:.2f} and the noise level {noise:.2f} (random init {np.mean(nulls):.2f} ± " in lines[-1]
+    assert f"{inside:.2f} and the noise level {noise:.2f} (random init {np.mean(nulls):.2f} ± " in last
     alone = dict.fromkeys(("loss", "rise", "within_noise", "frechet", "norm_ratio"), Number(1.0, 0.5, 1.5))
     assert sentence_beyond(alone).startswith("loss 1.00, +1.00 [+0.50, +1.50] against")
     assert sentence_beyond(alone).endswith("(no null measured)")
@@ -224,6 +186,7 @@ def test_one_training_length_has_nothing_beyond(mini, alice):
     once = LengthExtrapolation(**{**OPTIONS, "times": 1})(mini, alice, **QUIET)
     assert not once.measure.beyond(once.numbers, "vanilla")["within_noise"]
     assert once.findings() == ["Nothing was run beyond the training length."]
+    assert once.provenance["length"] == 16  # it says again what `inside` is
     assert len(once.table()) == len(CONDITIONS)
 
 
@@ -259,23 +222,23 @@ def test_the_short_table_has_a_row_per_condition_and_segment(result):
     assert last["entropy"] == pytest.approx(float(data["entropy"].sel(bin=[32, 36, 40, 44]).mean()))
 
 
-def test_bad_prompts_are_refused(mini, alice):
-    with pytest.raises(InputError, match="two prompts"):
-        LengthExtrapolation(**OPTIONS)(mini, alice, **{**CUT, "n_prompts": 1})
-    with pytest.raises(InputError):
-        LengthExtrapolation(**{**OPTIONS, "times": 9999})(mini, alice, **CUT)
-
-
-def test_another_length_is_refused_and_the_same_is_not(mini, alice):
-    with pytest.raises(InputError, match=r"times x inside = 3 x 16 .*LengthExtrapolation\(inside=40\)"):
-        LengthExtrapolation(**OPTIONS)(mini, alice, **{**CUT, "length": 40})
-    found = LengthExtrapolation(**{**OPTIONS, "times": 1}, conditions=())(mini, alice, **QUIET)
-    assert found.provenance["length"] == 16
+@pytest.mark.parametrize(
+    ("options", "cut", "match"),
+    [
+        ({}, {"n_prompts": 1}, "two prompts"),
+        ({"times": 9999}, {}, "times|tokens"),
+        ({}, {"length": 40}, r"times x inside = 3 x 16 .*LengthExtrapolation\(inside=40\)"),
+    ],
+)
+def test_bad_prompts_are_refused(mini, alice, options, cut, match):
+    with pytest.raises(InputError, match=match):
+        LengthExtrapolation(**{**OPTIONS, **options})(mini, alice, **{**CUT, **cut})
 
 
 def test_four_prompts_are_cut_where_no_number_is_given(mini, alice):
     found = LengthExtrapolation(inside=8, times=1, conditions=())(mini, alice, null_seeds=(), progress=False)
     assert found.provenance["prompts"] == 4
+    assert found.provenance["length"] == 8
 
 
 def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_model):
@@ -284,17 +247,6 @@ def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_mo
     found = LengthExtrapolation(inside=16, times=3)(bloom, tokens, null_seeds=(), progress=False)
     assert found.provenance["prompts"] == 2
     assert np.isfinite(found.own["frechet"]).all()
-
-
-def test_entropy_and_normaliser_are_those_of_the_scores(mini, alice):
-    captures = []
-    tokens = to_prompts(mini, alice, length=24, n_prompts=1)[0][None]
-    run_capture(mini, tokens, captures.append, frozenset({"attn_scores", "pattern"}), layers=[1])
-    scores = captures[0].attn_scores
-    weights = scores.double().softmax(-1)
-    references = -weights.xlogy(weights).sum(-1), scores.double().logsumexp(-1)
-    for mine, reference in zip(entropy_and_normaliser(scores, captures[0].pattern), references, strict=True):
-        np.testing.assert_allclose(mine.mean(-1), reference.mean(-1), atol=1e-5)
 
 
 def test_a_model_that_cannot_run_such_prompts_names_the_backend_that_can(family_model):

@@ -9,7 +9,7 @@ import torch
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.order.cloze import ClozeItem, cloze_items, encode, encoded_items, score_choices, score_item
+from tl_posgen.position.order.cloze import ClozeItem, EncodedItem, cloze_items, encode, encoded_items, score_item
 
 EVERYWHERE = {"layers": None, "heads": None}
 HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
@@ -53,21 +53,17 @@ def test_token_ids_are_read_back_as_text(mini, alice):
     assert torch.equal(from_ids[0].context, encoded_items(mini, text, 1)[0].context)
 
 
-def test_the_score_of_a_choice_is_its_loss(mini):
-    item = ClozeItem("Alice was beginning to get very tired of sitting by her", ("sister",), 0)
-    one = encode(mini, item)
-    found = score_item(mini, one, "tokens", 0.0, **HOW)
-    losses = token_losses(mini, one.longest[None])[0, -len(one.choices[0]) :]
-    assert found["cloze_log_likelihood"] == pytest.approx(-float(losses.mean()), abs=1e-6)
+def log_p_of(model, item):
+    """ln p of every token of each choice, a pass a choice."""
+    rows = [torch.cat([item.context, choice]) for choice in item.choices]
+    return [-token_losses(model, row[None])[0, len(item.context) - 1 :] for row in rows]
 
 
-def test_the_likeliest_choice_is_taken(mini, items):
-    for item in items:
-        sums = []
-        for choice in item.choices:
-            row = torch.cat([item.context, choice])
-            sums.append(-float(token_losses(mini, row[None])[0, -len(choice) :].sum()))
-        assert score_item(mini, item, "tokens", 0.0, **HOW)["cloze_accuracy"] == float(np.argmax(sums) == item.gold)
+def test_scores_are_those_of_the_right_and_of_the_likeliest_choice(mini, items):
+    for item in [*items, encode(mini, ClozeItem("Alice was beginning to get very tired of", ("sitting",), 0))]:
+        found, log_p = score_item(mini, item, "tokens", 0.0, **HOW), log_p_of(mini, item)
+        assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[item.gold].mean()), abs=1e-6)
+        assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == item.gold)
 
 
 def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(mini, items):
@@ -82,9 +78,10 @@ def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(m
 @pytest.mark.parametrize("condition", ["tokens", "jitter", "position_part"])
 def test_a_choice_is_scored_alike_alone_and_among_others(mini, alice, condition):
     context = to_prompts(mini, alice, length=24, n_prompts=1)[0]
-    choices = [torch.tensor([7]), torch.tensor([8, 9, 10]), torch.tensor([11])]
-    options = {"seed": 0, "window": 4, "reach": "uniform", "where": EVERYWHERE}
-    together = score_choices(mini, context, choices, condition, 0.5, **options)
-    without_the_last = score_choices(mini, context, choices[:2], condition, 0.5, **options)
-    for one, other in zip(together[:2], without_the_last, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    choices = tuple(map(torch.tensor, ([7], [8, 9, 10], [11])))
+    for gold in (0, 1):
+        together, without_the_last = (
+            score_item(mini, EncodedItem(context, choices[:n], gold), condition, 0.5, **HOW)["cloze_log_likelihood"]
+            for n in (3, 2)
+        )
+        assert together == pytest.approx(without_the_last, abs=1e-5)

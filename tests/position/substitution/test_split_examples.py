@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen import load_model
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
+from tl_posgen.position.substitution.numbers.split_maps import split_maps
 from tl_posgen.position.substitution.split_examples import MAPS, PARTS
+from tl_posgen.rope.rotation import rotate
 
 CUT = {"length": 80, "n_prompts": 2, "progress": False}
 
@@ -22,75 +23,51 @@ def result(mini, alice):
     return SplitExamples()(mini, alice, null_seeds=(0, 1), **CUT)
 
 
-def maps_by_hand(model, tokens, layer, head):
-    """W, f and g within rows in float64, from captured q and k plane by plane; and r of W with f, g and f + g."""
+def maps_of_captured(model, tokens, layer, head):
+    """Maps of one head from captured q and k, in float64."""
     kept = []
-    run_capture(model, tokens[None, :64], kept.append, layers=[layer])
-    q, k = kept[0].q[head].double(), kept[0].k[head].double()
-    rope, scale = kept[0].geometry.rope, kept[0].geometry.scale
-    turns = [torch.polar(torch.ones_like(rope.inv_freq), rope.inv_freq.double() * d) for d in range(64)]
-    assert rope.pairing == "half"
-
-    def turned(x, turn):
-        real, imag = x.chunk(2, -1)
-        z = torch.complex(real, imag) * turn
-        return torch.cat([z.real, z.imag], -1)
-
-    kbar = k[1:].mean(0)
-    sides = (q, k, kbar.expand(64, -1))
-    all_q, all_k, all_kbar = (torch.stack([turned(*one) for one in zip(x, turns, strict=True)]) for x in sides)
-    whole = {
-        "scores": scale * all_q @ all_k.T,
-        "position": scale * all_q @ all_kbar.T,
-        "content": scale * turned(q, sum(turns) / 64) @ (k - kbar).T,
-    }
-    counted = torch.ones(64, 64).tril().bool()
-    counted[:, 0] = False
-    rows = {name: one.masked_fill(~counted, torch.nan) for name, one in whole.items()}
-    rows = {name: one - one.nanmean(1, keepdim=True) for name, one in rows.items()}
-    flat = {name: one[counted] for name, one in rows.items()}
-    parts = (flat["position"], flat["content"], flat["position"] + flat["content"])
-    return rows, [float(torch.corrcoef(torch.stack([flat["scores"], part]))[0, 1]) for part in parts]
+    run_capture(model, tokens[None, :64], kept.append, layers=[layer], heads=[head])
+    q, k, rope, scale = kept[0].q.double(), kept[0].k.double(), kept[0].geometry.rope, kept[0].geometry.scale
+    turned_q, turned_k = (rotate(x, torch.arange(64), rope) for x in (q, k))
+    hidden = torch.ones(64, 64).triu(1).bool()
+    return split_maps((scale * turned_q @ turned_k.mT).masked_fill(hidden, -torch.inf), q, k, rope, scale)
 
 
 def test_the_maps_are_f_and_g_of_captured_q_and_k(mini, alice, result):
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
-    random = random_like(mini, 0)
-    for model, data in ((mini, result.own), (random, result.null)):
+    for model, data in ((mini, result.own), (random_like(mini, 0), result.null)):
         for number in range(2):
             one = data.isel(example=number)
-            rows, r = maps_by_hand(model, tokens, int(one["layer"]), int(one["head"]))
-            reach = float(rows["scores"].nan_to_num().abs().max())
+            maps = maps_of_captured(model, tokens, int(one["layer"]), int(one["head"]))
+            reach = float(maps.scores.nan_to_num().abs().max())
             for name in MAPS:
-                np.testing.assert_allclose(one[name], rows[name], atol=1e-4 * reach, err_msg=name)
+                np.testing.assert_allclose(one[name], getattr(maps, name)[0], atol=1e-4 * reach, err_msg=name)
             assert one["part"].values.tolist() == list(PARTS)
-            assert one["r"].values.tolist() == pytest.approx(r, abs=1e-3)
+            np.testing.assert_allclose(one["r"], maps.r[:, 0], atol=1e-3)
+
+
+def shown_heads(data):
+    return list(zip(*(data[name].values.tolist() for name in ("layer", "head", "why")), strict=True))
 
 
 def test_the_heads_are_those_of_most_and_least_position_and_the_null_has_the_same(mini, alice, result):
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
-    every = {(layer, head): maps_by_hand(mini, tokens, layer, head)[1][0] for layer in range(4) for head in range(4)}
-    ranked = sorted(every, key=every.get)
+    heads = [(layer, head) for layer in range(4) for head in range(4)]
+    ranked = sorted(heads, key=lambda place: float(maps_of_captured(mini, tokens, *place).r[0, 0]))
     for data in (result.own, *result.nulls):
-        heads = list(zip(data["layer"].values, data["head"].values, data["why"].values, strict=True))
-        assert heads == [(*ranked[-1], "most position"), (*ranked[0], "least position")]
-    assert [null.attrs["model"] for null in result.nulls] == ["random init (seed 0)", "random init (seed 1)"]
-
-
-def shown_heads(result):
-    return list(zip(*(result.own[name].values.tolist() for name in ("layer", "head", "why")), strict=True))
+        assert shown_heads(data) == [(*ranked[-1], "most position"), (*ranked[0], "least position")]
 
 
 def test_only_heads_that_are_asked_for_are_shown(mini, alice):
     few = SplitExamples(examples=3)(mini, alice, heads=[(0, 1), (2, 3), (2, 0)], null_seeds=(), **CUT)
-    assert {one[:2] for one in shown_heads(few)} <= {(0, 1), (2, 3), (2, 0)}
+    assert {one[:2] for one in shown_heads(few.own)} <= {(0, 1), (2, 3), (2, 0)}
     one = SplitExamples()(mini, alice, heads=[(1, 2)], null_seeds=(), **CUT)
-    assert shown_heads(one) == [(1, 2, "most position")]
+    assert shown_heads(one.own) == [(1, 2, "most position")]
 
 
-def test_both_backends_give_the_same_maps(alice, result):
-    bridge = SplitExamples()(load_model("mini", backend="bridge"), alice, null_seeds=(), **CUT)
-    assert shown_heads(bridge) == shown_heads(result)
+def test_both_backends_give_the_same_maps(mini_bridge, alice, result):
+    bridge = SplitExamples()(mini_bridge, alice, null_seeds=(), **CUT)
+    assert shown_heads(bridge.own) == shown_heads(result.own)
     for name in MAPS:
         np.testing.assert_allclose(bridge.own[name], result.own[name], atol=1e-3)
 
@@ -140,16 +117,17 @@ def test_the_sentences_and_labels_say_the_correlations(result):
         assert f"position {own:.2f}," in labels[place]
 
 
+TOKENS = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0))
+
+
 def test_learned_positions_have_no_position_part_to_show(family_model):
-    tokens = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0))
-    found = SplitExamples()(family_model("gpt2"), tokens, null_seeds=(0,), progress=False)
+    found = SplitExamples()(family_model("gpt2"), TOKENS, null_seeds=(0,), progress=False)
     assert found.own.sizes["example"] == found.null.sizes["example"] == 0
     assert (found.kinds, found.findings()) == ([], [found.caveat])
 
 
 def test_of_alibi_the_position_part_is_the_slope(family_model):
-    tokens = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0))
-    found = SplitExamples()(family_model("bloom"), tokens, null_seeds=(), progress=False)
+    found = SplitExamples()(family_model("bloom"), TOKENS, null_seeds=(), progress=False)
     rows = found.own["position"].isel(example=0).values
     steps = np.diff(rows[2:, 1:], axis=1)
     assert np.nanmin(steps) > 0

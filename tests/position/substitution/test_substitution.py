@@ -1,13 +1,13 @@
 """Substituted scores: the reference values of real models, and the search's honesty."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
@@ -15,7 +15,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution import Substitution, by_constant, by_free_split, by_split, substitute, triangle
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
-from tl_posgen.position.substitution.substituted_loss import conditions_of, recovered
+from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, conditions_of, recovered
 from tl_posgen.position.substitution.substitution import other_prompts
 
 pytestmark = pytest.mark.slow
@@ -74,15 +74,18 @@ def test_the_bundled_model_has_its_reference_losses(mini, alice):
 
 
 def test_shares_run_from_uniform_to_unchanged(result):
-    share = result.own["recovered"]
-    assert share.sel(condition="unchanged").values.tolist() == [1, 1, 1]  # its interval has no width
+    share, unchanged = result.own["recovered"], result.own.sel(condition="unchanged")
+    assert unchanged["recovered"].values.tolist() == [1, 1, 1]  # its interval has no width
     assert share.sel(condition="uniform_attention").values.tolist() == [0, 0, 0]
     low, value, high = (share.sel(end=end) for end in ("low", "value", "high"))
     assert ((low <= value) & (value <= high) & (high <= value.clip(min=1))).all()
+    np.testing.assert_allclose(unchanged["attention_kl"], 0, atol=1e-9)
+    np.testing.assert_allclose(unchanged["r"], 1)
 
 
-def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
-    found = UNSEARCHED(random_like(mini, 0), alice, length=16, n_prompts=2, **QUIET)
+def test_where_attention_is_worth_nothing_there_is_no_share(unsearched):
+    random_init = unsearched.dataset.sel(init=["0"]).assign_coords(init=["trained"])
+    found = replace(unsearched, dataset=random_init)
     (sentence,) = found.findings()
     assert sentence.endswith("(no null measured): there is nothing to recover.")
     assert found.table()[["recovered", "low", "high"]].isna().all(axis=None)
@@ -90,52 +93,37 @@ def test_where_attention_is_worth_nothing_no_share_is_told(mini, alice):
     assert "nan" not in found.plot("correlation").layout.title.text
 
 
-def by_prompt(*rows):
-    return xr.DataArray(np.array(rows), dims=("row", "prompt"))
+def shares(losses, unchanged, uniform):
+    """`recovered` of rows of losses by prompt."""
+    known = xr.DataArray([unchanged, uniform], {"condition": list(NO_STAND_IN)}, ("condition", "prompt"))
+    return recovered(xr.DataArray(losses, dims=("row", "prompt")), known)
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_share_of_nothing_is_no_number(worth, n):
-    losses, unchanged = by_prompt(*np.ones((3, n))), xr.DataArray(np.ones(n), dims="prompt")
-    assert recovered(losses, unchanged, unchanged + worth).isnull().all()
-    np.testing.assert_allclose(recovered(losses, unchanged, unchanged + 0.011).sel(end="value"), 1)
+    losses, unchanged = np.ones((3, n)), np.ones(n)
+    assert shares(losses, unchanged, unchanged + worth).isnull().all()
+    np.testing.assert_allclose(shares(losses, unchanged, unchanged + 0.011).sel(end="value"), 1)
 
 
 def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
-    unchanged = xr.DataArray([1.0, 2.0, 4.0, 2.5], dims="prompt")
-    uniform = xr.DataArray([3.0, 3.5, 4.5, 4.0], dims="prompt")
-    mixed = xr.concat([share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)], "row")
+    unchanged, uniform = np.array([1.0, 2.0, 4.0, 2.5]), np.array([3.0, 3.5, 4.5, 4.0])
+    mixed = [share * unchanged + (1 - share) * uniform for share in (1.0, 0.0, 0.25)]
     for end in ("value", "low", "high"):
-        np.testing.assert_allclose(recovered(mixed, unchanged, uniform).sel(end=end), [1, 0, 0.25], atol=1e-12)
-    value, low, high = recovered(by_prompt([1.0, 3.0, 4.1, 2.6]), unchanged, uniform)[0].values
+        np.testing.assert_allclose(shares(mixed, unchanged, uniform).sel(end=end), [1, 0, 0.25], atol=1e-12)
+    value, low, high = shares([[1.0, 3.0, 4.1, 2.6]], unchanged, uniform)[0].values
     assert low < value < high
-    one_pays = recovered(by_prompt(np.ones(4)), unchanged * 0 + 2, xr.DataArray([2.08, 2, 2, 2], dims="prompt"))[0]
+    one_pays = shares(np.ones((1, 4)), np.full(4, 2.0), [2.08, 2, 2, 2])[0]
     assert np.isfinite(one_pays.sel(end="value"))
     assert one_pays.sel(end=["low", "high"]).isnull().all()
 
 
-def test_the_random_init_has_no_share_to_show(unsearched):
-    assert all(abs(worth) < 0.01 for worth in unsearched.measure.worth(unsearched.numbers).inits)
-    assert unsearched.null["recovered"].isnull().all()
-    assert unsearched.own["recovered"].notnull().all()
-
-
-def test_the_unchanged_model_has_no_attention_error(result):
-    unchanged = result.own.sel(condition="unchanged")
-    np.testing.assert_allclose(unchanged.attention_kl, 0, atol=1e-9)
-    np.testing.assert_allclose(unchanged.r, 1)
-
-
-def test_descent_lowers_the_loss_it_descends_on(result):
-    chosen_on = result.own.chosen_on_loss
-    assert float(chosen_on.sel(family="distribution")) < float(chosen_on.sel(family="triangle"))
-    assert float(chosen_on.sel(family="free")) < float(chosen_on.sel(family="triangle"))
-
-
-def test_imitation_lowers_the_divergence_of_the_predictions(result):
-    divergence = result.own.prediction_kl
-    assert float(divergence.sel(family="imitating")) < float(divergence.sel(family="triangle"))
+def test_descent_lowers_what_it_descends_on(result):
+    loss, divergence = result.own["chosen_on_loss"], result.own["prediction_kl"]
+    assert (loss.sel(family=["distribution", "free"]) < loss.sel(family="triangle")).all()
+    assert divergence.sel(family="imitating") < divergence.sel(family="triangle")
+    np.testing.assert_allclose(result.own["distribution"].sum("distance"), 1)
 
 
 def test_no_prompt_is_both_searched_and_reported_on(mini, alice):
@@ -177,10 +165,6 @@ def test_the_fit_by_attention_is_left_out_of_long_prompts():
     assert [name for name in conditions[0] if name not in conditions[1]] == ["three_axis_attention"]
 
 
-def test_what_was_searched_is_a_distribution_per_head(result):
-    np.testing.assert_allclose(result.own.distribution.sum("distance"), 1)
-
-
 def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice):
     dose, loss = result.own["dose_loss"].sel(stand_in="triangle_4"), result.own["loss"]
     np.testing.assert_array_equal(dose.sel(residual_share=0), loss.sel(condition="triangle_4"))
@@ -190,23 +174,14 @@ def test_doses_run_from_the_stand_in_to_the_unchanged_model(result, mini, alice)
     np.testing.assert_allclose(dose.sel(residual_share=0.5), token_losses(mini, tokens, half).mean(1))
 
 
-def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": mini.cfg.d_vocab, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=6, initializer_range=0.3)).save_pretrained(tmp_path)
-    mini.tokenizer.save_pretrained(tmp_path)
-    deep = tl_posgen.load_model(tmp_path)
-    tokens = torch.arange(24).view(2, 12) + 1
-    options = {"widths": (4,), "dummy_distances": (1000,), "search": False, "from_layer": 4}
-    found = Substitution(**options, gamma=0.97)(deep, tokens, progress=False)
-    r = found.own.r.sel(condition="mean_key_1000")
-    assert r.isel(layer=slice(4)).isnull().all()
-    assert r.isel(layer=slice(4, None)).notnull().all()
-    everything = Substitution(**options)(deep, tokens, **QUIET)
-    kl = [float(x.own.attention_kl.sel(condition="mean_key_1000").mean()) for x in (found, everything)]
-    assert 0 < kl[0] < kl[1]
-    assert found.null is not None
+def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, alice):
+    options = {**FEW, "dummy_distances": (1000,), "search": False, "from_layer": 2}
+    cut = {"length": 16, "n_prompts": 2, **QUIET}
+    found = [Substitution(**options, gamma=gamma)(mini, alice, **cut).own for gamma in (0.97, 1)]
+    some, every = (one.sel(condition="mean_key_1000") for one in found)
+    assert some["r"].sel(layer=[0, 1]).isnull().all()
+    assert some["r"].sel(layer=[2, 3]).notnull().all()
+    assert 0 < some["attention_kl"].mean() < every["attention_kl"].mean()
 
 
 def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
@@ -227,14 +202,6 @@ def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
         Substitution(**options, from_layer=3)(mini, alice, heads=chosen, **cut, **QUIET)
 
 
-def test_the_null_is_the_random_init_of_the_same_seed(unsearched, mini, alice):
-    tokens = prompts_of_one_length(mini, alice, 16, 4)
-    for seed, null in enumerate(unsearched.nulls):
-        expected = token_losses(random_like(mini, seed), tokens).mean(1)
-        np.testing.assert_allclose(null.loss.sel(condition="unchanged"), expected)
-        assert null.attrs["model"] == f"random init (seed {seed})"
-
-
 def test_every_head_has_its_costs(result, mini, alice):
     cost = result.own["cost"]
     assert cost.shape == (2, mini.cfg.n_layers, mini.cfg.n_heads)
@@ -246,31 +213,22 @@ def test_every_head_has_its_costs(result, mini, alice):
         assert float(cost.sel(replaced_by=by, layer=1, head=2)) == pytest.approx(expected, abs=1e-7)
 
 
-def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(unsearched):
-    assert "cost" not in unsearched.own
-    asked = [Substitution(search=search).costs_heads for search in (True, False)]
-    assert asked == [True, False]
+def test_head_costs_are_taken_where_a_split_is_searched_unless_said_otherwise(result, unsearched):
+    assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
+    assert unsearched.kinds == ["loss", "dose", "correlation"]
+    assert Substitution().costs_heads
     assert not Substitution(head_costs=False).costs_heads
 
 
 def test_tokens_are_coloured_by_the_change_of_their_loss(unsearched, mini, alice):
     data, lines = unsearched.own, unsearched.token_labels()
-    assert [line.split(":")[0] for line in lines[1:]] == [
-        "position",
-        "content",
-        "three-axis fit, all pairs",
-        "uniform attention",
-    ]
+    shown = ["position", "content", "three-axis fit, all pairs", "uniform attention"]
+    assert [line.split(":")[0] for line in lines[1:]] == shown
     tokens = to_prompts(mini, alice, length=data.sizes["shown_target"] + 1, n_prompts=1)[0][None]
     changed = token_losses(mini, tokens, substitute(mini, by_constant)) - token_losses(mini, tokens)
     shown = data["token_change"].sel(condition="uniform_attention").values
     np.testing.assert_allclose(shown, changed[0].numpy(), atol=1e-5)
     assert f"{shown[5]:.4f}".rstrip("0") in unsearched.show(4).local_src
-
-
-def test_a_search_and_costs_have_figures_of_their_own(result, unsearched):
-    assert result.kinds == ["loss", "dose", "correlation", "search", "splits", "heads"]
-    assert unsearched.kinds == ["loss", "dose", "correlation"]
 
 
 def test_figures_draw_the_data(result):
@@ -305,11 +263,8 @@ def test_sentences_and_titles_say_the_numbers(result):
 
     r = float(data["r"].sel(condition="three_axis").mean())
     assert f"r = {r:.3f}; in their place it recovers {share('recovered', condition='three_axis')}" in text
-    values = (
-        data["recovered"]
-        .sel(end="value")
-        .drop_sel(condition=[one for one in data["condition"].values if one.startswith(("three_", "un", "pos", "con"))])
-    )
+    no_splits = [one for one in data["condition"].values if one.startswith(("three_", "un", "pos", "con"))]
+    values = data["recovered"].sel(end="value").drop_sel(condition=no_splits)
     assert str(values.idxmax().item()) == measure.best(result.numbers) == "triangle_4"
     best = share("recovered", condition="triangle_4")
     assert f"(triangle of width 4, the best of {values.size} splits on these prompts) recovers {best} of the" in text
@@ -348,8 +303,13 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
     assert "by construction" in found.caveat
 
 
-def test_random_inits_are_a_mean_with_its_spread(unsearched):
+def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(unsearched, mini, alice):
     worth = unsearched.measure.worth(unsearched.numbers).inits
+    assert all(abs(one) < 0.01 for one in worth)
+    assert unsearched.null["recovered"].isnull().all()
+    assert unsearched.own["recovered"].notnull().all()
+    expected = token_losses(random_like(mini, 1), prompts_of_one_length(mini, alice, 16, 4)).mean(1)
+    np.testing.assert_allclose(unsearched.nulls[1]["loss"].sel(condition="unchanged"), expected)
     assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in unsearched.findings()[0]
     profile = unsearched.numbers("recovered", condition="query_profile").value
     assert unsearched.measure.split_recovered(unsearched.numbers).value == profile
@@ -371,15 +331,8 @@ def test_the_table_ends_with_the_searched_splits(result):
     assert not result.table(null=True)["condition"].str.startswith("searched").any()
 
 
-@pytest.mark.parametrize(
-    ("options", "cut"),
-    [({"from_layer": 9}, {}), ({}, {"length": 9999}), ({}, {"heads": [(0, 9)]})],
-)
-def test_bad_input_is_refused(mini, alice, options, cut):
-    with pytest.raises(InputError):
-        Substitution(**options)(mini, alice, **{"length": 24, "n_prompts": 2, **cut}, progress=False)
-
-
-def test_a_search_needs_two_prompts(mini):
+def test_a_layer_too_deep_and_a_search_of_one_prompt_are_refused(mini, alice):
+    with pytest.raises(InputError, match="from_layer 9"):
+        Substitution(from_layer=9)(mini, alice, length=24, n_prompts=2, progress=False)
     with pytest.raises(InputError, match="two"):
         Substitution()(mini, torch.arange(24)[None], n_prompts=1, progress=False)

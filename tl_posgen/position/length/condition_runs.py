@@ -1,4 +1,4 @@
-"""Prompts beyond the training length under one condition: data kept from the forward passes, and their variables."""
+"""Prompts beyond the training length under one condition: what is kept of their forward passes, and its variables."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.core.measure import HEAD
@@ -27,25 +27,19 @@ KEPT_INSIDE = 64  # positions per training length whose outputs are kept in the 
 
 
 class ConditionRun:
-    """Data kept from the forward passes of every prompt under one condition.
-
-    Args:
-        run: the model, its prompts and the chosen heads.
-        inside: the training length.
-        shown: layers whose outputs are kept.
+    """Losses, attention and outputs of every prompt under one condition; `inside` is the training length.
 
     Attributes:
         losses: of each prompt, nats per target.
         sums: entropy and normaliser, [head, bin] of each layer.
         halves: by (layer, parity of the prompt), moments of the outputs in the second half of the training length.
-        segments: by (layer, segment), moments of the outputs in each multiple of the training length; in the first only
-            of its second half, as in `halves`.
+        segments: by (layer, segment), moments of the outputs in each further multiple of the training length.
         kept: `kept_positions` of the prompts.
         outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
             their coordinates.
     """
 
-    def __init__(self, run: Run, inside: int, shown: Sequence[int] = ()):
+    def __init__(self, run: Run, inside: int, shown: Sequence[int]):
         self.run, self.inside = run, inside
         self.kept = torch.arange(0)
         self.outputs: dict[int, list[Float[Tensor, "position d"]]] = {layer: [] for layer in shown}
@@ -55,7 +49,7 @@ class ConditionRun:
         self.segments: dict[tuple[int, int], OutputMoments] = {}
 
     def add_prompts(self, hooks: HookList) -> None:
-        """Run every prompt under hooks and keep its data."""
+        """Run every prompt under hooks."""
         needs = frozenset({"v", "attn_scores", "pattern", "logits"})
         model, device = self.run.model, next(self.run.model.parameters()).device
         for number, prompt in enumerate(self.run.rows):
@@ -66,7 +60,7 @@ class ConditionRun:
             self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
 
     def add_layer(self, number: int, capture: LayerCapture) -> None:
-        """Keep the data of one layer of prompt `number`, computed in blocks of rows."""
+        """Keep what one layer of prompt `number` gives, in blocks of rows."""
         assert capture.v is not None
         layer, inside, n, capture.prompt = capture.layer, self.inside, capture.length, number
         blocks = []
@@ -75,12 +69,10 @@ class ConditionRun:
             attention = entropy_and_normaliser(capture.attn_score_rows(start, stop), pattern)
             blocks.append((pattern @ capture.v[:, :stop], *attention))
         o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
-        reference = OutputMoments.from_outputs(o[:, inside // 2 : inside])
-        add_to(self.halves, (layer, number % 2), reference)
         if layer in self.outputs:
             self.kept = kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
-        add_to(self.segments, (layer, 0), reference)
+        add_to(self.halves, (layer, number % 2), OutputMoments.from_outputs(o[:, inside // 2 : inside]))
         for start in range(inside, n, inside):
             add_to(self.segments, (layer, start // inside), OutputMoments.from_outputs(o[:, start : start + inside]))
         ranges = bins(n, inside)
@@ -89,55 +81,52 @@ class ConditionRun:
 
     def planes(self) -> dict[int, OutputPlane]:
         """Return, by shown layer, the plane of the outputs kept from the second half of the training length."""
+        reference = (self.kept >= self.inside // 2) & (self.kept < self.inside)
         return {
-            layer: output_plane(torch.stack(kept)[:, in_reference(self.kept, self.inside)].flatten(0, 1))
-            for layer, kept in self.outputs.items()
+            layer: output_plane(torch.stack(kept)[:, reference].flatten(0, 1)) for layer, kept in self.outputs.items()
         }
 
     def project(self, planes: Mapping[int, OutputPlane]) -> None:
-        """Replace the outputs by their coordinates in these planes."""
+        """Replace the outputs by their coordinates in planes."""
         for layer, kept in self.outputs.items():
             self.outputs[layer] = [planes[layer].coordinates(o) for o in kept]
 
     # Variables
 
     def variables(self, vanilla: "ConditionRun") -> dict[str, xr.DataArray]:
-        """Return loss, attention, drift of the outputs from those of the untouched model inside, and their places in
-        the planes."""
-        starts = [start for start, _ in bins(len(self.run.rows[0]), self.inside)]
-        attention = {name: self.sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION}
-        drift, points = self.drift(vanilla), self.points()
-        drifts = {name: drift[name] for name in DRIFT}
-        offset = length_of(centroids(points, self.inside))
-        return self.loss() | attention | drifts | {"plane_coordinates": points, "plane_offset": offset}
-
-    def loss(self) -> dict[str, xr.DataArray]:
-        """Return the loss of each prompt by bin and by segment."""
+        """Return loss, attention, drift of the outputs from the untouched ones inside, and their places in planes."""
         losses, inside = np.array(self.losses), self.inside  # query t predicts target t, so the last has none
         n = losses.shape[-1] + 1
         ranges = bins(n, inside)
+        starts = [start for start, _ in ranges]
         by_bin = np.stack([losses[:, start:stop].mean(-1) for start, stop in ranges], -1)
         by_segment = np.stack([losses[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
+        drift, points = self.drift(vanilla), self.points()
         return {
-            "loss": xr.DataArray(by_bin, {"bin": [start for start, _ in ranges]}, ("prompt", "bin")),
+            "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
             "segment_loss": xr.DataArray(by_segment, {"segment": range(n // inside)}, ("prompt", "segment")),
+            **{name: self.sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in ATTENTION},
+            **{name: drift[name] for name in DRIFT},
+            "plane_coordinates": points,
+            "plane_offset": length_of(centroids(points, inside)),
         }
 
     def drift(self, vanilla: "ConditionRun") -> xr.Dataset:
-        """Return how far outputs lie from those of the untouched model inside, whose halves are the even and the odd
-        prompts, and the noise level."""
-        layers = []
-        times = len(self.run.rows[0]) // self.inside
+        """Return the drift of the outputs from the untouched ones inside, and its noise level, between even and odd
+        prompts."""
+        layers, times = [], len(self.run.rows[0]) // self.inside
         for layer, (_, heads) in self.sums.layers.items():
             halves = (vanilla.halves[layer, 0], vanilla.halves[layer, 1])
-            drifts = [output_drift(halves, self.segments[layer, segment]) for segment in range(times)]
+            moments = [self.halves[layer, 0] + self.halves[layer, 1]]
+            moments += [self.segments[layer, segment] for segment in range(1, times)]
+            drifts = [output_drift(halves, one) for one in moments]
             columns = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
             data = {name: (("head", "segment"), column.cpu().numpy()) for name, column in columns.items()}
             layers.append(xr.Dataset(data, {"layer": layer, "head": heads, "segment": range(times)}))
         return self.sums.join_layers(layers)
 
     def points(self) -> xr.DataArray:
-        """Return where outputs lie in the planes; after `project`."""
+        """Return the coordinates of the outputs in the planes; after `project`."""
         return xr.DataArray(
             np.stack([torch.stack(kept).numpy() for kept in self.outputs.values()]),
             {"shown_layer": list(self.outputs), "position": self.kept.numpy()},
@@ -146,17 +135,15 @@ class ConditionRun:
 
 
 def centroids(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return the mean place of the outputs of each segment; of the first, of its second half only."""
+    """Return the mean coordinates of each segment; in the first segment, of its second half."""
     segment = (points["position"] // inside).rename("segment")
     return points.where(points["position"] >= inside // 2).mean("prompt").groupby(segment).mean()
 
 
 def plane_noise(points: xr.DataArray, inside: int) -> xr.DataArray:
-    """Return how far the centroids of two halves of the prompts lie apart inside."""
-    halves = [
-        centroids(points.isel(prompt=slice(start, None, 2)), inside).sel(segment=0, drop=True) for start in (0, 1)
-    ]
-    return length_of(halves[0] - halves[1])
+    """Return the distance between the centroids of even and of odd prompts inside."""
+    even, odd = (centroids(points.isel(prompt=slice(start, None, 2)), inside) for start in (0, 1))
+    return length_of(even - odd).sel(segment=0, drop=True)
 
 
 def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
@@ -168,11 +155,6 @@ def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
     """
     step = -(-inside // KEPT_INSIDE)
     return torch.arange(step - 1, n, step)
-
-
-def in_reference(positions: Int[Tensor, " position"], inside: int) -> Bool[Tensor, " position"]:
-    """Return whether positions lie in the second half of the training length, the reference of all comparisons."""
-    return (positions >= inside // 2) & (positions < inside)
 
 
 def add_to(sums: dict[tuple[int, int], OutputMoments], key: tuple[int, int], moments: OutputMoments) -> None:

@@ -50,8 +50,8 @@ class LengthExtrapolation(Measure):
     Segments are the multiples of the training length. Outputs are compared with those of the untouched model in the
     second half of the training length (early queries see few keys and are another distribution anyway).
 
-    A text is cut into prompts of times x inside tokens, 4 of them unless `n_prompts` says otherwise; so `length` is
-    left out, or says again what `inside` is. `layers` and `heads` choose what is edited and measured.
+    A text is cut into prompts of times x inside tokens, 4 of them if `n_prompts` is left out; `length` is left out, or
+    equal to `inside`. `layers` and `heads` choose what is edited and measured.
 
     Args:
         inside: the training length; cfg.n_ctx if left out.
@@ -141,8 +141,9 @@ class LengthExtrapolation(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         inside = len(run.rows[0]) // self.times
         conditions = list(dict.fromkeys(("vanilla", *self.conditions)))
-        hooks = {condition: self.hooks(run, condition) for condition in conditions}  # refused here, before work starts
-        shown = some_of(list(select_heads(run.model, **run.where)))
+        hooks = {condition: self.hooks(run, condition) for condition in conditions}  # refusals, before work starts
+        layers = list(select_heads(run.model, **run.where))
+        shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         vanilla, planes = ConditionRun(run, inside, shown), {}
 
         def cell(condition: str) -> Mapping[str, xr.DataArray]:
@@ -163,12 +164,11 @@ class LengthExtrapolation(Measure):
 
     def hooks(self, run: Run, condition: str) -> HookList:
         """Return the intervention of a condition."""
-        inside = len(run.rows[0]) // self.times
+        windows = (run.model, len(run.rows[0]) // self.times, self.n_global)
         if condition == "lm_infinite":
-            return lm_infinite(run.model, inside, self.n_global, **run.where)
+            return lm_infinite(*windows, **run.where)
         if condition == "retrieval":
-            blocks = {"block": self.block, "n_blocks": self.n_blocks}
-            return retrieve_blocks(run.model, inside, self.n_global, **blocks, **run.where)
+            return retrieve_blocks(*windows, block=self.block, n_blocks=self.n_blocks, **run.where)
         if condition == "interpolation":
             return interpolate_positions(run.model, 1 / self.times, **run.where)
         return []
@@ -179,7 +179,8 @@ class LengthExtrapolation(Measure):
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
         the untouched loss inside, share of heads within the noise level, medians over heads of Frechet distance and
         norm ratio, and the offset in the plane, median over layers."""
-        at = {name: beyond(own.array(name, condition=condition)) for name in NAMES_BEYOND}
+        names = ("segment_loss", "frechet", "norm_ratio", "plane_offset")
+        at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
         inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
         return {
             "loss": own.number(at["segment_loss"]),
@@ -226,27 +227,8 @@ class LengthExtrapolation(Measure):
         return frame.rename(columns={"segment": "times"})
 
 
-NAMES_BEYOND = ("segment_loss", "frechet", "norm_ratio", "plane_offset")
-
-
-def some_of(layers: Sequence[int]) -> list[int]:
-    """Return the first, the middle and the last.
-
-    Example:
-        >>> some_of([0, 1, 2, 3]), some_of([5])
-        ([0, 2, 3], [5])
-    """
-    return sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-
-
-def beyond(array: xr.DataArray) -> xr.DataArray:
-    """Return the mean over the segments beyond the training length."""
-    return array.isel(segment=slice(1, None)).mean("segment")
-
-
 def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArray:
-    """Return the share of heads whose outputs are no further off than those of two halves of the prompts are from each
-    other."""
+    """Return the share of heads whose outputs are as close to those inside as two halves of the prompts there are."""
     return (frechet <= noise_level).where(frechet.notnull()).mean(HEAD)
 
 

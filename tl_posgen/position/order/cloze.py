@@ -49,10 +49,6 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
     The last word has at least four letters and occurs earlier in the passage, so that it can be found by reading; the
     wrong words also occur in the passage.
 
-    Args:
-        text: a text that the model was not trained on; `bundled_text()` is held out for the bundled model.
-        words: length of a passage.
-
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
         >>> item = next(cloze_items(bundled_text()))
@@ -117,43 +113,23 @@ def score_item(
     seed: int,
     where: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Return whether the right choice is the likeliest (1 or 0), and its log-likelihood in nats per token, context
-    disturbed.
+    """Return whether the right choice is the likeliest (1 or 0), and its ln p per token, after the disturbed context.
 
-    All choices of an item have the same draw; choices are never disturbed.
+    Choices are never disturbed and share one draw; those of one length share a forward pass.
     """
-    how: dict[str, Any] = {"reach": reach, "window": window, "seed": seed, "where": where}
-    log_p = score_choices(model, item.context, item.choices, condition, ratio, **how)
-    likeliest = int(np.argmax([float(one.sum()) for one in log_p]))
+    n, total = len(item.context), len(item.longest)
+    if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
+        ratio = ratio * n / total
+    protected = [0, *range(n, total)]
+    disturbance = draw(model, item.longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
+    log_p: dict[int, Float[Tensor, " _"]] = {}
+    for length in {len(choice) for choice in item.choices}:
+        same = [number for number, choice in enumerate(item.choices) if len(choice) == length]
+        rows = torch.stack([torch.cat([item.context, item.choices[number]]) for number in same])
+        rows, hooks = disturb(model, rows, condition, disturbance, **where)
+        log_p |= dict(zip(same, -token_losses(model, rows, hooks)[:, -length:], strict=True))
+    likeliest = max(sorted(log_p), key=lambda number: float(log_p[number].sum()))
     return {
         "cloze_accuracy": float(likeliest == item.gold),
         "cloze_log_likelihood": float(log_p[item.gold].mean()),
     }
-
-
-def score_choices(
-    model: Model,
-    context: Int[Tensor, " pos"],
-    choices: Sequence[Int[Tensor, " _"]],
-    condition: str,
-    ratio: int | float,
-    *,
-    reach: str,
-    window: int,
-    seed: int,
-    where: Mapping[str, Any],
-) -> list[Float[Tensor, " _"]]:
-    """ln p of every token of each choice after the disturbed context; choices of one length share a forward pass."""
-    longest = torch.cat([context, max(choices, key=len)])
-    n, total = len(context), len(longest)
-    if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
-        ratio = ratio * n / total
-    protected = [0, *range(n, total)]
-    disturbance = draw(model, longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
-    scores: dict[int, Tensor] = {}
-    for length in {len(choice) for choice in choices}:
-        same = [number for number, choice in enumerate(choices) if len(choice) == length]
-        rows = torch.stack([torch.cat([context, choices[number]]) for number in same])
-        rows, hooks = disturb(model, rows, condition, disturbance, **where)
-        scores |= dict(zip(same, -token_losses(model, rows, hooks)[:, -length:], strict=True))
-    return [scores[number] for number in range(len(choices))]

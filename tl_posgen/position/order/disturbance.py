@@ -1,4 +1,4 @@
-"""Disturbed order under a condition: in the text, in the position index, or in the features."""
+"""Disturbed order of a prompt: in the text, in the position index, or in the features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ REACHES: tuple[Reach, ...] = get_args(Reach)
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Disturbed order of a prompt; `disturb` applies it to the text, the position index or the features.
+    """A draw of disturbed order, which `disturb` applies.
 
     Attributes:
         permutation: new order of the places.
@@ -45,35 +45,28 @@ def conditions_for(
 ) -> list[str]:
     """Return the given conditions, or all that the model allows; refuse the others before work starts.
 
-    Args:
-        layers, heads: those that are disturbed. Swapped text disturbs all of them, so for some it is left out, or
-            refused if it was asked for.
+    Swapped text reaches all layers and heads: where some are chosen it is left out, or refused if it was asked for.
     """
-
-    def require_distances() -> None:
-        permute_positions(model, torch.arange(2), layers=layers, heads=heads)
-
     everywhere = layers is None and heads is None
-    if conditions is not None:
-        for condition in conditions:
-            if condition in OF_TEXT and not everywhere:
-                raise InputError(
-                    f"condition {condition!r}: swapped text reaches every layer and head; leave layers and heads out, "
-                    f"or choose from {', '.join(one for one in CONDITIONS if one not in OF_TEXT)}"
-                )
-        if "words" in conditions:
-            require_tokenizer(model)
-        if not set(OF_TEXT).issuperset(conditions):
-            require_distances()
-        return list(conditions)
-    of_text = [*(OF_TEXT if model.tokenizer is not None else OF_TEXT[:1])] if everywhere else []
+    of_text = [one for one in OF_TEXT if everywhere and (one == "tokens" or model.tokenizer is not None)]
+    of_positions = [one for one in CONDITIONS if one not in OF_TEXT]
+    wanted = [*of_text, *of_positions] if conditions is None else list(conditions)
+    if not everywhere and (swapped := [one for one in wanted if one in OF_TEXT]):
+        raise InputError(
+            f"condition {swapped[0]!r}: swapped text reaches every layer and head; leave layers and heads out, "
+            f"or choose from {', '.join(of_positions)}"
+        )
+    if "words" in wanted:
+        require_tokenizer(model)
+    if set(wanted) <= set(OF_TEXT):
+        return wanted
     try:
-        require_distances()
+        permute_positions(model, torch.arange(2), layers=layers, heads=heads)  # refused where scores know no distance
     except UnsupportedModelError:
-        if not of_text:
+        if conditions is not None or not of_text:
             raise
         return of_text
-    return [*of_text, *(condition for condition in CONDITIONS if condition not in OF_TEXT)]
+    return wanted
 
 
 def draw(
@@ -87,17 +80,16 @@ def draw(
     window: int,
     protected: Sequence[int],
 ) -> Disturbance:
-    """Return the disturbance of one seed; protected places always keep their order among themselves."""
+    """Return the disturbance of one seed; protected places keep their order among themselves."""
     n = len(tokens)
     if condition == "jitter":
+        places, nowhere = torch.arange(n), torch.zeros(n, dtype=torch.bool)
         width = {"adjacent": 1, "window": window, "uniform": n}[reach]
-        distances = jittered_distances(n, ratio, width, seed=seed)
-        kept = torch.zeros(n, dtype=torch.bool)
-        kept[list(protected)] = True
-        true = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
-        distances = torch.where(kept[:, None] & kept, true, distances)
+        true = (places[:, None] - places).clamp(min=0)
+        kept = torch.isin(places, torch.tensor(protected))
+        distances = torch.where(kept[:, None] & kept, true, jittered_distances(n, ratio, width, seed=seed))
         share = float((distances != true).sum() / (n * (n + 1) / 2))
-        return Disturbance(torch.arange(n), distances, torch.zeros(n, dtype=torch.bool), share)
+        return Disturbance(places, distances, nowhere, share)
     options: dict[str, Any] = {"seed": seed, "window": window, "protected": protected}
     if condition == "words":
         swaps = swap_words(n, words_of(model, tokens), ratio, reach, **options)

@@ -11,16 +11,22 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.order.changes_by_token import TOKEN_VIEW, shown_ratio
 from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_item
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
-from tl_posgen.position.order.perturbation_figures import draw_curves, draw_matched, gap_of
+from tl_posgen.position.order.perturbation_figures import (
+    draw_curves,
+    draw_matched,
+    gap_of,
+    shown_ratio,
+    token_labels,
+    token_page,
+)
 from tl_posgen.report.circuits import CROP
 
 TARGETS = ("all", "unmoved", "suffix")
@@ -104,7 +110,7 @@ class Perturbation(Measure):
         "cloze_accuracy": Variable("cloze accuracy", "", RIGHT, CLOZE, bounds=(0, 1)),
         "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
-    token_view = TOKEN_VIEW
+    token_view = TokenView(token_labels, token_page)
     legend = (
         "rise: of the loss, nats; low, high: its 95% interval; less P: less the rise of swapped positions, from and to "
         "its interval; cloze: accuracy."
@@ -186,12 +192,13 @@ class Perturbation(Measure):
         if "positions" in conditions and features:
             gap = gap_of(own.array("change", ratio=many))
             gaps = {NAMES[one]: own.number(gap.sel(condition=one)) for one in features}
-            told = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
-            some = any(one.low == one.low for one in gaps.values())
-            meaning = " An interval that holds 0 means that nothing sets them apart." if some else ""
+            differences = "; ".join(f"{name} {one.with_interval:+.3f}" for name, one in gaps.items())
+            with_interval = any(one.low == one.low for one in gaps.values())
+            meaning = " An interval that holds 0 means that nothing sets them apart." if with_interval else ""
             lines.append(
                 f"Index against features, {many:.0%} moved: positions "
-                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {told}.{meaning}"
+                f"{own('change', condition='positions', ratio=many):+.3f} nats, and against that {differences}."
+                f"{meaning}"
             )
         return [*lines, *(self.cloze_findings(own) if "cloze_accuracy" in own else [])]
 

@@ -1,4 +1,4 @@
-"""Figures of disturbed order: rise of the loss by text, index and features, and accuracy of the cloze."""
+"""Figures of disturbed order: rise of the loss by text, index and features, and by token; accuracy of the cloze."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,9 +9,11 @@ import xarray as xr
 from tl_posgen.core.numbers import interval_of
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
+from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
 
 TARGET = "unmoved"
+SHOWN = 0.1  # the ratio nearest to this is shown by token
 NAMES = {
     "tokens": "T: tokens swapped",
     "words": "T: words swapped",
@@ -90,3 +92,26 @@ def by_ratio(
             bars = {"array": top - y, "arrayminus": y - bottom, "thickness": 1, "width": 0}
             look = {"mode": "lines+markers", "marker": {"size": 4}, "error_y": bars}
             yield line(100 * data["ratio"].values, y, NAMES[condition] if own else side, shade, **look)
+
+
+def shown_ratio(ratios: Sequence[float]) -> float:
+    """Return the ratio whose changes are shown by token: of those above 0, if there are any, the nearest to SHOWN.
+
+    Example:
+        >>> shown_ratio([0.0, 0.02, 0.2, 0.5]), shown_ratio([0.0])
+        (0.02, 0.0)
+    """
+    return min([ratio for ratio in ratios if ratio] or ratios, key=lambda ratio: abs(ratio - SHOWN))
+
+
+def token_labels(data: xr.Dataset) -> list[str]:
+    """Return the condition of each example."""
+    share = f"{shown_ratio(data['ratio'].values.tolist()):.0%}"
+    words = [str(condition).replace("_", " ") for condition in data["condition"].values]
+    return [f"{one}, {share} moved: change of each token's loss, first prompt; red: worse" for one in words]
+
+
+def token_page(data: xr.Dataset, example: int) -> Any:
+    """Return the tokens of the first prompt in the order the model saw them, coloured by the change of their loss."""
+    one = data[["token_change", "token_text"]].isel(condition=example)
+    return token_colours([str(token) for token in one["token_text"].values], one["token_change"].values)

@@ -1,4 +1,4 @@
-"""Hooks that replace scores by position + content, or by less, to find the parts of attention that a model uses."""
+"""Hooks that replace scores by position + content, or by one of the two."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -83,10 +83,11 @@ def substitute(
     check_share("residual", residual)
     check_choice("threshold", threshold, get_args(Threshold))
     chosen = heads_from(model, from_layer, layers, heads)
-    if threshold == "layer" and (without := {layer for layer, _ in chosen} - {one for one, head in chosen if not head}):
+    without_first = {layer for layer, _ in chosen} - {layer for layer, head in chosen if head == 0}
+    if threshold == "layer" and without_first:
         raise InputError(
-            f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without)}; choose it too, "
-            "or threshold='head'"
+            f"threshold 'layer' is a quantile of head 0, which is not chosen in layer {min(without_first)}; choose it "
+            "too, or threshold='head'"
         )
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
@@ -97,7 +98,7 @@ def substitute(
 
 
 def heads_from(model: Model, from_layer: int, layers: Layers = None, heads: Heads = None) -> list[tuple[int, int]]:
-    """Return (layer, head) of the chosen heads, from this layer on."""
+    """Return (layer, head) of the chosen heads from this layer on; refuse a layer behind which none is left."""
     check_whole("scores replaced", 0, from_layer=from_layer)
     selected = select_heads(model, layers, heads)
     pairs = [(layer, head) for layer, picked in selected.items() for head in picked if layer >= from_layer]

@@ -1,4 +1,4 @@
-"""Search of splits with the least loss: chosen on some prompts, reported on others, with controls."""
+"""Search of the splits with the least loss: chosen on some prompts, reported on others, with controls."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.hooks.replace_scores import HookList, ScoresOf
+from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.models.loss import logits_of, losses_of, token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
@@ -34,13 +34,7 @@ AT_ONCE = 4  # prompts per step
 
 @dataclass(frozen=True)
 class Search:
-    """Search of splits of one model: the prompts, the place of the replacement, and the options of the descent.
-
-    Attributes:
-        chosen_on, reported_on: token ids of the prompts to search on and to report on.
-        where: gamma, threshold, and heads as (layer, head) pairs, as `substitute` takes them.
-        steps, seed: of the descent.
-    """
+    """Search of splits of one model: `where` has the gamma, threshold and heads of `substitute`."""
 
     model: Model
     chosen_on: Int[Tensor, "prompt pos"]
@@ -50,7 +44,7 @@ class Search:
     seed: int
 
     def report(self, family: str, n_parameters: int, by: ScoresOf) -> xr.Dataset:
-        """Return the losses of one split on the two sets of prompts, and the KL of its predictions."""
+        """Return the losses of one split on both sets of prompts, and the KL of its predictions."""
         hooks = substitute(self.model, by, **self.where)
         numbers = {
             "search_loss": ("prompt", token_losses(self.model, self.reported_on, hooks).mean(1).numpy()),
@@ -61,13 +55,25 @@ class Search:
         return xr.Dataset(numbers, {"family": family})
 
     def optimise(self, family: str, parameters: Sequence[Tensor], by: Callable[[], ScoresOf]) -> None:
-        """Optimise `parameters` in place, of which by() makes the scores."""
+        """Minimise the loss over the parameters of the scores by(), in place, by Adam with a cosine schedule.
 
-        def hooks() -> HookList:
-            return substitute(self.model, by(), **self.where)
-
-        target = log_predictions if family == "imitating" else None
-        descend(self.model, self.chosen_on, parameters, hooks, target, steps=self.steps, seed=self.seed)
+        For the family "imitating", minimise the KL from the unchanged model's predictions instead.
+        """
+        optimiser = torch.optim.Adam(parameters, lr=RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(self.steps, 1))
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.steps):
+            some = self.chosen_on[torch.randperm(len(self.chosen_on), generator=generator)[:AT_ONCE]]
+            wanted = log_predictions(self.model, some) if family == "imitating" else None
+            with torch.enable_grad(), self.model.hooks(fwd_hooks=substitute(self.model, by(), **self.where)):
+                logits = logits_of(self.model, some)
+                loss = losses_of(logits, some).mean() if wanted is None else divergence(wanted, logits).mean()
+            # gradients of the split alone: the model's weights collect none
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient  # None for a layer that is not replaced
+            optimiser.step()
+            schedule.step()
 
     def distribution(self, width: float) -> tuple[xr.Dataset, Float[Tensor, "layer head distance"]]:
         """Return the report of a searched p(d) per head, and p(d); the descent starts from a triangle."""
@@ -104,7 +110,7 @@ def optimise_split(
     steps: int,
     seed: int,
 ) -> xr.Dataset:
-    """Return the best split of every family.
+    """Return a dataset with the best split of every family, and with its losses and the KL of its predictions.
 
     - triangle: p(d) proportional to width - d, the best of WIDTHS, one for the model.
     - three_axis: a(i-j) + b(i) + c(j) fitted with weights max(width - d, .05), the best of WIDTHS.
@@ -113,14 +119,6 @@ def optimise_split(
     - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from the best triangle.
     - imitating: as free, chosen by the KL of the predictions from the unchanged model's instead of by loss.
     - position, content: the controls. As free, without the other part: the effect of as many parameters alone.
-
-    Args:
-        model, chosen_on, reported_on, where, steps, seed: see `Search`.
-
-    Returns:
-        A dataset with a row per family: losses on the prompts that were not searched on ("search_loss"), mean loss on
-        those that were, the KL of the predictions, the number of parameters, the best width of each family that has
-        one, and the searched p(d) and |Rbar|.
     """
     device = next(model.parameters()).device
     search = Search(model, chosen_on.to(device), reported_on.to(device), where, steps, seed)
@@ -128,32 +126,22 @@ def optimise_split(
     widths = {family: best_width(model, search.chosen_on, family, where) for family in BY_WIDTH}
     rows = [search.report(family, 1, BY_WIDTH[family](width)) for family, width in widths.items()]
     row, weights = search.distribution(widths["triangle"])
-    rows.append(row)
-    lengths: dict[str, Tensor] = {}
-    for family in FAMILIES[4:]:
-        row, length = search.free_family(family, widths["triangle"], layers)
-        rows.append(row)
-        if length is not None:
-            lengths[family] = length
+    free = {family: search.free_family(family, widths["triangle"], layers) for family in FAMILIES[4:]}
+    lengths = {family: length for family, (_, length) in free.items() if length is not None}
     dims = ("free_family", "layer", "head", "plane")
     turn = xr.DataArray(torch.stack([*lengths.values()]).numpy(), {"free_family": [*lengths], "layer": layers}, dims)
-    families = xr.concat(rows, "family").assign(
+    return xr.concat([*rows, row, *(row for row, _ in free.values())], "family").assign(
         search_width=("family", [widths.get(family, math.nan) for family in FAMILIES]),
         distribution=xr.DataArray(weights.cpu().numpy(), dims=("layer", "head", "distance")),
         turn=turn.reindex(layer=range(model.cfg.n_layers)),
     )
-    return families
 
 
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
-    """Return the number of passes of one prompt by `optimise_split`.
-
-    They are those of every width, of every reported family, and of every step of the descents; "imitating" also needs
-    the unchanged model's predictions.
-    """
+    """Return the number of passes of one prompt by `optimise_split`: for widths, reports and steps of the descents."""
     searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
     reported = len(FAMILIES) * (n_chosen_on + 3 * n_reported_on)
-    descents = len(FAMILIES) - len(BY_WIDTH) + 1
+    descents = len(FAMILIES) - len(BY_WIDTH) + 1  # "imitating" also runs the unchanged model
     return searched + reported + descents * steps * min(AT_ONCE, n_chosen_on)
 
 
@@ -179,37 +167,6 @@ def free_splits(model: Model, width: float, layers: Layers = None) -> dict[int, 
         shift = torch.zeros(geometry.n_heads, geometry.d_head, device=turn.device)
         splits[geometry.layer] = FreeSplit(turn.repeat(geometry.n_heads, 1, 1), shift)
     return splits
-
-
-def descend(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    parameters: Sequence[Tensor],
-    hooks: Callable[[], HookList],
-    target: Callable[[Model, Tensor], Tensor] | None,
-    *,
-    steps: int,
-    seed: int,
-) -> None:
-    """Minimise the loss over `parameters` in place, by Adam with a cosine schedule, a few prompts per step.
-
-    With `target` it minimises the KL from the predictions that `target` returns.
-    """
-    optimiser = torch.optim.Adam(parameters, lr=RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        some = tokens[torch.randperm(len(tokens), generator=generator)[:AT_ONCE]]
-        wanted = None if target is None else target(model, some)
-        with torch.enable_grad(), model.hooks(fwd_hooks=hooks()):
-            logits = logits_of(model, some)
-            loss = losses_of(logits, some).mean() if wanted is None else divergence(wanted, logits).mean()
-        # gradients of the split alone: the model's weights collect none
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient  # None for a layer that is not replaced
-        optimiser.step()
-        schedule.step()
 
 
 def prediction_kl(model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Sequence[Any]) -> float:

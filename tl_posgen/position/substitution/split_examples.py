@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.core.measure import Measure, TokenView, Variable
-from tl_posgen.core.numbers import Numbers, format_number
+from tl_posgen.core.numbers import Number, Numbers, format_number
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
 from tl_posgen.models.capture.capturing import run_capture
@@ -46,129 +46,11 @@ def token_labels(data: xr.Dataset) -> list[str]:
 
 
 def token_page(data: xr.Dataset, example: int) -> Any:
-    """Return a circuitsvis page of one example head: softmax of each map. The product of the last two, each row divided
-    by its sum, is softmax of position + content."""
+    """Return a circuitsvis page of one example head: softmax of each map."""
     maps = data.isel(example=example)[list(MAPS)].to_array("map").transpose("map", "query", "key").fillna(-np.inf)
     weights = np.exp(maps - maps.max("key").clip(min=-1e30)).values
     patterns = weights / weights.sum(-1, keepdims=True).clip(min=1e-30)
     return attention_maps(patterns, [str(token) for token in data["token"].values], ["true", *MAPS[1:]])
-
-
-@dataclass(frozen=True)
-class SplitExamples(Measure):
-    r"""W_ij beside f(q_i, i - j) and g(q_i, k_j), within rows, for chosen heads: first prompt, first 64 tokens.
-
-    Scores beside the part that knows the query and the distance, and the part that knows the query and the key, for
-    the heads that correlate most and least with their position part; first 64 tokens of the first prompt. Token by
-    token: softmax of each.
-
-    The heads are those whose scores correlate most and least with f, within rows of these tokens; random inits show the
-    same heads. f takes the mean key and g the mean over distances of these tokens, first token left out, see
-    `tl_posgen.position.substitution.numbers.split_maps`. The rest, W - f - g, is interaction.
-
-    Args:
-        examples: how many heads of either end.
-
-    Source: the figure is of Han & Ji 2025 (arXiv 2503.13305); the split, the choice of heads and the null are ours.
-
-    Example:
-        >>> result = SplitExamples()("mini", "Down, down, down. Would the fall never end?", null_seeds=())
-        >>> result.sel()["why"].values.tolist(), result.sel()["position"].dims
-        (['most position', 'least position'], ('example', 'query', 'key'))
-    """
-
-    examples: Count = 1
-
-    question = "What do the position part and the content part of a head look like?"
-    rows = ("example",)
-    variables = {
-        "scores": Variable("scores within rows", "logits", "first token left out, first 64 tokens", MAP),
-        "position": Variable("position part", "logits", "f(q, i - j) of the mean key, within rows", MAP),
-        "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", MAP),
-        "r": Variable("r within rows", "", R, ("example", "part"), bounds=(-1, 1)),
-    }
-    token_view = TokenView(token_labels, token_page)
-    caveats = {"absolute": EXACT, "none": EXACT, "alibi": "nothing rotates, so the position part is the slope alone."}
-    without_meaning = frozenset({"absolute", "none"})
-
-    def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": PARTS}
-
-    def of_model(self, run: Run) -> xr.Dataset:
-        shown = run.rows[0][:N_TOKENS]
-        picks = self.picks(run, shown)
-        run.plan(int(bool(picks)))
-        found: dict[tuple[int, int], xr.Dataset] = {}
-        if picks:
-            heads = [pick[:2] for pick in picks]
-            run_capture(run.model, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
-        examples = [found[pick[:2]].assign_coords(why=pick[2]) for pick in picks]
-        return examples_dataset(examples, token_strings(run.model, shown))
-
-    def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
-        """Return (layer, head, why) of the shown heads: chosen of the model itself, the same of its random inits."""
-        if run.trained is not None:
-            places = [run.trained[name].values.tolist() for name in ("layer", "head", "why")]
-            return list(zip(*places, strict=True))
-        r: dict[tuple[int, int], float] = {}
-        run.plan(0, once=1)
-        run_capture(run.model, shown[None], lambda one: r.update(position_r(one)), **run.where)
-        return pick_heads(pd.Series(r, dtype=float), self.examples, WHY)
-
-    def findings(self, own: Numbers) -> list[str]:
-        lines = []
-        for example in own.data["example"].values.tolist():
-            place = own.data.sel(example=example)
-            position, content, both = (own("r", example=example, part=part) for part in PARTS)
-            texts = [f"{one.plain:.2f} ({one_null(one)})" for one in (position, content, both)]
-            lines.append(
-                f"Layer {int(place['layer'])} head {int(place['head'])}, {place['why'].item()}: within rows of one "
-                f"prompt scores correlate with their position part at {texts[0]}, with their content part at "
-                f"{texts[1]}, with both at {texts[2]}."
-            )
-        return lines
-
-    def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return ["maps"] if data.sizes["example"] else []
-
-    figures = {"maps": lambda result: draw_maps(result)}
-
-
-def maps_of(layer: LayerCapture) -> SplitMaps:
-    """Return the maps of every head that was captured."""
-    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
-    which = {"window": geometry.window, "slopes": None if slopes is None else slopes[list(layer.heads)]}
-    return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **which)
-
-
-def position_r(layer: LayerCapture) -> dict[tuple[int, int], float]:
-    """Return the correlation of the scores of every head with their position part, by (layer, head)."""
-    return {(layer.layer, head): r for head, r in zip(layer.heads, maps_of(layer).r[0].tolist(), strict=True)}
-
-
-def examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
-    """Return the three maps and their correlations, by (layer, head)."""
-    maps = maps_of(layer)
-    data: dict[str, tuple] = {name: (("head", *MAP[1:]), getattr(maps, name).float().cpu().numpy()) for name in MAPS}
-    data |= {"r": (("head", "part"), maps.r.mT.cpu().numpy())}
-    heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "part": list(PARTS)})
-    return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
-
-
-def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> xr.Dataset:
-    """Return the examples along "example"; empty maps where no head was picked."""
-    none: dict[str, tuple] = {name: (MAP, np.zeros((0, len(tokens), len(tokens)))) for name in MAPS}
-    none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
-    places = {name: ("example", []) for name in ("layer", "head", "why")}
-    found = xr.concat(examples, "example", coords="all") if examples else xr.Dataset(none, places)
-    return found.assign_coords(
-        token=("key", list(tokens)), example=np.arange(len(examples)), part=("part", list(PARTS))
-    )
-
-
-def one_null(number: Any) -> str:
-    """Return the random inits of a number without their spread: "random init 0.35"."""
-    return f"random init {number.of_inits.plain:.2f}" if number.inits else f"{number.null:.2f}"
 
 
 def draw_maps(result: Any) -> go.Figure:
@@ -202,3 +84,120 @@ def map_titles(side: str, data: xr.Dataset, number: int) -> list[str]:
         f"position, r {position}",
         f"content, r {content} (both {both})",
     ]
+
+
+@dataclass(frozen=True)
+class SplitExamples(Measure):
+    r"""W_ij beside f(q_i, i - j) and g(q_i, k_j), within rows, for chosen heads: first prompt, first 64 tokens.
+
+    Scores beside the part that knows the query and the distance, and the part that knows the query and the key, for
+    the heads that correlate most and least with their position part; first 64 tokens of the first prompt. Token by
+    token: softmax of each.
+
+    Random inits show the heads that the model itself chose. f takes the mean key and g the mean over distances of these
+    tokens, first token left out, see `tl_posgen.position.substitution.numbers.split_maps`. The rest, W - f - g, is
+    interaction.
+
+    Args:
+        examples: how many heads of either end.
+
+    Source: the figure is of Han & Ji 2025 (arXiv 2503.13305); the split, the choice of heads and the null are ours.
+
+    Example:
+        >>> result = SplitExamples()("mini", "Down, down, down. Would the fall never end?", null_seeds=())
+        >>> result.sel()["why"].values.tolist(), result.sel()["position"].dims
+        (['most position', 'least position'], ('example', 'query', 'key'))
+    """
+
+    examples: Count = 1
+
+    question = "What do the position part and the content part of a head look like?"
+    rows = ("example",)
+    variables = {
+        "scores": Variable("scores within rows", "logits", "first token left out, first 64 tokens", MAP),
+        "position": Variable("position part", "logits", "f(q, i - j) of the mean key, within rows", MAP),
+        "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", MAP),
+        "r": Variable("r within rows", "", R, ("example", "part"), bounds=(-1, 1)),
+    }
+    figures = {"maps": draw_maps}
+    token_view = TokenView(token_labels, token_page)
+    caveats = {"absolute": EXACT, "none": EXACT, "alibi": "nothing rotates, so the position part is the slope alone."}
+    without_meaning = frozenset({"absolute", "none"})
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"part": PARTS}
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        shown = run.rows[0][:N_TOKENS]
+        picks = self.picks(run, shown)
+        run.plan(int(bool(picks)))
+        found: dict[tuple[int, int], xr.Dataset] = {}
+        if picks:
+            heads = [pick[:2] for pick in picks]
+            run_capture(run.model, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
+        examples = [found[pick[:2]].assign_coords(why=pick[2]) for pick in picks]
+        return examples_dataset(examples, token_strings(run.model, shown))
+
+    def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
+        """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
+        if run.trained is not None:
+            places = [run.trained[name].values.tolist() for name in ("layer", "head", "why")]
+            return list(zip(*places, strict=True))
+        position_r: dict[tuple[int, int], float] = {}
+
+        def keep(layer: LayerCapture) -> None:
+            places = [(layer.layer, head) for head in layer.heads]
+            position_r.update(zip(places, maps_of(layer).r[0].tolist(), strict=True))
+
+        run.plan(0, once=1)
+        run_capture(run.model, shown[None], keep, **run.where)
+        return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY)
+
+    def findings(self, own: Numbers) -> list[str]:
+        lines = []
+        for example in own.data["example"].values.tolist():
+            place = own.data.sel(example=example)
+            position, content, both = (with_null(own("r", example=example, part=part)) for part in PARTS)
+            lines.append(
+                f"Layer {int(place['layer'])} head {int(place['head'])}, {place['why'].item()}: within rows of one "
+                f"prompt scores correlate with their position part at {position}, with their content part at "
+                f"{content}, with both at {both}."
+            )
+        return lines
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return ["maps"] if data.sizes["example"] else []
+
+
+def maps_of(layer: LayerCapture) -> SplitMaps:
+    """Return the maps of every captured head."""
+    geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
+    slopes = None if slopes is None else slopes[list(layer.heads)]
+    how: dict[str, Any] = {"window": geometry.window, "slopes": slopes}
+    return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
+
+
+def examples_of(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
+    """Return the three maps and their correlations, by (layer, head)."""
+    maps = maps_of(layer)
+    data: dict[str, tuple] = {name: (("head", *MAP[1:]), getattr(maps, name).float().cpu().numpy()) for name in MAPS}
+    data |= {"r": (("head", "part"), maps.r.mT.cpu().numpy())}
+    heads = xr.Dataset(data, {"layer": layer.layer, "head": list(layer.heads), "part": list(PARTS)})
+    return {(layer.layer, head): heads.sel(head=head) for head in layer.heads}
+
+
+def examples_dataset(examples: Sequence[xr.Dataset], tokens: Sequence[str]) -> xr.Dataset:
+    """Return the examples along "example"; empty maps where no head was picked."""
+    none: dict[str, tuple] = {name: (MAP, np.zeros((0, len(tokens), len(tokens)))) for name in MAPS}
+    none |= {"r": (("example", "part"), np.zeros((0, len(PARTS))))}
+    places = {name: ("example", []) for name in ("layer", "head", "why")}
+    found = xr.concat(examples, "example", coords="all") if examples else xr.Dataset(none, places)
+    return found.assign_coords(
+        token=("key", list(tokens)), example=np.arange(len(examples)), part=("part", list(PARTS))
+    )
+
+
+def with_null(number: Number) -> str:
+    """Return a number beside the mean of its random inits, without their spread: "0.91 (random init 0.35)"."""
+    null = f"random init {number.of_inits.plain:.2f}" if number.inits else f"{number.null:.2f}"
+    return f"{number.plain:.2f} ({null})"

@@ -1,6 +1,7 @@
 """Loss with replaced scores: the share recovered by condition and by searched split, and the cost of each head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
 from tl_posgen.core.run import Run
 from tl_posgen.hooks.replace_scores import ScoresOf
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
@@ -87,25 +87,20 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
     return data.assign(dose_loss=doses, token_text=("shown_target", texts))
 
 
-def recovered(
-    losses: Float[xr.DataArray, "..."], unchanged: Float[xr.DataArray, "..."], uniform: Float[xr.DataArray, "..."]
-) -> xr.DataArray:
-    """(U - L) / (U - B) of mean losses, U of uniform attention, L of each row and B unchanged, all [..., prompt].
+def recovered(losses: xr.DataArray, loss: xr.DataArray) -> xr.DataArray:
+    """(U - L) / (U - B) of mean losses, L of each row [..., prompt], U and B of uniform attention and unchanged.
 
-    Returns:
-        The share and its 95 % interval over prompts, along `end`. NaN if U - B is below WORTHLESS; the interval is NaN
-        if it is so without one of the prompts.
+    The share and the ends of its 95 % interval over prompts are along `end`. NaN if U - B is below WORTHLESS; the
+    interval is NaN if it is so without one of the prompts.
+
+    Args:
+        loss: [condition, prompt], which has U and B.
     """
     over = leave_one_out if losses.sizes["prompt"] >= FEWEST else partial(xr.DataArray.mean, dim="prompt")
-    rows, own, none = (over(one) for one in (losses, unchanged, uniform))
-    worth = none - own
-    parts = interval_of((none - rows) / worth.where(worth >= WORTHLESS), (-np.inf, 1))
+    unchanged, uniform = (over(loss.sel(condition=one, drop=True)) for one in NO_STAND_IN)
+    worth = uniform - unchanged
+    parts = interval_of((uniform - over(losses)) / worth.where(worth >= WORTHLESS), (-np.inf, 1))
     return xr.concat(parts, "end", coords="minimal").assign_coords(end=list(ENDS)).transpose(..., "end")
-
-
-def shares_of(losses: xr.DataArray, loss: xr.DataArray) -> xr.DataArray:
-    """Return `recovered` of each row, from the losses by condition of the same prompts."""
-    return recovered(losses, *(loss.sel(condition=one, drop=True) for one in NO_STAND_IN))
 
 
 def ranks(data: xr.Dataset) -> xr.DataArray:
@@ -121,14 +116,10 @@ def ranks(data: xr.Dataset) -> xr.DataArray:
 
 
 def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
-    """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and k.
-
-    r is over visible scores; NaN where one of the two is constant.
-    """
+    """Return attention KL and Pearson's r between each stand-in's and the model's scores, on the unchanged q and k."""
     sums, rule = run.sums(), {name: value for name, value in where.items() if name != "heads"}
 
-    def compare(number: int, capture: LayerCapture) -> None:
-        capture.prompt = number
+    def compare(capture: LayerCapture) -> None:
         exact = capture.scores()
         visible = capture.geometry.visible(exact.shape[1], exact.device)
         every = [exact if by is None else stand_in(capture, by, **rule) for by in conditions.values()]
@@ -137,8 +128,7 @@ def score_errors(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> 
         sums.add_layer(capture, {"attention_kl": torch.stack(kl), "r": torch.stack(r)})
 
     run.plan(len(run.rows))
-    for number, prompt in enumerate(run.rows):
-        run_capture(run.model, prompt[None], partial(compare, number), heads=where["heads"])
+    replace(run, where={"heads": where["heads"]}).capture(compare)
     coords = {"layer": range(run.model.cfg.n_layers), "head": range(run.model.cfg.n_heads)}
     return sums.means().assign_coords(condition=list(conditions)).reindex(coords)
 

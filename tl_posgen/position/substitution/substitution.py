@@ -18,7 +18,6 @@ from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
-from tl_posgen.position.substitution.changed_tokens import TOKEN_VIEW
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.numbers.splits import Threshold
 from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
@@ -31,10 +30,10 @@ from tl_posgen.position.substitution.substituted_loss import (
     costs,
     losses_of_conditions,
     ranks,
+    recovered,
     score_errors,
-    shares_of,
 )
-from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED, in_words
+from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED, TOKEN_VIEW, in_words
 
 COST_PROMPTS = 4
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
@@ -149,7 +148,7 @@ class Substitution(Measure):
 
     @property
     def costs_heads(self) -> bool:
-        """Whether each head is also replaced alone."""
+        """True if each head is also replaced alone."""
         return self.search if self.head_costs is None else self.head_costs
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -169,7 +168,7 @@ class Substitution(Measure):
         substitute(run.model, by_constant, **where)  # what cannot be replaced is refused before work
         conditions = conditions_of(self, run.tokens.shape[1])
         data = losses_of_conditions(run, conditions, where).merge(score_errors(run, conditions, where))
-        data["recovered"] = shares_of(data["loss"], data["loss"])
+        data["recovered"] = recovered(data["loss"], data["loss"])
         data["rank"] = ranks(data)
         if run.init is not None:
             return data
@@ -193,7 +192,7 @@ class Substitution(Measure):
         found = optimise_split(run.model, others, tokens[:n], where, steps=self.search_steps, seed=run.seed)
         found = found.assign_coords(prompt=range(n))
         return found.assign(
-            search_recovered=shares_of(found["search_loss"], loss.isel(prompt=slice(n))),
+            search_recovered=recovered(found["search_loss"], loss.isel(prompt=slice(n))),
             distribution=found["distribution"].where(replaced),
             turn=found["turn"].where(replaced),
         ).assign_attrs(search_prompts=len(others), held_out_prompts=n)
@@ -201,7 +200,7 @@ class Substitution(Measure):
     # Its words
 
     def best(self, own: Numbers, weighted_fits: bool = False) -> str:
-        """Return the split that recovers most of the model; or the three-axis fit, of those with weights."""
+        """Return the split that recovers most of the loss; or the three-axis fit, of those with weights."""
         names = [str(name) for name in own.data["condition"].values]
         fits = [name for name in names if name.startswith("three_axis_")] or ["three_axis"]
         chosen = fits if weighted_fits else splits_of(names)
@@ -214,8 +213,8 @@ class Substitution(Measure):
         return own.number(uniform - unchanged)
 
     def split_recovered(self, own: Numbers) -> Number:
-        """Return the share recovered by a split that is not chosen on these prompts: the searched free split, or the
-        profile of each query."""
+        """Return the share recovered by a split not chosen on these prompts: the searched free one, or each query's
+        profile."""
         if "search_recovered" in own:
             return own("search_recovered", family="free")
         return own("recovered", condition="query_profile")
@@ -270,8 +269,7 @@ def splits_of(conditions: Sequence[str]) -> list[str]:
 def other_prompts(
     model: Model, prompts: Any, rows: Sequence[Int[Tensor, " pos"]], n_others: int
 ) -> Int[Tensor, "other pos"]:
-    """Return further prompts of the text, to search on; none where fewer than half as many are left, so that half of
-    the prompts must do."""
+    """Return further prompts of the text, to search on; none where fewer than half as many as the measured are left."""
     every, n = prompts_of_one_length(model, prompts, len(rows[0]), None), len(rows)
     return every[n : n + n_others] if len(every) > n + n // 2 else every[:0]
 

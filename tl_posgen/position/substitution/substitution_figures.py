@@ -1,14 +1,17 @@
-"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split and head."""
+"""Figures of the loss with all scores replaced, by stand-in, dose, correlation, searched split, head and token."""
 
 import math
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import xarray as xr
 from jaxtyping import Float
 
+from tl_posgen.core.measure import TokenView
 from tl_posgen.core.numbers import format_number
 from tl_posgen.position.substitution.optimise_split import CONTROLS
+from tl_posgen.report.circuits import token_colours
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, finish, head_map, line, model_label, sides
 
 NEEDED = {"search": "search_loss", "splits": "search_loss", "heads": "cost"}
@@ -147,6 +150,25 @@ def draw_splits(result: Any) -> go.Figure:
     return panels.finish(f"The splits found · {model_label(data)}", subtitle)
 
 
+def shown_conditions(data: xr.Dataset) -> list[str]:
+    """Return the conditions shown by token: the best stand-in, its two parts alone, three_axis, uniform attention."""
+    others = [*CONTROLS, "three_axis", "uniform_attention"]
+    best = data["recovered"].sel(end="value").drop_sel(condition=[*others, "unchanged"]).fillna(-np.inf)
+    return [str(best["condition"].values[int(best.values.argmax())]), *others]
+
+
+def token_labels(data: xr.Dataset) -> list[str]:
+    """Return the stand-in of each example."""
+    return [f"{in_words(one)}: change of each token's loss, first prompt; red: worse" for one in shown_conditions(data)]
+
+
+def token_page(data: xr.Dataset, example: int) -> Any:
+    """Return the tokens of the first prompt, coloured by the change of their loss."""
+    changed = data["token_change"].sel(condition=shown_conditions(data)[example])
+    return token_colours([str(token) for token in data["token_text"].values], changed.values)
+
+
+TOKEN_VIEW = TokenView(token_labels, token_page)
 FIGURES = {
     "loss": draw_loss,
     "dose": draw_dose,

@@ -35,11 +35,10 @@ class OutputMoments:
 
 @dataclass(frozen=True)
 class PrincipalAxes:
-    """Directions in which outputs vary inside the training length; axes that are not kept are zero columns.
+    """Directions in which outputs vary inside, the largest variance first; columns of axes not kept are 0.
 
     Attributes:
         mean: mean output inside.
-        axes: unit columns, largest variance first.
         variance: variance along each kept axis, else 0.
         kept: number of kept axes.
     """
@@ -53,7 +52,7 @@ class PrincipalAxes:
 def principal_axes(inside: OutputMoments, share: int | float = 0.95, tolerance: float = 1e-10) -> PrincipalAxes:
     """Return the principal axes of the outputs inside: the fewest with `share` of the variance.
 
-    Axes with less than `tolerance` of the largest variance are never kept, since their variance is a divisor.
+    Axes with less than `tolerance` of the largest variance are left out, since their variance is a divisor.
     """
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(inside.cov))
     values = values.clamp(min=0)
@@ -98,9 +97,8 @@ def output_drift(
     Mahalanobis distance beyond over that inside (the root of the number of axes). norm_ratio: mean |o| beyond over that
     inside. off_axes: share of the mean square about the mean inside that lies outside the axes.
 
-    Fill the halves from different prompts: neighbouring positions of one prompt are similar and would make the noise
-    level too low. A Frechet distance between samples grows as they shrink, so `beyond` should hold about as many
-    outputs as one half. Only means and covariances are stored, no output vectors.
+    The halves are of different prompts: neighbouring positions of one prompt are similar and would make the noise level
+    too low. A Frechet distance between samples grows as they shrink, so `beyond` has about as many outputs as one half.
 
     Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
@@ -109,11 +107,11 @@ def output_drift(
     variance = axes.variance.sum(-1)
     away = beyond.mean - axes.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
-    along = _along(square, axes.axes).diagonal(dim1=-2, dim2=-1)
+    along = (axes.axes.mT @ square @ axes.axes).diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(axes.variance > 0, 1 / axes.variance, 0.0)
     return {
-        "frechet": _frechet_along(inside, beyond, axes) / variance,
-        "noise_level": _frechet_along(*halves, axes) / variance,
+        "frechet": _frechet_along(inside, beyond, axes.axes) / variance,
+        "noise_level": _frechet_along(*halves, axes.axes) / variance,
         "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
         "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
@@ -125,8 +123,7 @@ def entropy_and_normaliser(
 ) -> tuple[Float[Tensor, "head query"], Float[Tensor, "head query"]]:
     """H_i = -sum_j p_ij ln p_ij in nats and Z_i = ln sum_j exp(score_ij), for a block of queries and all their keys.
 
-    The exponentials are reused: p = exp(score - Z), so Z = max score - ln max p. Entries outside the mask are -inf in
-    the scores and 0 in the pattern.
+    Entries outside the mask are -inf in the scores and 0 in the pattern.
 
     Example:
         >>> entropy, normaliser = entropy_and_normaliser(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25))
@@ -134,19 +131,18 @@ def entropy_and_normaliser(
         (4.0, 4.0)
     """
     entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
+    # p = exp(score - Z), so Z = max score - ln max p needs no further exponential
     return entropy, scores.amax(-1).double() - pattern.amax(-1).double().log()
 
 
-def _frechet_along(one: OutputMoments, other: OutputMoments, axes: PrincipalAxes) -> Float[Tensor, " head"]:
-    basis = axes.axes
-    first, second = ((x.mean[:, None] @ basis)[:, 0] for x in (one, other))
-    return frechet_distance(first, _along(one.cov, basis), second, _along(other.cov, basis))
+def _frechet_along(
+    one: OutputMoments, other: OutputMoments, basis: Float[Tensor, "head d_head axis"]
+) -> Float[Tensor, " head"]:
+    """Return the Frechet distance of two sets of outputs along the columns of a basis."""
+    first, second = (((x.mean[:, None] @ basis)[:, 0], basis.mT @ x.cov @ basis) for x in (one, other))
+    return frechet_distance(*first, *second)
 
 
-def _along(cov: Tensor, basis: Tensor) -> Float[Tensor, "head axis axis"]:
-    return basis.mT @ cov @ basis
-
-
-def _root(cov: Tensor) -> Tensor:
+def _root(cov: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
     values, vectors = torch.linalg.eigh(cov)
     return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT

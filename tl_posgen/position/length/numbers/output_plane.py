@@ -11,7 +11,7 @@ NOTHING = 1e-6  # a spread below this share of the outputs' size is rounding
 
 @dataclass(frozen=True)
 class OutputPlane:
-    r"""First two principal components of outputs o: sum_s (o_s - mean)(o_s - mean)' / n = V diag(variance) V'.
+    """First two principal components of outputs.
 
     Attributes:
         mean: mean output.
@@ -26,10 +26,7 @@ class OutputPlane:
     share: float
 
     def coordinates(self, o: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch axis=2"]:
-        """<o - mean, v_a> / spread_a, in standard deviations of the outputs inside; NaN along an axis without spread.
-
-        float64.
-        """
+        """<o - mean, v_a> / spread_a in float64, in standard deviations inside; NaN along an axis without spread."""
         along = (o.double() - self.mean) @ self.axes
         return torch.where(self.spread > 0, along / self.spread, torch.nan)
 

@@ -64,15 +64,9 @@ def swap_tokens(
         >>> swaps.ratio, bool((swaps.permutation[swaps.permutation] == torch.arange(10)).all())
         (0.2, True)
     """
-    furthest, fixed = _checked(n, n, ratio, reach, window, protected, seed)
-    free = [position for position in range(n) if position not in fixed]
-    pairs = _matching(free, furthest, seed)
-    pairs = pairs[: _how_many([2] * len(pairs), ratio * n)]
-    permutation, moved = torch.arange(n), torch.zeros(n, dtype=torch.bool)
-    for one, other in pairs:
-        permutation[one], permutation[other] = other, one
-        moved[one] = moved[other] = True
-    return Swaps(permutation, moved, torch.tensor(pairs, dtype=torch.long).reshape(-1, 2))
+    check_whole("swaps", 0, n=n)
+    words = [(token, token + 1) for token in range(n)]
+    return swap_words(n, words, ratio, reach, seed=seed, window=window, protected=protected)
 
 
 def swap_words(
@@ -90,6 +84,7 @@ def swap_words(
     Args:
         n: number of tokens.
         words: token range (start, stop) of each word, in order, not overlapping; other tokens stay between the words.
+        ratio, seed: as in `swap_tokens`.
         reach, window: as in `swap_tokens`, with distances counted in words.
         protected: a word with one of these tokens is never moved.
 
@@ -98,8 +93,12 @@ def swap_words(
     Raises:
         InputError: as `swap_tokens`, or words that are empty, overlap, are out of order or leave the text.
     """
+    check_share("swap ratio", ratio)
+    check_choice("swap reach", reach, get_args(Reach))
+    check_whole("swaps", 0, n=n, seed=seed)
+    check_whole("swaps", 1, **({"window": window} if reach == "window" else {}))
     _refuse_words(words, n)
-    furthest, fixed = _checked(n, len(words), ratio, reach, window, protected, seed)
+    fixed, furthest = _protected(protected, n), {"adjacent": 1, "window": window, "uniform": len(words)}[reach]
     free = [number for number, (start, stop) in enumerate(words) if fixed.isdisjoint(range(start, stop))]
     pairs = _matching(free, furthest, seed)
     lengths = [stop - start for start, stop in words]
@@ -161,21 +160,14 @@ def _how_many(sizes: Sequence[int], target: int | float) -> int:
     return min(range(len(totals)), key=lambda count: abs(totals[count] - target))
 
 
-def _checked(
-    n: int, units: int, ratio: int | float, reach: Reach | str, window: int, protected: Iterable[int], seed: int
-) -> tuple[int, set[int]]:
-    """Return the largest distance of two swapped units, and the protected tokens; refuse wrong arguments."""
-    check_share("swap ratio", ratio)
-    check_choice("swap reach", reach, get_args(Reach))
-    check_whole("swaps", 0, n=n, seed=seed)
-    if reach == "window":
-        check_whole("swaps", 1, window=window)
+def _protected(protected: Iterable[int], n: int) -> set[int]:
+    """Return the protected tokens; refuse those that do not exist."""
     if not isinstance(protected, Iterable) or not all(isinstance(position, int) for position in protected):
         raise InputError(f"protected={protected!r}: give positions, such as protected=(0,)")
     fixed = set(protected)
     if outside := sorted(position for position in fixed if not 0 <= position < n):
         raise InputError(f"protected position {outside[0]} does not exist in {n} tokens; give positions 0 to {n - 1}")
-    return {"adjacent": 1, "window": window, "uniform": units}[reach], fixed
+    return fixed
 
 
 def _refuse_words(words: Sequence[tuple[int, int]], n: int) -> None:

@@ -20,7 +20,7 @@ class SplitMaps:
 
     Attributes:
         scores, position, content: NaN at pairs that do not count: those of the first token, and invisible ones.
-        r: Pearson's r of W with f, with g and with f + g, within rows; NaN where one of the two is constant in rows.
+        r: Pearson's r of W with f, with g and with f + g, within rows; NaN where either is constant in rows.
     """
 
     scores: Float[Tensor, "head query key"]
@@ -39,7 +39,7 @@ def split_maps(
     window: int | None = None,
     slopes: Float[Tensor, " head"] | None = None,
 ) -> SplitMaps:
-    r"""f_ij = scale <R_i q_i, R_j kbar> - slope (i - j), g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
+    """f_ij = scale <R_i q_i, R_j kbar> - slope (i - j), g_ij = scale <Rbar q_i, k_j - kbar>, each within rows.
 
     kbar is the mean of the keys without the first, Rbar the mean of R_d over the distances 0 .. n - 1 of n tokens (or
     of the window). This split is the least-squares fit over all triples (query, key, distance), so f is the position
@@ -48,11 +48,7 @@ def split_maps(
     Args:
         scores: W, the model's scores, -inf where invisible.
         q, k: before RoPE.
-        window: a query sees the `window` last keys, itself included.
-        slopes: of ALiBi, one per head.
-
-    Raises:
-        InputError: a single token, so that none is left without the first.
+        slopes: of ALiBi.
 
     Source: Han & Ji 2025 (arXiv 2503.13305) for the two maps next to the true one; their split is not known in full.
     This split, `split_scores`, and the maps within rows are ours.
@@ -71,7 +67,9 @@ def split_maps(
     if slopes is not None:
         position = position - slopes.to(position)[:, None, None] * (positions[:, None] - positions)
     w, f, g = (within_rows(one, counted) for one in (scores, position, split.content))
-    r = torch.stack([map_correlation(w, one) for one in (f, g, f + g)])
+    parts = torch.stack([f, g, f + g])
+    energies = w.square().sum((-2, -1)) * parts.square().sum((-2, -1))
+    r = (w * parts).sum((-2, -1)) / energies.sqrt()
     w, f, g = (one.masked_fill(~counted, torch.nan) for one in (w, f, g))
     return SplitMaps(w, f, g, r)
 
@@ -82,8 +80,3 @@ def within_rows(
     """W_ij - mean of row i over the keys that count; 0 elsewhere, and 0 where only rounding is left."""
     centred, size = row_centred(scores, counted), scores.double().masked_fill(~counted, 0).square().sum((1, 2))
     return centred.masked_fill_((centred.square().sum((1, 2)) <= NOTHING * size)[:, None, None], 0)
-
-
-def map_correlation(a: Float[Tensor, "head query key"], b: Float[Tensor, "head query key"]) -> Float[Tensor, " head"]:
-    """Return Pearson's r of two maps without means; NaN where one of them is 0."""
-    return (a * b).sum((1, 2)) / (a.square().sum((1, 2)) * b.square().sum((1, 2))).sqrt()

@@ -93,10 +93,9 @@ def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistr
 def positional_profile(
     q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
 ) -> DistanceDistribution:
-    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: attention of query i by position alone, a row per query.
+    """p(d | q_i) = softmax_d f(q_i, d), d = 0 .. n - 1: attention of query i by position alone, a row per query. Ours.
 
-    If the distribution depends on the query alone, f + g is still a function of (q, d) plus one of (q, k), and still
-    the least-squares fit for each query. Nothing is fitted. Ours.
+    With p a function of the query, f + g still is one of (q, d) plus one of (q, k), and each query's least-squares fit.
     """
     n = q.shape[1]
     zq, zm = complex_planes(q, rope), complex_planes(k.mean(dim=1, keepdim=True), rope)
@@ -125,9 +124,8 @@ def split_scores(
     distribution: DistanceDistribution | Complex[Tensor, "head plane_and_rest"],
     mean_key: Float[Tensor, "head d_head"] | Float[Tensor, "head query d_head"] | None = None,
 ) -> Split:
-    """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d], as two products.
-
-    This is the least-squares fit f(q, d) + g(q, k) over queries, keys and independent distances from p.
+    """f_ij = scale <R_i q_i, R_j kbar>, g_ij = scale <Rbar q_i, k_j - kbar>, Rbar = E_p[R_d]: the least-squares fit
+    f(q, d) + g(q, k) over queries, keys and independent distances from p.
 
     Args:
         q, k: before RoPE; fewer queries than keys are the last ones.
@@ -149,9 +147,8 @@ def split_scores(
     turn = turning_factors(torch.arange(k.shape[1], device=k.device), rope, q.shape[-1])
     # u(i - j) = u(i) conj(unit turn by j): the factor of scaling enters once
     position = real_coordinates(zq * zm.conj() * turn[-q.shape[1] :].to(zq)) @ real_coordinates(turn.sgn().to(zq)).mT
-    given = isinstance(distribution, Tensor)
-    mean_turn = (distribution if given else distribution.mean_turn(rope, q.shape[-1])).to(zq)
-    turned = real_coordinates(zq * (mean_turn[:, None] if mean_turn.ndim == 2 else mean_turn))
+    rbar = distribution if isinstance(distribution, Tensor) else distribution.mean_turn(rope, q.shape[-1])
+    turned = real_coordinates(zq * (rbar[:, None] if rbar.ndim == 2 else rbar).to(zq))
     content = turned @ real_coordinates(zk).mT - (turned * real_coordinates(zm)).sum(-1, keepdim=True)
     return Split(scale * position, scale * content)
 
@@ -169,13 +166,9 @@ def below_quantile(
     gamma: int | float = 0.97,
     threshold: Threshold | str = "head",
 ) -> Bool[Tensor, "head query key"]:
-    """Return whether visible scores are at or below the gamma quantile, which are those to replace.
+    """W_ij <= the floor(gamma n)-th smallest of n visible scores; gamma 1 selects all visible ones, 0 none.
 
-    gamma 1 selects all, 0 none. The quantile is the floor(gamma n)-th smallest of n visible scores: of each head
-    ("head"), or, with one threshold for the layer, of the last row of the first given head ("layer").
-
-    Raises:
-        InputError: gamma outside [0, 1].
+    The n scores are all of a head ("head"), or the last row of the first given head, for the whole layer ("layer").
 
     Source: the public code of the first author of Han & Ji 2025 for "layer", with head 0 (gamma = .97, layers from 4
     on). "head", and the treatment of ties and of ranks between two scores, are ours.
