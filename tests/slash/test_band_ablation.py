@@ -14,7 +14,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
-from tl_posgen.slash.slash_heads_left import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
+from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
 CUT = {"length": 112, "n_prompts": 2}
 

@@ -10,8 +10,7 @@ import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
-from tl_posgen.slash.head_groups import GROUPS, n_heads
-from tl_posgen.slash.slash_heads_left import n_slash_heads
+from tl_posgen.slash.head_groups import GROUPS, n_heads, n_slash_heads
 
 MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
 PER_HEAD = MEASURES[:-1]

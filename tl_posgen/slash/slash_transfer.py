@@ -18,9 +18,8 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.slash.dominance import Dominance
-from tl_posgen.slash.layer_means import EXAMPLES, at_distance, cropped, example_heads, examples
-from tl_posgen.slash.slash import Slash
+from tl_posgen.slash.layer_means import EXAMPLES, Dominance, at_distance, cropped, example_heads, examples
+from tl_posgen.slash.slash import Slash, of_attention
 from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
 from tl_posgen.stats.agreement import agreement, fisher_interval
 
@@ -100,22 +99,17 @@ class SlashTransfer(Dominance):
     def usual(self) -> Mapping[str, Any]:
         return {"source": "natural"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "SlashTransfer":
-        self.require_all_reached(tokens)
-        return self
-
     def of_model(self, run: Run) -> xr.Dataset:
         run.plan(len(run.rows))
         natural, drawn = run.found(Slash), random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
-        slash = Slash()
-        sums, shown, patterns = Sums(slash.variables), example_heads(natural), {}
+        sums, shown, patterns = Sums(Slash.variables), example_heads(natural), {}
 
         def consumer(layer: LayerCapture) -> None:
-            sums.add_layer(layer, slash.of_attention(layer))
+            sums.add_layer(layer, of_attention(layer))
             if layer.prompt == 0:
                 patterns.update({head: crop for head, crop in cropped(layer).items() if head in shown})
 
-        run.capture(consumer, needs=slash.needs, rows=drawn)
+        run.capture(consumer, needs=Slash.needs, rows=drawn)
         random = sums.means().assign(
             pattern=(("example", "query", "key"), np.stack([patterns[head] for head in shown])),
             token_text=("key", np.array(token_strings(run.model, drawn[0][:CROP]), dtype=object)),
