@@ -16,6 +16,7 @@ from tl_posgen.core.numbers import NO_NULL, Number, Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
 from tl_posgen.slash.cone_figures import FIGURES
 from tl_posgen.slash.head_groups import group_mean, group_table, in_groups, mean_over_group, n_heads
@@ -30,7 +31,6 @@ from tl_posgen.slash.layer_means import (
     statistics_of,
     with_tokens,
 )
-from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
 from tl_posgen.stats.agreement import spearman
 
@@ -209,10 +209,11 @@ def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
     assert layer.inputs is not None
     assert layer.projections is not None
     inputs, heads, scores = layer.inputs[first:], list(layer.heads), []
-    cone, along = fit_cone(inputs), rank_one(inputs)
+    cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
     for kept in (along, inputs - along):
-        q, k = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
-        scores.append(statistics_from_qk(layer, *ablate(q, k, layer.geometry.rope, "none")).score)
+        both = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
+        rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
+        scores.append(statistics_from_qk(layer, *rotated).score)
     q, k = (of_side(layer, first, cone.axis, side) for side in "qk")
     # a cosine that rounds to just over 1 counts as 1
     counts, _ = np.histogram(cone.cosine.clamp(-1, 1).cpu().numpy(), COSINES)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -29,9 +28,8 @@ class SlashStatistics:
     renormalised [ours]; a query with no key left counts as attending nowhere, and the prompt is one token shorter.
 
     Attributes:
-        score: SlashScore of each head at every distance, in [0, 1]. With the paper's 1-based positions the sum
-            runs over i > D, i.e. i = D+1..N: the same entries.
-        uniform: SlashScore of uniform attention over the visible keys: (H_N - H_D) / (N-D), H the harmonic numbers.
+        score: SlashScore at every distance, in [0, 1]. The paper's positions begin at 1, its sum at i = D+1.
+        uniform: SlashScore of uniform attention over the visible keys.
         attention_distance: mean over queries of sum_j S_ij (i-j), in tokens.
         entropy: mean over queries of -sum_j S_ij log S_ij, in nats.
         relative_entropy: mean over queries of the entropy over log(number of visible keys), without queries of one key.
@@ -80,9 +78,12 @@ def slash_statistics(
         raise InputError(f"pattern of {pattern.shape[-2]} queries by {n} keys: slash scores need all queries and keys")
     if pattern[:, 0, 1:].any():
         raise InputError("the first query attends to later keys: slash scores are defined for causal attention only")
-    return slash_statistics_of_rows(
-        partial(_rows_of_pattern, pattern), pattern.shape[0], n, window, entropy, pattern.device
-    )
+
+    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
+        rows = pattern[heads, start:stop, :stop]
+        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+    return slash_statistics_of_rows(rows_of, len(pattern), n, window, entropy, pattern.device)
 
 
 def slash_statistics_from_qk(
@@ -111,14 +112,25 @@ def slash_statistics_from_qk(
         True
     """
     n_heads, n, _ = rotated_q.shape
-    rows_of = partial(_rows_of_qk, scale * rotated_q, rotated_k, window, soft_cap, alibi_slopes)
-    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
+    q, position = scale * rotated_q, torch.arange(n, device=rotated_q.device)
+
+    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
+        scores = q[heads, start:stop] @ rotated_k[heads, :stop].mT
+        distance = position[start:stop, None] - position[:stop]
+        if alibi_slopes is not None:
+            scores -= alibi_slopes[heads, None, None].to(scores) * distance
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        invisible = (distance < 0) | (distance >= (window or n))
+        return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
+
+    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, q.device)
 
 
 def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distance"]:
     r"""1/(N-D) sum_{i>=D} 1/(i+1) = (H_N - H_D) / (N-D): the slash scores of uniform causal attention.
 
-    In a sliding window a query sees min(i+1, window) keys and none at D >= window.
+    In a sliding window 1 / min(i+1, window) in the place of 1/(i+1), and 0 at D >= window.
 
     Example:
         >>> uniform_scores(2).tolist()
@@ -135,31 +147,6 @@ def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
 
 
-def _rows_of_pattern(pattern: Tensor, heads: slice, start: int, stop: int) -> Tensor:
-    rows = pattern[heads, start:stop, :stop]
-    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-
-
-def _rows_of_qk(
-    scaled_q: Tensor,
-    k: Tensor,
-    window: int | None,
-    soft_cap: float | None,
-    alibi_slopes: Tensor | None,
-    heads: slice,
-    start: int,
-    stop: int,
-) -> Tensor:
-    scores = scaled_q[heads, start:stop] @ k[heads, :stop].mT
-    distance = torch.arange(start, stop, device=scores.device)[:, None] - torch.arange(stop, device=scores.device)
-    if alibi_slopes is not None:
-        scores -= alibi_slopes[heads, None, None].to(scores) * distance
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    invisible = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
-
-
 def slash_statistics_of_rows(
     rows_of: Callable[[slice, int, int], Tensor],
     n_heads: int,
@@ -169,8 +156,6 @@ def slash_statistics_of_rows(
     device: torch.device,
 ) -> SlashStatistics:
     """Return `slash_statistics` of S given by its rows: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
-
-    For the other arguments see `slash_statistics`.
 
     Example:
         >>> S = torch.eye(3)[None]
