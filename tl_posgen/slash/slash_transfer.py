@@ -94,7 +94,7 @@ class SlashTransfer(Dominance):
     figures = FIGURES
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"source": SOURCES, "short_distance": sorted(self.distances)}
+        return {"source": list(SOURCES), "short_distance": sorted(self.distances)}
 
     def usual(self) -> Mapping[str, Any]:
         return {"source": "natural"}
@@ -119,9 +119,7 @@ class SlashTransfer(Dominance):
     def compared(self, natural: xr.Dataset, random: xr.Dataset) -> xr.Dataset:
         """Return both sources side by side, and how far they agree over heads."""
         shared = ["score", "first_token", "pattern", "token_text"]
-        both: Any = xr.concat(
-            [natural[shared], random[shared]], xr.DataArray(list(SOURCES), dims="source", name="source")
-        )
+        both: Any = xr.concat([natural[shared], random[shared]], pd.Index(SOURCES, name="source"))
         place = natural["best_distance"]
         data = both.assign(
             best_score=at_distance(both["score"], place),
@@ -133,20 +131,16 @@ class SlashTransfer(Dominance):
         return data[list(self.variables)].transpose("tokens", "source", ..., missing_dims="ignore")
 
     def agreements(self, score: xr.DataArray) -> xr.Dataset:
-        """Return how far text and random tokens agree on the heads, for every D, with the first token's column and
-        without it."""
+        """Return how far text and random tokens agree on the heads, for every D, with and without the first token."""
         chosen = score.sel(distance=sorted(self.distances)).stack(place=HEAD)
         heads = chosen.dropna("place").transpose("source", "tokens", "distance", "place")
         natural, random = torch.from_numpy(heads.values)
         agreed = vars(agreement(natural, random, self.kappa))
-        counts = [agreed.pop(f"n_{one}") for one in ("first", "second")]
+        r, counts = agreed["pearson"], [agreed.pop(name) for name in ("n_first", "n_second")]
         found: dict[str, Any] = {name: (AT, values.numpy()) for name, values in agreed.items()}
-        r = agreed["pearson"]
         found["pearson"] = ((*AT, "end"), torch.stack([r, *fisher_interval(r, heads.sizes["place"])], -1).numpy())
         found["n_dominant"] = (("source", *AT), torch.stack(counts).numpy())
-        coords = {"tokens": list(TOKENS), "source": list(SOURCES), "short_distance": sorted(self.distances)}
-        coords["end"] = list(ENDS)
-        return xr.Dataset(found, coords)
+        return xr.Dataset(found, {"tokens": list(TOKENS), "end": list(ENDS), **self.labels()})
 
     # Words
 
@@ -175,8 +169,7 @@ class SlashTransfer(Dominance):
         return own.number(random.isel(place=text.fillna(-1).argmax("place")))
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row per distance: agreement over heads, with the first token and without, and how many are
-        dominant."""
+        """Return a row per distance: agreement over heads, and how many are dominant."""
         whole, rest = (own.dataset.sel(tokens=tokens) for tokens in TOKENS)
         columns = {
             "r": whole["pearson"],
