@@ -5,15 +5,15 @@ import re
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import tl_posgen
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
 from tl_posgen.slash.head_groups import GROUPS, n_heads, n_slash_heads
 
-MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
-PER_HEAD = MEASURES[:-1]
+PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation")
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 PAIRS = ((1, 2), (0, 1))
@@ -55,16 +55,14 @@ def test_heads_that_were_not_asked_for_are_neither_counted_nor_drawn(small, name
                 assert len(trace.y) <= len(PAIRS)
             if trace.type == "box":
                 assert np.isfinite(np.asarray(trace.y, float)).all()
+    if name == "slash":
+        assert " of 2 heads" in result.findings()[0]
+        assert result.heads().shape[0] == 2
+    if name == "band_ablation":
+        assert n_slash_heads(result.own).max() <= 2
     if name in ("slash_planes", "cone"):
         assert sum(n_heads(result.numbers, group).value for group in GROUPS) == len(PAIRS)
     assert not re.search(r"\bnan\b", " ".join(result.findings()))
-
-
-def test_two_heads_are_told_as_two_heads(small):
-    report = small((0,), PAIRS)
-    assert " of 2 heads" in report["slash"].findings()[0]
-    assert n_slash_heads(report["band_ablation"].own).max() <= 2
-    assert report["slash"].heads().shape[0] == 2
 
 
 @pytest.mark.parametrize("name", PER_HEAD)
@@ -90,32 +88,24 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
         assert all(result.plot(kind).data for kind in result.kinds)
 
 
-@pytest.mark.slow
-def test_prompts_of_several_lengths_count_each_prompt_once(llama):
-    words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen."]
-    whole = tl_posgen.analyze(llama, words, measures=QUICK[:5], **QUIET)
-    parts = [tl_posgen.analyze(llama, one, measures=QUICK[:5], **QUIET) for one in words]
-    for name in ("slash", "slash_planes", "slash_ablation", "cone"):
-        of_all, first, second = (one[name].own["score"] for one in (whole, *parts))
-        short = first.isel(distance=slice(first.sizes["distance"] - 1))  # without the first token, one less
-        expected = (short + second) / 2
-        np.testing.assert_allclose(of_all.sel(distance=expected["distance"]), expected, atol=1e-6)
-    assert all(result.findings() for result in whole.values())
+@pytest.mark.parametrize("measure", [Slash(), SlashPlanes(), SlashAblation(**THIRDS), Cone()])
+def test_each_prompt_counts_once_and_a_distance_where_it_exists(llama, by_hand, measure):
+    rows = [torch.arange(n) + 10 for n in (2, 9, 24)]
+    whole, *parts = (by_hand(measure, llama, some).own for some in (rows, *([row] for row in rows)))
+    for name in {"score", "uniform", "contribution", "relative_entropy", "r1"} & set(whole):
+        expected = xr.concat([one[name] for one in parts], "prompt", join="outer").mean("prompt")
+        np.testing.assert_allclose(whole[name], expected.transpose(*whole[name].dims), atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "mpt", "smollm3"])
 def test_other_encodings_are_measured_or_refused(family_model, family):
     model, tokens = family_model(family, "bridge"), torch.arange(2, 22)[None]
-    rotary = family == "smollm3"
     report = tl_posgen.analyze(model, tokens, measures=QUICK, skip_unsupported=True, **QUIET)
-    assert ("band_ablation" in report) == rotary
+    assert ("band_ablation" in report) == (family == "smollm3")
     for result in report.values():
         assert result.findings()
         assert all(result.plot(kind).data for kind in result.kinds)
-    if not rotary:
-        with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
-            tl_posgen.analyze(model, tokens, measures="band_ablation", **QUIET)
 
 
 def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
@@ -146,22 +136,6 @@ def test_forward_passes_without_token_ids_are_measured_and_show_no_tokens(llama,
 def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name):
     with pytest.raises(InputError, match="a prompt of one token"), tl_posgen.attach(mini, [name]):
         mini(TOKENS[:, :1])
-
-
-WRONG = [
-    (Slash, {"kappa": 0.0}, r"kappa = 0.0: give a number in \(0, 1\]"),
-    (Slash, {"kappa_long": 1.5}, "kappa_long = 1.5: give"),
-    (SlashPlanes, {"distances": ()}, "distances = .*: give a list of one at least"),
-    (SlashTransfer, {"distances": (-1, 2)}, "distances = .*: give a list, each a whole number, 0 or more"),
-    (BandAblation, {"schemes": ["halves"]}, "halves.*'thirds', 'wavelength'"),
-    (SlashAblation, {"schemes": "thirds"}, "give a list"),
-]
-
-
-@pytest.mark.parametrize(("measure", "wrong", "message"), WRONG)
-def test_options_that_cannot_be_used_are_refused_as_users_see_it(unchecked, measure, wrong, message):
-    with pytest.raises(InputError, match=message):
-        measure(**wrong)
 
 
 REFUSED = [
