@@ -50,7 +50,7 @@ def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength
         for one in layers:
             rope = one.geometry.rope
             q, k = ablate(one.q, one.k, rope, label.split()[0], band_of(rope, one.length))
-            scores.append(slash_statistics_from_qk(q, k, one.geometry.scale).score)
+            scores.append(slash_statistics_from_qk(q, k, one.geometry.scale).score[0])
         short = scores[0].shape[1]
         found = result.score.sel(condition=label, distance=slice(short - 1))
         np.testing.assert_allclose(found, (scores[0] + scores[1][:, :short]) / 2, atol=1e-6)

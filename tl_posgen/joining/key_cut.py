@@ -195,7 +195,7 @@ def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[s
         return scores_with(capture, keys)
 
     def add_slash(layer: LayerCapture) -> None:
-        sums.add_layer(layer, {"score": statistics_of(layer).score})
+        sums.add_layer(layer, {"score": statistics_of(layer).score[0]})
 
     hooks = replace_scores(run.model, scores_of, **run.where)
     losses = run.losses_under(hooks, add_slash, needs=frozenset({"pattern"}))

@@ -111,7 +111,7 @@ class BandAblation(Dominance):
         sums = Sums(OF_PROMPTS)
 
         def consumer(layer: LayerCapture) -> None:
-            score = statistics_of(layer).score
+            score = statistics_of(layer).score[0]
             own = place.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
             sums.add_layer(layer, {"profile": score, "score": at_own})

@@ -29,7 +29,6 @@ from tl_posgen.slash.layer_means import (
     require_two_tokens,
     statistics_from_qk,
     statistics_of,
-    with_tokens,
 )
 from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
 from tl_posgen.stats.agreement import spearman
@@ -130,9 +129,9 @@ class Cone(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
         found = by_tokens(*(from_token(layer, first) for first in range(len(TOKENS))))
-        measured, axes = with_tokens(layer.once(statistics_of)), found.pop("axis")
-        score = torch.cat([measured["score"][:, None], found["score"]], 1)
-        return found | {"score": score, "uniform": measured["uniform"], "axes": [axes]}
+        measured, axes = layer.once(statistics_of), found.pop("axis")
+        score = torch.cat([measured.score[:, None], found["score"]], 1)
+        return found | {"score": score, "uniform": measured.uniform, "axes": [axes]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*PER_LAYER, "distance"))
@@ -213,7 +212,7 @@ def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
     for kept in (along, inputs - along):
         both = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
         rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
-        scores.append(statistics_from_qk(layer, *rotated).score)
+        scores.append(statistics_from_qk(layer, *rotated).score[0])
     q, k = (of_side(layer, first, cone.axis, side) for side in "qk")
     # a cosine that rounds to just over 1 counts as 1
     counts, _ = np.histogram(cone.cosine.clamp(-1, 1).cpu().numpy(), COSINES)

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
@@ -24,7 +24,6 @@ from tl_posgen.slash.numbers.slash_scores import (
 
 PER_HEAD = ("tokens", *HEAD)
 SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-REST = "_without_first_token"  # end of the names of such statistics
 EXAMPLES = {
     "token_text": Variable("tokens of the first prompt", dims=("key",)),
     "example_layer": Variable("layer of an example", dims=("example",)),
@@ -81,13 +80,6 @@ def statistics_from_qk(
         alibi_slopes=None if slopes is None else slopes[list(layer.heads)],
         entropy=False,
     )
-
-
-def with_tokens(found: SlashStatistics) -> dict[str, Float[Tensor, "tokens *dims"]]:
-    """Return the statistics that there are with and without the first token, along a first axis `tokens`."""
-    values = vars(found)
-    whole = {name: value for name, value in values.items() if f"{name}{REST}" in values}
-    return by_tokens(whole, {name: values[f"{name}{REST}"] for name in whole})
 
 
 def require_two_tokens(layer: LayerCapture) -> None:

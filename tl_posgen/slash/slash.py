@@ -29,17 +29,10 @@ from tl_posgen.slash.layer_means import (
     statistics_of,
     strongest,
     where_measured,
-    with_tokens,
 )
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
 N_EXAMPLES = 3
-
-
-def of_attention(layer: LayerCapture) -> dict[str, Any]:
-    """Return the variables of `Slash` that the attention pattern alone gives."""
-    found = layer.once(statistics_of)
-    return {**with_tokens(found), "first_token": found.first_token}
 
 
 def profiles(result: Any) -> go.Figure:
@@ -150,7 +143,7 @@ class Slash(Dominance):
     }
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        values = of_attention(layer)
+        values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
             q, k = spectrum(layer.q), spectrum(layer.k)
             values |= {"r1": torch.stack([q.r1, k.r1]), "rank95": torch.stack([q.rank, k.rank]).double()}

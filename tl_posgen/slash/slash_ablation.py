@@ -24,7 +24,6 @@ from tl_posgen.slash.layer_means import (
     statistics_from_qk,
     statistics_of,
     strongest,
-    with_tokens,
 )
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SlashStatistics
@@ -154,8 +153,8 @@ class SlashAblation(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         planned = conditions(self.schemes, layer.length)
-        scores = [with_tokens(ablated_statistics(layer, condition))["score"] for condition in planned]
-        return {"score": torch.stack(scores, 1), "uniform": layer.once(statistics_of).uniform}
+        scores = [ablated_statistics(layer, condition).score for condition in planned]
+        return {"score": torch.stack(scores, 1), "uniform": layer.once(statistics_of).uniform[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", ("layer", "distance"))

@@ -18,7 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 from tl_posgen.slash.head_groups import GROUPS, count, group_mean, group_table, mean_over_group, n_heads
-from tl_posgen.slash.layer_means import PER_HEAD, SHARE, Dominance, require_two_tokens, statistics_of, with_tokens
+from tl_posgen.slash.layer_means import PER_HEAD, SHARE, Dominance, require_two_tokens, statistics_of
 from tl_posgen.slash.numbers.plane_contributions import (
     match_profiles,
     plane_contributions,
@@ -115,9 +115,9 @@ class SlashPlanes(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
         found = layer.once(statistics_of)
-        scores, measured = (found.score, found.score_without_first_token), with_tokens(found)
+        scores = found.score[0], found.score[1, :, :-1]
         planes = by_tokens(*(self.from_token(layer, first, score) for first, score in enumerate(scores)))
-        return planes | {name: measured[name] for name in ("score", "uniform")}
+        return planes | {"score": found.score, "uniform": found.uniform}
 
     def from_token(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]

@@ -18,8 +18,16 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.slash.layer_means import EXAMPLES, Dominance, at_distance, cropped, example_heads, examples
-from tl_posgen.slash.slash import Slash, of_attention
+from tl_posgen.slash.layer_means import (
+    EXAMPLES,
+    Dominance,
+    at_distance,
+    cropped,
+    example_heads,
+    examples,
+    statistics_of,
+)
+from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
 from tl_posgen.stats.agreement import agreement, fisher_interval
 
@@ -105,7 +113,7 @@ class SlashTransfer(Dominance):
         sums, shown, patterns = Sums(Slash.variables), example_heads(natural), {}
 
         def consumer(layer: LayerCapture) -> None:
-            sums.add_layer(layer, of_attention(layer))
+            sums.add_layer(layer, vars(statistics_of(layer)))
             if layer.prompt == 0:
                 patterns.update({head: crop for head, crop in cropped(layer).items() if head in shown})
 

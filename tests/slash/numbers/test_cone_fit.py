@@ -97,9 +97,9 @@ def test_axis_alone_carries_the_slash_of_a_head_that_reads_the_axis():
     read = torch.zeros(2, D_MODEL, 16, dtype=torch.float64)
     read[:, 0] = 1.0
     w_q = rotate(read[:1], torch.full((D_MODEL,), -5), rope)  # looks five tokens back
-    whole = slash_of_inputs(inputs, w_q, read[1:], rope).score[0]
-    axis = slash_of_inputs(rank_one(inputs), w_q, read[1:], rope).score[0]
+    whole = slash_of_inputs(inputs, w_q, read[1:], rope).score[0, 0]
+    axis = slash_of_inputs(rank_one(inputs), w_q, read[1:], rope).score[0, 0]
     rest = slash_of_inputs(inputs - rank_one(inputs), w_q, read[1:], rope)
     assert whole[5] > 0.8
     assert axis[5] > 0.8
-    assert rest.score[0, 5] < 2 * rest.uniform[5]
+    assert rest.score[0, 0, 5] < 2 * rest.uniform[0, 5]

@@ -107,10 +107,10 @@ def test_slash_vanishes_without_rope_and_survives_rank_one_truncation():
     q, k, rope = slash_head()
     q, k = q + 0.1 * draw(1, N, D_HEAD, seed=3), k + 0.1 * draw(1, N, D_HEAD, seed=4)
     score = {
-        kind: slash_statistics_from_qk(*ablate(q, k, rope, kind), scale=2.0).score[0, 6].item()
+        kind: slash_statistics_from_qk(*ablate(q, k, rope, kind), scale=2.0).score[0, 0, 6].item()
         for kind in ("none", "rank_one", "no_rope", "means", "means_no_rope")
     }
-    uniform = slash_statistics_from_qk(q, k, scale=0.0).score[0, 6].item()
+    uniform = slash_statistics_from_qk(q, k, scale=0.0).score[0, 0, 6].item()
     assert min(score["none"], score["rank_one"], score["means"]) > 0.7
     assert score["no_rope"] < 2 * uniform
     assert score["means_no_rope"] == pytest.approx(uniform)
@@ -144,7 +144,7 @@ def test_profile_is_exact_for_constant_queries_and_keys(rope, seed):
     rotated_q, rotated_k = (rotate(x, torch.arange(N), rope) for x in (q, k))
     found = rank_one_logit(q, k, rope, scale=0.5)
     torch.testing.assert_close(found, (0.5 * rotated_q @ rotated_k.mT)[:, -1].flip(-1))
-    torch.testing.assert_close(score_of_profile(found), slash_statistics_from_qk(rotated_q, rotated_k, 0.5).score)
+    torch.testing.assert_close(score_of_profile(found), slash_statistics_from_qk(rotated_q, rotated_k, 0.5).score[0])
 
 
 def test_profile_is_a_sum_of_cosines_of_the_top_directions():
@@ -159,7 +159,7 @@ def test_profile_is_a_sum_of_cosines_of_the_top_directions():
 
 def test_profile_predicts_the_peak_of_a_slash_head():
     q, k, rope = slash_head(back=6)
-    measured = slash_statistics_from_qk(*ablate(q, k, rope, "none"), scale=2.0).score
+    measured = slash_statistics_from_qk(*ablate(q, k, rope, "none"), scale=2.0).score[0]
     predicted = score_of_profile(rank_one_logit(q, k, rope, scale=2.0))
     match = match_profiles(measured, predicted, torch.zeros_like(measured))
     assert (match.predicted_peak.item(), match.best_distance.item()) == (6, 6)

@@ -24,12 +24,8 @@ def plane_contributions(
     InnerProd(i, j, l) = |z^q_il| |z^k_jl| cos(theta_l (i-j) + arg z^q_il - arg z^k_jl) is the part of plane l in the
     logit, so the sum over planes is the mean logit on diagonal D less the mean over the triangle. The definition of C
     is ours. All D are computed at once by cross-correlations with the FFT, in float64. Rotary planes come first, then
-    the unrotated remainder, paired up as planes that do not rotate.
-
-    Args:
-        q, k: before RoPE.
-        scale: multiplies <q, k>.
-        window: of a sliding-window layer: the second mean is over visible pairs.
+    the unrotated remainder, paired up as planes that do not rotate. In a sliding window the second mean is over the
+    visible pairs. q and k are those before RoPE.
     """
     n = q.shape[1]
     # a head at a time, as the transforms take several times the room of the result
