@@ -33,9 +33,10 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
-def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(mini, alice):
-    few = {"length": 48, "n_prompts": 4, "null_seeds": (), "progress": False}
-    result = BandAblation(schemes=["thirds"])(mini, alice, **few)
+def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
+    few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    model, measure = family_model("llama"), BandAblation(schemes=["thirds"])
+    result = measure(model, alice, **few)
     band, own = result.measure, result.numbers
     for condition in ("no_rope", "drop high, thirds"):
         loss = result.own["loss"]
@@ -47,7 +48,7 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(mini
         )
         score = band.slash_score(own, condition)
         assert score.low < score.value < score.high
-    one = BandAblation(schemes=["thirds"])(mini, alice, **{**few, "n_prompts": 1})
+    one = measure(model, alice, **{**few, "n_prompts": 1})
     assert np.isnan(band.slash_score(one.numbers).low)
 
 
@@ -91,15 +92,6 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
     np.testing.assert_allclose(data.score.sel(layer=0).mean("prompt"), data.score_alone.sel(layer=0), atol=1e-5)
-
-
-def test_all_is_ablated_whatever_is_measured(mini, alice, result):
-    heads = [(1, 2), (3, 1)]
-    some = BandAblation(schemes=["thirds"])(mini, alice, heads=heads, null_seeds=(), progress=False, **CUT).own
-    np.testing.assert_allclose(some.loss, result.own.loss, rtol=1e-6)
-    for layer, head in heads:
-        own, whole = (one.score.sel(layer=layer, head=head) for one in (some, result.own))
-        np.testing.assert_allclose(own, whole, atol=1e-6)
 
 
 # What is shown

@@ -100,13 +100,6 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     np.testing.assert_allclose(data["best_score"].sel(input=kept), at_best)
 
 
-def test_measured_scores_are_those_of_the_measure_slash(single, result):
-    slash = single["slash"].own
-    np.testing.assert_allclose(result.own["score"].sel(input="measured"), slash["score"], atol=1e-5)
-    np.testing.assert_array_equal(result.own["best_distance"].sel(tokens="all"), slash["best_distance"])
-    np.testing.assert_allclose(result.own["best_uniform"].sel(tokens="all"), slash["best_uniform"])
-
-
 def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
     found = Cone()(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
     own, data = found.numbers, found.dataset.sel(init="trained", tokens="all")
@@ -262,12 +255,6 @@ def test_biases_are_drawn_and_told_only_where_there_are_any(result, gpt2):
     assert gpt2.findings()[-2].startswith(f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is ")
 
 
-def test_what_the_axis_means_without_rope_is_said(gpt2, family_model):
-    assert "rank one alone makes no slash" in gpt2.findings()[-1]
-    bloom = Cone()(family_model("bloom", "bridge"), TOKENS, **QUIET)
-    assert "the slopes stay in the score of the axis alone" in bloom.findings()[-1]
-
-
 def test_counts_of_several_random_inits_are_told_as_averages(result):
     null = result.dataset.isel(init=[1])
     none = null.assign(dominant=null["dominant"] & False)
@@ -298,9 +285,3 @@ def test_table_and_sentences_hold_the_means_of_each_group_of_heads_beside_the_nu
     assert f"the axis {rest:.3f} (uniform attention {uniform:.3f})." in kept
     part = result.measure.axis_part(result.numbers)
     assert part.value == pytest.approx((alone - uniform) / (measured - uniform))
-
-
-def test_the_sentences_say_so_where_no_head_is_dominant(result):
-    """The null as if it were the model."""
-    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
-    assert any("nothing can be asked of the axis" in sentence for sentence in result.measure.findings(null))

@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
+from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
 from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
@@ -17,6 +18,7 @@ PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone",
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 PAIRS = ((1, 2), (0, 1))
+RELATIVE = {"chance_correlation", "chance_peak"}  # compare a head with all the others, and depend on which these are
 TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
 
@@ -35,15 +37,15 @@ def per_head(dataset):
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
     some, whole = small((0,), PAIRS)[name].own, small()[name].own
-    # what compares a head with all the others depends on which these are
-    relative = {"chance_correlation", "chance_peak"}
     for variable, values in per_head(some).items():
         for layer, head in PAIRS:
-            if variable not in relative:
+            if variable not in RELATIVE:
                 own, all_of_it = (one[variable].sel(layer=layer, head=head) for one in (some, whole))
                 np.testing.assert_allclose(own, all_of_it, atol=1e-5)
         other = values.sel(layer=1, head=1)
         assert not other.any() if other.dtype == bool else other.isnull().all()
+    if "loss" in some:  # all heads are ablated, whichever are measured
+        np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", PER_HEAD)
@@ -65,11 +67,32 @@ def test_heads_that_were_not_asked_for_are_neither_counted_nor_drawn(small, name
     assert not re.search(r"\bnan\b", " ".join(result.findings()))
 
 
+def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):
+    report = small((0,), PAIRS)
+    for side in ("own", "null"):
+        slash, cone, planes, transfer = (
+            getattr(report[name], side) for name in ("slash", "cone", "slash_planes", "slash_transfer")
+        )
+        for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):
+            whole = data.sel(tokens="all")
+            np.testing.assert_allclose(data["score"], slash["score"], atol=1e-5)
+            np.testing.assert_allclose(whole["best_score"], slash["best_score"], atol=1e-5)
+            np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
+
+
+@pytest.mark.parametrize(("name", "words"), [("cone", "nothing can be asked of the axis"), ("slash_planes", "no band")])
+def test_the_sentences_say_so_where_no_head_is_dominant(single, name, words):
+    """The null as if it were the model."""
+    result = single[name]
+    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
+    assert any(words in sentence for sentence in result.measure.findings(null))
+
+
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
     some, whole = small(layers=(1,))[name].own, small()[name].own
     assert some["layer"].values.tolist() == [1]
-    for variable in set(per_head(some)) - {"chance_correlation", "chance_peak"}:
+    for variable in set(per_head(some)) - RELATIVE:
         np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1]), atol=1e-5)
 
 
@@ -148,13 +171,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
+def test_prompts_that_cannot_be_measured_are_refused_before_anything_runs(mini, monkeypatch, options, message):
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
-
-
-def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
-    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
+    lengths = ["Down, down, down.", "Down, down, down, down."]
     with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
-        tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)
+        tl_posgen.analyze(mini, lengths, measures="band_ablation", **QUIET)

@@ -80,14 +80,6 @@ def test_a_model_of_absolute_positions_turns_nothing(of_family):
     np.testing.assert_allclose(*xr.broadcast(data["predicted"], data["uniform"]))
 
 
-def test_scores_are_those_of_the_measure_slash(single, result):
-    slash = single["slash"].sel(tokens="all")
-    ours = result.sel(tokens="all")
-    for name in ("score", "uniform", "best_score", "best_distance"):
-        np.testing.assert_allclose(ours[name], slash[name])
-    np.testing.assert_array_equal(ours["dominant"], slash["dominant"].any("short_distance"))
-
-
 def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_other_heads(result):
     data = result.own.sel(tokens="all").isel(distance=slice(N // 2))
     above = [
@@ -176,14 +168,3 @@ def test_no_bound_is_told_as_nothing(result):
     lifted = whole.assign(bands=whole["bands"].where(whole["init"] == "trained", 2e-5))
     told = result.measure.findings(Numbers(result.measure, lifted))[1]
     assert told.endswith("no band lifts it by more than 0.001 logits, mean over heads.")
-
-
-@pytest.mark.parametrize(("family", "said"), [("gpt2", "position vectors"), ("bloom", "the slopes")])
-def test_what_lift_and_prediction_mean_without_rope_is_said(of_family, family, said):
-    assert said in of_family(family).findings()[-1]
-
-
-def test_the_sentences_say_so_where_no_head_is_dominant(result):
-    """The null as if it were the model."""
-    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
-    assert any("no band makes a slash" in sentence for sentence in result.measure.findings(null))

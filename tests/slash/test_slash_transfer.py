@@ -39,15 +39,6 @@ def test_scores_on_random_tokens_are_those_of_an_analysis_of_them(mini, alice, r
     np.testing.assert_allclose(result.own["score"].sel(source="random"), direct["score"], atol=1e-6)
 
 
-def test_scores_on_text_are_those_of_the_measure_slash(report, result):
-    slash, text = report["slash"].own, result.sel(source="natural")
-    np.testing.assert_array_equal(text["score"], slash["score"])
-    np.testing.assert_array_equal(text["best_score"].sel(tokens="all"), slash["best_score"])
-    np.testing.assert_array_equal(text["best_uniform"], slash["best_uniform"])
-    of_null = result.null["best_score"].sel(source="natural", tokens="all")
-    np.testing.assert_array_equal(of_null, report["slash"].null["best_score"])
-
-
 def test_agreement_is_over_the_heads_of_both_sources(result):
     data = result.sel(tokens="all")
     natural, random = (data.score.sel(source=source, distance=1) for source in ("natural", "random"))

@@ -63,10 +63,7 @@ def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) ->
 
 
 def head_costs(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    distance: xr.DataArray,
-    selected: Mapping[int, Sequence[int]],
+    model: Model, tokens: Int[Tensor, "prompt pos"], distance: xr.DataArray, selected: Mapping[int, Sequence[int]]
 ) -> xr.DataArray:
     """Return the rise of the loss, in nats per token, with one selected head at a time edited.
 

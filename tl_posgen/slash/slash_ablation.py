@@ -18,13 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import (
-    at_distance,
-    best_distance,
-    statistics_from_qk,
-    statistics_of,
-    strongest,
-)
+from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 

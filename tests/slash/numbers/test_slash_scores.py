@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.slash.numbers import row_blocks
-from tl_posgen.slash.numbers.slash_scores import (
-    long_distances,
-    slash_statistics,
-    slash_statistics_from_qk,
-)
+from tl_posgen.slash.numbers.slash_scores import long_distances, slash_statistics, slash_statistics_from_qk
 
 
 def random_scores(n_heads, n, seed=0, sharpness=2.0):
