@@ -5,6 +5,7 @@ import pytest
 import torch
 import xarray as xr
 from families import FAMILIES, lively, tokenizer
+from made_up import dataset_of, result_of
 from scipy.stats import spearmanr
 
 import tl_posgen
@@ -121,18 +122,14 @@ def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
 
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])
 def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
-    values = [[[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]]
     heads = ("tokens", "layer", "head")
-    data = xr.Dataset(
-        {
-            "best_score": (("tokens", "input", "layer", "head"), values),
-            "best_uniform": (heads, [[[0.25, 9.0]]]),
-            "best_distance": (heads, [[[1, 1]]]),
-            "dominant": (heads, [[[True, False]]]),
-        },
-        {"tokens": ["all"], "input": ["measured", "axis only"], "init": ["trained"]},
-    )
-    found = Cone().axis_part(Numbers(Cone(), data))
+    variables = {
+        "best_score": (("input", "layer", "head"), [[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]),
+        "best_uniform": (heads, [[[0.25, 9.0]]] * 2),
+        "best_distance": (heads, [[[1, 1]]] * 2),
+        "dominant": (heads, [[[True, False]]] * 2),
+    }
+    found = Cone().axis_part(result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers)
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 

@@ -35,14 +35,6 @@ def test_heads_rank_as_transformer_lens_ranks_them(trained):
     assert spearmanr(ours, theirs).statistic > 0.99
 
 
-def test_finds_are_sorted_and_reach_kappa(mini, alice):
-    found = tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=2, kappa=0.15, progress=False)
-    assert len(found)
-    assert found["score"].is_monotonic_decreasing
-    assert found["score"].min() >= 0.15
-    assert found["ratio"].min() > 1
-
-
 def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
     cut = {"length": 48, "n_prompts": 1, "kappa": 0.1, "progress": False}
     whole = tl_posgen.find_slash_heads(mini, alice, **cut)
@@ -60,6 +52,7 @@ def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(m
     data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all")
     score = data["score"].sel(distance=[0, 7])
     assert set(found["distance"]) == {0, 7}
+    assert found["score"].is_monotonic_decreasing
     assert len(found) == int((score >= 0.05).sum())
     for row in found.itertuples():
         at = {"layer": row.layer, "distance": row.distance}
