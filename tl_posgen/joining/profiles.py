@@ -28,8 +28,11 @@ from tl_posgen.slash.slash import Slash
 MOST_HEADS = 96  # whose costs are measured unless asked for
 PERIOD = 50
 FROM_SLASH = {  # variable -> its name there
-    **{name: name for name in ("r1", "rank95", "first_token")},
-    **{"slash_score": "best_score", "slash_distance": "best_distance"},
+    "r1": "r1",
+    "rank95": "rank95",
+    "slash_score": "best_score",
+    "slash_distance": "best_distance",
+    "first_token": "first_token",
 }
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r")
 REPEATED = ("previous_token", "duplicate_token", "induction")
