@@ -76,7 +76,7 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
     def see(layer) -> None:
         where, moments = layer.geometry, layer.once(moments_of)
         geometry[:] = [where]
-        own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[:, : LENGTH // 2]}
+        own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[0, :, : LENGTH // 2]}
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
         own["split"] = mean_key_r(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).r.mT[:, 0]
         for side, spread in (("q", moments.q), ("k", moments.k)):

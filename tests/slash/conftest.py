@@ -56,6 +56,26 @@ def small(family_model, alice):
 
 
 @pytest.fixture(scope="session")
+def captured():
+    """(model, token ids of one prompt, *what is needed beyond q and k, layers, heads) -> captures of its layers."""
+
+    def captures(model, tokens, *needs, **where):
+        kept = []
+        run_capture(model, tokens.view(1, -1), kept.append, frozenset(needs), **where)
+        return kept
+
+    return captures
+
+
+@pytest.fixture(params=["bundled", "stories"])
+def trained(request, mini, alice):
+    """A trained model and a text."""
+    if request.param == "bundled":
+        return mini, alice
+    return request.getfixturevalue("stories"), request.getfixturevalue("tinystories")
+
+
+@pytest.fixture(scope="session")
 def by_hand():
     """(measure, model, rows of token ids) -> its result, from `of_layer` and `finish` alone; without token ids if not
     `named`."""

@@ -14,7 +14,7 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import BandAblation, ablate_bands
-from tl_posgen.slash.slash_heads_left import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
+from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
 CUT = {"length": 112, "n_prompts": 2}
 
@@ -24,26 +24,19 @@ def result(report):
     return report["band_ablation"]
 
 
-def test_a_row_a_condition(result):
-    frame = result.frame()
-    assert len(frame) == 1 + 3 * 3 + 4
-    assert frame.groupby("kind").size().to_dict()["drop"] == 3
-
-
 def test_losses_are_those_of_the_hooked_model(mini, alice, result):
     tokens = torch.stack(to_prompts(mini, alice, **CUT))
-    hooks = ablate_bands(mini, "drop", bands_by_thirds(16)[1])
-    logits = mini.run_with_hooks(tokens, fwd_hooks=hooks).detach()
-    expected = [float(cross_entropy(row[:-1], ids[1:])) for row, ids in zip(logits, tokens, strict=True)]
-    np.testing.assert_allclose(result.own.loss.sel(condition="drop medium, thirds"), expected, rtol=1e-5)
-    plain = mini(tokens).detach()
-    expected = [float(cross_entropy(row[:-1], ids[1:])) for row, ids in zip(plain, tokens, strict=True)]
-    np.testing.assert_allclose(result.own.loss.sel(condition="unchanged"), expected, rtol=1e-5)
+    hooks = {"unchanged": [], "drop medium, thirds": ablate_bands(mini, "drop", bands_by_thirds(16)[1])}
+    for condition, hooked in hooks.items():
+        logits = mini.run_with_hooks(tokens, fwd_hooks=hooked).detach()
+        expected = [float(cross_entropy(row[:-1], ids[1:])) for row, ids in zip(logits, tokens, strict=True)]
+        np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
-def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(mini, alice):
-    few = {"length": 48, "n_prompts": 4, "null_seeds": (), "progress": False}
-    result = BandAblation(schemes=["thirds"])(mini, alice, **few)
+def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
+    few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    model, measure = family_model("llama"), BandAblation(schemes=["thirds"])
+    result = measure(model, alice, **few)
     band, own = result.measure, result.numbers
     for condition in ("no_rope", "drop high, thirds"):
         loss = result.own["loss"]
@@ -55,38 +48,29 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(mini
         )
         score = band.slash_score(own, condition)
         assert score.low < score.value < score.high
-    one = BandAblation(schemes=["thirds"])(mini, alice, **{**few, "n_prompts": 1})
+    one = measure(model, alice, **{**few, "n_prompts": 1})
     assert np.isnan(band.slash_score(one.numbers).low)
 
 
-def test_in_the_first_layer_running_and_alone_are_the_same(result):
-    data = result.own.sel(layer=0)
-    np.testing.assert_allclose(data.score.mean("prompt"), data.score_alone, atol=1e-5)
-
-
-def test_in_later_layers_what_went_before_shows(result):
-    data = result.own.sel(layer=3, condition="no_rope")
-    assert float(abs(data.score.mean("prompt") - data.score_alone).max()) > 1e-4
-
-
-def test_alone_is_what_slash_ablation_measures(report, result):
-    ablated = report["slash_ablation"].own["best_score"]
-    for condition in ("no_rope", "rank_one", "drop high, thirds"):
-        alone = result.own.score_alone.sel(condition=condition)
-        np.testing.assert_array_equal(alone, ablated.sel(condition=condition))
-
-
-def test_unchanged_is_what_slash_measures(report, result):
-    slash = report["slash"].own
-    unchanged = result.own.sel(condition="unchanged")
+def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_shows(report, result):
+    data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own["best_score"]
+    unchanged, running = data.sel(condition="unchanged"), data.score.mean("prompt")
     np.testing.assert_allclose(unchanged.score.mean("prompt"), slash["best_score"], rtol=1e-12)
     np.testing.assert_array_equal(unchanged.dominant, slash["dominant"])
+    np.testing.assert_array_equal(data.score_alone, ablated.sel(condition=data.condition))
+    np.testing.assert_allclose(running.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
+    away = abs(running - data.score_alone)
+    assert away.sel(layer=0).max() < 1e-5
+    assert away.sel(layer=3, condition="no_rope").max() > 1e-4
 
 
-def test_the_slash_goes_with_rope_and_stays_without_the_content(result):
+def test_the_slash_goes_with_rope_stays_without_the_content_and_a_random_model_has_none_to_lose(result):
     band, own = result.measure, result.numbers
     assert band.n_kept(own, "no_rope").value < band.n_heads(own).value / 4
     assert band.slash_score(own, "means").value > 2 * band.slash_score(own, "no_rope").value
+    assert int(n_slash_heads(result.null).max()) == 0
+    loss = result.null.loss.mean("prompt")
+    assert float(abs(loss - loss[0]).max()) < 0.01
 
 
 def test_slash_heads_are_those_dominant_before_or_all_where_none_was(result):
@@ -99,18 +83,6 @@ def test_slash_heads_are_those_dominant_before_or_all_where_none_was(result):
     np.testing.assert_array_equal(n_slash_heads_kept(data), still)
 
 
-def test_uniform_attention_is_left_of_means_without_rope(result):
-    data = result.own
-    score = data.score.mean("prompt").sel(condition="means_no_rope")
-    np.testing.assert_allclose(score, data.best_uniform, atol=1e-5)
-
-
-def test_a_random_model_has_no_slash_heads_to_lose(result):
-    assert int(n_slash_heads(result.null).max()) == 0
-    loss = result.null.loss.mean("prompt")
-    assert float(abs(loss - loss[0]).max()) < 0.01
-
-
 @pytest.mark.slow
 def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     model = family_model("gemma3", "bridge")
@@ -120,15 +92,6 @@ def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
     np.testing.assert_allclose(data.score.sel(layer=0).mean("prompt"), data.score_alone.sel(layer=0), atol=1e-5)
-
-
-def test_all_is_ablated_whatever_is_measured(mini, alice, result):
-    heads = [(1, 2), (3, 1)]
-    some = BandAblation(schemes=["thirds"])(mini, alice, heads=heads, null_seeds=(), progress=False, **CUT).own
-    np.testing.assert_allclose(some.loss, result.own.loss, rtol=1e-6)
-    for layer, head in heads:
-        own, whole = (one.score.sel(layer=layer, head=head) for one in (some, result.own))
-        np.testing.assert_allclose(own, whole, atol=1e-6)
 
 
 # What is shown
@@ -143,17 +106,14 @@ def test_the_sentences_tell_the_cost_of_every_band_and_what_is_left(result):
         for name, at in ((name, f"drop {name}, thirds") for name in ("high", "medium", "low"))
     ]
     assert bands == f"A third of the planes dropped in every layer, the loss changes by {', '.join(parts)}."
-    loss, score = (one.mean("prompt").to_series() for one in (result.own["loss"], mean_of_slash_heads(result.own)))
     heads, of_null = (int(n_slash_heads(one)[0]) for one in (result.own, result.null))
-    assert left.startswith(
-        f"{heads} heads are slash-dominant (random init {of_null}), mean score {score['unchanged']:.3f} "
-        f"(loss {loss['unchanged']:.3f}); in the running model this becomes: Q, K of rank one "
-        f"{score['rank_one']:.3f} (loss {loss['rank_one']:.3f}), RoPE removed "
-    )
+    assert left.startswith(f"{heads} heads are slash-dominant (random init {of_null}), mean score ")
+    for condition, words in {"unchanged": "", "rank_one": "Q, K of rank one ", "no_rope": "RoPE removed "}.items():
+        score, loss = band.slash_score(own, condition), own("loss", condition=condition)
+        assert f"{words}{score.plain:.3f} (loss {loss.plain:.3f})" in left
     of_null = result.null["loss"].mean("prompt")
     largest = float(abs(of_null - of_null[0]).max())
     assert random == f"The random-init model's loss changes by {math.ceil(largest * 10**4) / 10**4:.4f} at most."
-    assert band.loss_change(own, "drop high, thirds").value == pytest.approx(loss.iloc[1] - loss.iloc[0], abs=1e-6)
 
 
 def test_counts_of_several_random_inits_are_told_as_an_average(result):
@@ -176,19 +136,9 @@ def test_the_axes_name_conditions_in_words(result):
             assert not any("_" in name for name in trace.y)
 
 
-def test_the_short_table_fits_a_page(result):
-    assert result.table().shape == (14, 6)
-
-
-@pytest.mark.parametrize(("kind", "traces"), [("loss", 2), ("slash", 6), ("heads", 1)])
-def test_pictures_show_every_condition(result, kind, traces):
-    figure = result.plot(kind=kind)
-    assert len(figure.data) == traces
-    assert all(len(trace.y) == result.own.sizes["condition"] for trace in figure.data)
-
-
 def test_pictures_show_the_numbers(result):
     data, null = result.own, result.null
+    assert result.table().shape == (len(data["condition"]), 6)
     for trace, side in zip(result.plot(kind="loss").data, (data, null), strict=True):
         np.testing.assert_allclose(trace.x, side["loss"].mean("prompt"))
     shown = [mean_of_slash_heads(data).mean("prompt"), mean_of_slash_heads(data, "score_alone")]
@@ -204,8 +154,3 @@ def test_a_model_without_rope_is_refused_before_anything_runs(family_model, monk
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
         BandAblation()(family_model("gpt2", "bridge"), torch.arange(40)[None] + 2, progress=False)
-
-
-def test_a_trained_model_without_rope_is_refused(learned_positions):
-    with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
-        BandAblation()(learned_positions, torch.arange(40)[None] + 60, progress=False)

@@ -5,12 +5,12 @@ import pytest
 import torch
 import xarray as xr
 from families import FAMILIES, lively, tokenizer
+from made_up import dataset_of, result_of
 from scipy.stats import spearmanr
 
 import tl_posgen
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.models import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.rotation import rotate
 from tl_posgen.slash import Cone
@@ -19,6 +19,7 @@ from tl_posgen.slash.head_groups import group_mean, in_groups
 
 LAYER = 3
 VARIANTS = [("all", 0), ("without first", 1)]
+TOKENS = torch.arange(2, 26)[None]
 QUIET = {"null_seeds": (), "progress": False}
 
 
@@ -28,18 +29,16 @@ def result(single):
 
 
 @pytest.fixture(scope="module")
-def layer(mini, alice):
+def layer(mini, alice, captured):
     """Capture, inputs and projections of one layer of the same prompt."""
-    found = []
-    prompt = to_prompts(mini, alice, length=80, n_prompts=1)[0]
-    run_capture(mini, prompt[None], found.append, {"inputs"}, layers=[LAYER])
-    return found[0], found[0].inputs, found[0].projections
+    [found] = captured(mini, to_prompts(mini, alice, length=80, n_prompts=1)[0], "inputs", layers=[LAYER])
+    return found, found.inputs, found.projections
 
 
 @pytest.fixture(scope="module")
 def gpt2(family_model):
     """A model that turns nothing, and has biases."""
-    return Cone()(family_model("gpt2", "bridge"), torch.arange(2, 22)[None], **QUIET)
+    return Cone()(family_model("gpt2", "bridge"), TOKENS, **QUIET)
 
 
 def axis_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -102,13 +101,6 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     np.testing.assert_allclose(data["best_score"].sel(input=kept), at_best)
 
 
-def test_measured_scores_are_those_of_the_measure_slash(single, result):
-    slash = single["slash"].own
-    np.testing.assert_allclose(result.own["score"].sel(input="measured"), slash["score"], atol=1e-5)
-    np.testing.assert_array_equal(result.own["best_distance"].sel(tokens="all"), slash["best_distance"])
-    np.testing.assert_allclose(result.own["best_uniform"].sel(tokens="all"), slash["best_uniform"])
-
-
 def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
     found = Cone()(mini, alice, length=64, n_prompts=4, null_seeds=(), progress=False)
     own, data = found.numbers, found.dataset.sel(init="trained", tokens="all")
@@ -130,100 +122,79 @@ def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
 
 @pytest.mark.parametrize(("measured", "share"), [(0.35, 0.5), (0.255, None), (0.25, None), (0.2, None)])
 def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
-    values = [[[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]]
     heads = ("tokens", "layer", "head")
-    data = xr.Dataset(
-        {
-            "best_score": (("tokens", "input", "layer", "head"), values),
-            "best_uniform": (heads, [[[0.25, 9.0]]]),
-            "best_distance": (heads, [[[1, 1]]]),
-            "dominant": (heads, [[[True, False]]]),
-        },
-        {"tokens": ["all"], "input": ["measured", "axis only"], "init": ["trained"]},
-    )
-    found = Cone().axis_part(Numbers(Cone(), data))
+    variables = {
+        "best_score": (("input", "layer", "head"), [[[measured, 9.0]], [[(measured + 0.25) / 2, 9.0]]]),
+        "best_uniform": (heads, [[[0.25, 9.0]]] * 2),
+        "best_distance": (heads, [[[1, 1]]] * 2),
+        "dominant": (heads, [[[True, False]]] * 2),
+    }
+    found = Cone().axis_part(result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers)
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 
 def test_rank_correlation_is_over_heads(result):
-    def pairs(side):
-        return ("best_score", {"input": "measured"}), ("r1", {"side": side})
-
     data = result.own.sel(tokens="all")
+    score = data["best_score"].sel(input="measured").values.flat
     for side in "qk":
-        expected = spearmanr(*(data[x].sel(at).values.flat for x, at in pairs(side))).statistic
+        expected = spearmanr(score, data["r1"].sel(side=side).values.flat).statistic
         assert float(data["spearman"].sel(side=side)) == pytest.approx(expected)
 
 
-def test_a_trained_model_amplifies_the_axis_and_its_null_does_not(result):
+def test_a_trained_model_needs_and_amplifies_the_axis_and_its_null_does_not(result):
     gain, null = (float(one["gain"].sel(tokens="all", side="k").min()) for one in (result.own, result.null))
-    assert gain > 1.5
-    assert null < 1.2
-
-
-def test_the_slash_of_the_trained_model_needs_the_axis(result):
+    assert gain > 1.5 > 1.2 > null
     score = result.own["best_score"].sel(tokens="all")
-    measured, rest = (
-        score.sel(input=one).where(score.sel(input="measured") > 0.25) for one in ("measured", "off axis")
-    )
-    assert int(measured.count()) >= 2
-    assert float((rest / measured).max()) < 0.3
-
-
-def biased(directory, factor: float):
-    """A tiny Qwen2 with every bias of queries multiplied, and two prompts' worth of random tokens through `cone`."""
-    model = lively(FAMILIES["qwen2"].config())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("q_proj.bias"):
-                parameter.mul_(factor)
-    model.save_pretrained(directory)
-    tokenizer().save_pretrained(directory)
-    tokens = torch.randint(2, 64, (2, 24), generator=torch.Generator().manual_seed(0))
-    model = tl_posgen.load_model(directory, backend="bridge")
-    return Cone()(model, tokens, **QUIET).sel(side="q")
+    measured, rest = (score.sel(input=one) for one in ("measured", "off axis"))
+    lost = (rest / measured).where(measured > 0.25)
+    assert int(lost.count()) >= 2
+    assert float(lost.max()) < 0.3
 
 
 def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tmp_path):
-    data, large = biased(tmp_path / "1", 1.0), biased(tmp_path / "100", 100.0)
+    """Of a tiny Qwen2 with its own biases of queries, and with a hundred times these."""
+    model, tokens, found = lively(FAMILIES["qwen2"].config()), TOKENS.roll(1, 1), []
+    for factor in (1, 100):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("q_proj.bias"):
+                    parameter.mul_(factor)
+        model.save_pretrained(tmp_path / str(factor))
+        tokenizer().save_pretrained(tmp_path / str(factor))
+        loaded = tl_posgen.load_model(tmp_path / str(factor), backend="bridge")
+        found.append(Cone()(loaded, tokens, **QUIET).sel(side="q"))
+    data, large = found
     assert float(large["r1_sum"].min()) > 0.95 > 0.8 > float(data["r1_sum"].max())
     assert float(large["bias_share"].min()) > 0.95
-    first = [one["r1_input"].sel(layer=0) for one in (data, large)]
-    np.testing.assert_allclose(*first)
+    np.testing.assert_allclose(*(one["r1_input"].sel(layer=0) for one in found))
 
 
-def test_queries_are_measured_after_their_norm(family_model):
+def test_queries_are_measured_after_their_norm(family_model, captured):
     """Qwen3's norm gives all queries of a head one length, up to its weight."""
-    model, tokens = family_model("qwen3", "bridge"), torch.arange(2, 26)[None]
-    data = Cone()(model, tokens, **QUIET).sel(tokens="all", layer=0, side="q")
-    found = []
-    run_capture(model, tokens, found.append, layers=[0])
-    values = torch.linalg.svdvals(found[0].q.double()) ** 2
+    model = family_model("qwen3", "bridge")
+    data = Cone()(model, TOKENS, **QUIET).sel(tokens="all", layer=0, side="q")
+    values = torch.linalg.svdvals(captured(model, TOKENS, layers=[0])[0].q.double()) ** 2
     np.testing.assert_allclose(data["r1"], values[:, 0] / values.sum(-1), rtol=1e-6)
     assert float(abs(data["r1"] - data["r1_sum"]).min()) > 1e-3
 
 
 def test_grouped_heads_share_what_is_measured_of_their_keys(family_model):
-    model, tokens = family_model("llama", "bridge"), torch.arange(2, 26)[None]
-    data = Cone()(model, tokens, **QUIET).sel(tokens="all")
+    model = family_model("llama", "bridge")
+    data = Cone()(model, TOKENS, **QUIET).sel(tokens="all")
     keys = data.sel(side="k")
     for name in ("r1", "gain", "axis_share", "r1_input"):
         np.testing.assert_allclose(keys[name].sel(head=[0, 2]), keys[name].sel(head=[1, 3]))
         assert abs(keys[name].sel(head=1) - keys[name].sel(head=2)).min() > 1e-4
-    last = Cone()(model, tokens, heads=[3], **QUIET).sel(tokens="all", head=3)
+    last = Cone()(model, TOKENS, heads=[3], **QUIET).sel(tokens="all", head=3)
     for name in ("gain", "axis_share", "best_score"):
         np.testing.assert_allclose(last[name], data[name].sel(head=3), atol=1e-6)
 
 
 def test_prompts_agree_on_one_axis_and_disagree_on_orthogonal_ones():
-    e = torch.eye(3, dtype=torch.float64)
-    assert axis_agreement([e[0], -e[0]]) == pytest.approx(1)
-    assert axis_agreement([e[0], e[1], e[0]]) == pytest.approx(1 / 3)
-    assert np.isnan(axis_agreement([e[0]]))
-
-
-def test_the_frame_has_a_row_a_head_and_choice_of_tokens(result):
-    assert len(result.frame()) == 2 * 16
+    one, other, _ = torch.eye(3, dtype=torch.float64)
+    axes = torch.stack([torch.stack([one, one]), torch.stack([-one, other]), torch.stack([one, one])])
+    np.testing.assert_allclose(axis_agreement(axes), [1, 1 / 3])
+    assert axis_agreement(axes[:1]).isnan().all()
 
 
 def test_a_layer_without_projections_is_refused_before_anything_runs(mini, alice, monkeypatch):
@@ -247,24 +218,19 @@ def dominant_heads(result):
     return whole.isel(place=np.flatnonzero(whole["dominant"]))
 
 
-def test_rank_boxes_hold_every_head_of_its_group(result):
-    traces = result.plot(kind="rank").data
-    np.testing.assert_array_equal(traces[0].y, dominant_heads(result)["r1"].transpose("side", "place").values.ravel())
-    assert sum(len(trace.y) for trace in traces) == 2 * 2 * (16 + 16)
-
-
-def test_there_is_a_histogram_a_layer_and_side(result):
-    traces = result.plot(kind="cosines").data
-    assert len(traces) == 2 * 4
-    np.testing.assert_array_equal(traces[2].y, result.own["cosine_share"].sel(tokens="all", layer=1))
-    np.testing.assert_array_equal(traces[3].y, result.null["cosine_share"].sel(tokens="all", layer=1))
-
-
-@pytest.mark.parametrize(("kind", "name"), [("gain", "gain"), ("share", "axis_share")])
-def test_maps_of_the_axis_stand_beside_the_null(result, kind, name):
-    maps = result.plot(kind=kind).data
-    np.testing.assert_array_equal(maps[1].z, result.own[name].sel(tokens="all", side="k"))
-    np.testing.assert_array_equal(maps[2].z, result.null[name].sel(tokens="all", side="q"))
+def test_figures_show_the_numbers_beside_the_null(result):
+    own, null = (one.sel(tokens="all") for one in (result.own, result.null))
+    boxes = result.plot(kind="rank").data
+    np.testing.assert_array_equal(boxes[0].y, dominant_heads(result)["r1"].transpose("side", "place").values.ravel())
+    assert sum(len(trace.y) for trace in boxes) == 2 * 2 * (16 + 16)
+    histograms = result.plot(kind="cosines").data
+    for number, layer in enumerate(range(4)):
+        np.testing.assert_array_equal(histograms[2 * number].y, own["cosine_share"].sel(layer=layer))
+        np.testing.assert_array_equal(histograms[2 * number + 1].y, null["cosine_share"].sel(layer=layer))
+    for kind, name in (("gain", "gain"), ("share", "axis_share")):
+        maps = result.plot(kind=kind).data
+        np.testing.assert_array_equal(maps[1].z, own[name].sel(side="k"))
+        np.testing.assert_array_equal(maps[2].z, null[name].sel(side="q"))
 
 
 def test_the_counterfactual_has_two_points_a_head(result):
@@ -286,12 +252,6 @@ def test_biases_are_drawn_and_told_only_where_there_are_any(result, gpt2):
     assert gpt2.findings()[-2].startswith(f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is ")
 
 
-def test_what_the_axis_means_without_rope_is_said(gpt2, family_model):
-    assert "rank one alone makes no slash" in gpt2.findings()[-1]
-    bloom = Cone()(family_model("bloom", "bridge"), torch.arange(2, 22)[None], **QUIET)
-    assert "the slopes stay in the score of the axis alone" in bloom.findings()[-1]
-
-
 def test_counts_of_several_random_inits_are_told_as_averages(result):
     null = result.dataset.isel(init=[1])
     none = null.assign(dominant=null["dominant"] & False)
@@ -303,34 +263,22 @@ def test_counts_of_several_random_inits_are_told_as_averages(result):
     assert "in 15.7 other heads on average" in told
 
 
-def test_the_table_holds_the_means_of_each_group_of_heads(result):
+def test_table_and_sentences_hold_the_means_of_each_group_of_heads_beside_the_null(result):
     first, heads = result.table().iloc[0], dominant_heads(result)
-    assert first["heads"] == f"{heads.sizes['place']} slash-dominant"
-    assert first["r1 Q"] == pytest.approx(float(heads["r1"].sel(side="q").mean()))
-    assert first["axis only"] == pytest.approx(float(heads["best_score"].sel(input="axis only").mean()))
-
-
-def test_the_sentences_tell_the_numbers_beside_the_null(result):
-    heads, data, null = dominant_heads(result), result.sel(tokens="all"), result.null.sel(tokens="all")
+    data, null = result.sel(tokens="all"), result.null.sel(tokens="all")
     ranks, axis, kept = result.findings()
-    r1 = heads["r1"].mean("place").values
-    n = heads.sizes["place"]
+    n, r1 = heads.sizes["place"], heads["r1"].mean("place").values
+    assert first["heads"] == f"{n} slash-dominant"
+    assert [first["r1 Q"], first["r1 K"]] == pytest.approx(r1)
     assert ranks.startswith(f"r1 of Q and K is {r1[0]:.3f} and {r1[1]:.3f} in {n} slash-dominant heads, ")
     q, k = null["r1"].mean(("layer", "head")).values
     assert f"(random init {q:.3f} and {k:.3f} in 16 heads, none slash-dominant)" in ranks
     gain, of_null = (float(one["gain"].sel(side="k").mean()) for one in (data, null))
     assert f"{gain:.2f} (random init {of_null:.2f})" in axis
-    score, uniform = heads["best_score"].mean("place"), float(heads["best_uniform"].mean())
-    measured, alone, rest = (float(score.sel(input=one)) for one in ("measured", "axis only", "off axis"))
-    assert kept == (
-        f"With only the axis part entering W_Q and W_K, slash-dominant heads score {alone:.3f} at their best distance "
-        f"(measured {measured:.3f}); with all but the axis {rest:.3f} (uniform attention {uniform:.3f})."
-    )
+    measured, alone, rest = heads["best_score"].mean("place").sel(input=["measured", "axis only", "off axis"]).values
+    uniform = float(heads["best_uniform"].mean())
+    assert first["axis only"] == pytest.approx(alone)
+    assert f"heads score {alone:.3f} at their best distance (measured {measured:.3f}); with all" in kept
+    assert f"the axis {rest:.3f} (uniform attention {uniform:.3f})." in kept
     part = result.measure.axis_part(result.numbers)
     assert part.value == pytest.approx((alone - uniform) / (measured - uniform))
-
-
-def test_the_sentences_say_so_where_no_head_is_dominant(result):
-    """The null as if it were the model."""
-    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
-    assert any("nothing can be asked of the axis" in sentence for sentence in result.measure.findings(null))

@@ -5,19 +5,20 @@ import re
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import tl_posgen
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.core.numbers import Numbers
+from tl_posgen.errors import InputError
 from tl_posgen.models import geometry_of
 from tl_posgen.slash import BandAblation, Cone, Slash, SlashAblation, SlashPlanes, SlashTransfer
-from tl_posgen.slash.head_groups import GROUPS, n_heads
-from tl_posgen.slash.slash_heads_left import n_slash_heads
+from tl_posgen.slash.head_groups import GROUPS, n_heads, n_slash_heads
 
-MEASURES = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation", "loss")
-PER_HEAD = MEASURES[:-1]
+PER_HEAD = ("slash", "slash_planes", "slash_ablation", "slash_transfer", "cone", "band_ablation")
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 PAIRS = ((1, 2), (0, 1))
+RELATIVE = {"chance_correlation", "chance_peak"}  # compare a head with all the others, and depend on which these are
 TOKENS = torch.arange(24)[None] + 10
 QUIET = {"null_seeds": (), "progress": False}
 
@@ -36,15 +37,15 @@ def per_head(dataset):
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(small, name):
     some, whole = small((0,), PAIRS)[name].own, small()[name].own
-    # what compares a head with all the others depends on which these are
-    relative = {"chance_correlation", "chance_peak"}
     for variable, values in per_head(some).items():
         for layer, head in PAIRS:
-            if variable not in relative:
+            if variable not in RELATIVE:
                 own, all_of_it = (one[variable].sel(layer=layer, head=head) for one in (some, whole))
                 np.testing.assert_allclose(own, all_of_it, atol=1e-5)
         other = values.sel(layer=1, head=1)
         assert not other.any() if other.dtype == bool else other.isnull().all()
+    if "loss" in some:  # all heads are ablated, whichever are measured
+        np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", PER_HEAD)
@@ -56,23 +57,42 @@ def test_heads_that_were_not_asked_for_are_neither_counted_nor_drawn(small, name
                 assert len(trace.y) <= len(PAIRS)
             if trace.type == "box":
                 assert np.isfinite(np.asarray(trace.y, float)).all()
+    if name == "slash":
+        assert " of 2 heads" in result.findings()[0]
+        assert result.heads().shape[0] == 2
+    if name == "band_ablation":
+        assert n_slash_heads(result.own).max() <= 2
     if name in ("slash_planes", "cone"):
         assert sum(n_heads(result.numbers, group).value for group in GROUPS) == len(PAIRS)
     assert not re.search(r"\bnan\b", " ".join(result.findings()))
 
 
-def test_two_heads_are_told_as_two_heads(small):
+def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):
     report = small((0,), PAIRS)
-    assert " of 2 heads" in report["slash"].findings()[0]
-    assert n_slash_heads(report["band_ablation"].own).max() <= 2
-    assert report["slash"].heads().shape[0] == 2
+    for side in ("own", "null"):
+        slash, cone, planes, transfer = (
+            getattr(report[name], side) for name in ("slash", "cone", "slash_planes", "slash_transfer")
+        )
+        for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):
+            whole = data.sel(tokens="all")
+            np.testing.assert_allclose(data["score"], slash["score"], atol=1e-5)
+            np.testing.assert_allclose(whole["best_score"], slash["best_score"], atol=1e-5)
+            np.testing.assert_array_equal(whole["best_distance"], slash["best_distance"])
+
+
+@pytest.mark.parametrize(("name", "words"), [("cone", "nothing can be asked of the axis"), ("slash_planes", "no band")])
+def test_the_sentences_say_so_where_no_head_is_dominant(single, name, words):
+    """The null as if it were the model."""
+    result = single[name]
+    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
+    assert any(words in sentence for sentence in result.measure.findings(null))
 
 
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_chosen_layers_have_the_numbers_of_the_whole(small, name):
     some, whole = small(layers=(1,))[name].own, small()[name].own
     assert some["layer"].values.tolist() == [1]
-    for variable in set(per_head(some)) - {"chance_correlation", "chance_peak"}:
+    for variable in set(per_head(some)) - RELATIVE:
         np.testing.assert_allclose(some[variable], whole[variable].sel(layer=[1]), atol=1e-5)
 
 
@@ -91,32 +111,24 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
         assert all(result.plot(kind).data for kind in result.kinds)
 
 
-@pytest.mark.slow
-def test_prompts_of_several_lengths_count_each_prompt_once(llama):
-    words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen."]
-    whole = tl_posgen.analyze(llama, words, measures=QUICK[:5], **QUIET)
-    parts = [tl_posgen.analyze(llama, one, measures=QUICK[:5], **QUIET) for one in words]
-    for name in ("slash", "slash_planes", "slash_ablation", "cone"):
-        of_all, first, second = (one[name].own["score"] for one in (whole, *parts))
-        short = first.isel(distance=slice(first.sizes["distance"] - 1))  # without the first token, one less
-        expected = (short + second) / 2
-        np.testing.assert_allclose(of_all.sel(distance=expected["distance"]), expected, atol=1e-6)
-    assert all(result.findings() for result in whole.values())
+@pytest.mark.parametrize("measure", [Slash(), SlashPlanes(), SlashAblation(**THIRDS), Cone()])
+def test_each_prompt_counts_once_and_a_distance_where_it_exists(llama, by_hand, measure):
+    rows = [torch.arange(n) + 10 for n in (2, 9, 24)]
+    whole, *parts = (by_hand(measure, llama, some).own for some in (rows, *([row] for row in rows)))
+    for name in {"score", "uniform", "contribution", "relative_entropy", "r1"} & set(whole):
+        expected = xr.concat([one[name] for one in parts], "prompt", join="outer").mean("prompt")
+        np.testing.assert_allclose(whole[name], expected.transpose(*whole[name].dims), atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "mpt", "smollm3"])
 def test_other_encodings_are_measured_or_refused(family_model, family):
     model, tokens = family_model(family, "bridge"), torch.arange(2, 22)[None]
-    rotary = family == "smollm3"
     report = tl_posgen.analyze(model, tokens, measures=QUICK, skip_unsupported=True, **QUIET)
-    assert ("band_ablation" in report) == rotary
+    assert ("band_ablation" in report) == (family == "smollm3")
     for result in report.values():
         assert result.findings()
         assert all(result.plot(kind).data for kind in result.kinds)
-    if not rotary:
-        with pytest.raises(UnsupportedModelError, match="no layer of this model has rotary planes"):
-            tl_posgen.analyze(model, tokens, measures="band_ablation", **QUIET)
 
 
 def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
@@ -149,22 +161,6 @@ def test_a_prompt_of_one_token_is_refused_where_the_first_is_left_out(mini, name
         mini(TOKENS[:, :1])
 
 
-WRONG = [
-    (Slash, {"kappa": 0.0}, r"kappa = 0.0: give a number in \(0, 1\]"),
-    (Slash, {"kappa_long": 1.5}, "kappa_long = 1.5: give"),
-    (SlashPlanes, {"distances": ()}, "distances = .*: give a list of one at least"),
-    (SlashTransfer, {"distances": (-1, 2)}, "distances = .*: give a list, each a whole number, 0 or more"),
-    (BandAblation, {"schemes": ["halves"]}, "halves.*'thirds', 'wavelength'"),
-    (SlashAblation, {"schemes": "thirds"}, "give a list"),
-]
-
-
-@pytest.mark.parametrize(("measure", "wrong", "message"), WRONG)
-def test_options_that_cannot_be_used_are_refused_as_users_see_it(unchecked, measure, wrong, message):
-    with pytest.raises(InputError, match=message):
-        measure(**wrong)
-
-
 REFUSED = [
     (Slash(distances=(24,)), "distance 24: the longest prompt has 24 tokens"),
     (SlashPlanes(distances=(30, 40)), "distance 30: the longest prompt has 24 tokens"),
@@ -175,13 +171,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_distances_that_no_prompt_reaches_are_refused_before_anything_runs(mini, monkeypatch, options, message):
+def test_prompts_that_cannot_be_measured_are_refused_before_anything_runs(mini, monkeypatch, options, message):
     monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
     with pytest.raises(InputError, match=message):
         tl_posgen.analyze(mini, TOKENS, measures=options, **QUIET)
-
-
-def test_prompts_of_several_lengths_are_refused_where_conditions_run_on_them(mini, monkeypatch):
-    monkeypatch.setattr("tl_posgen.core.feed.run_capture", None)
+    lengths = ["Down, down, down.", "Down, down, down, down."]
     with pytest.raises(InputError, match="prompts of 8 to 10 tokens: give length="):
-        tl_posgen.analyze(mini, ["Down, down, down.", "Down, down, down, down."], measures="band_ablation", **QUIET)
+        tl_posgen.analyze(mini, lengths, measures="band_ablation", **QUIET)

@@ -8,35 +8,23 @@ import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.slash import Slash
 
+KNOWN = {
+    "bundled": (256, {(1, 2): 0.359, (3, 1): 0.432}, 0.005),
+    "stories": (512, {(1, 3): 0.66, (3, 6): 0.65, (1, 6): 0.52}, 0.05),
+}
 
-def test_the_known_previous_token_heads_are_found_with_their_scores(stories, tinystories):
-    found = tl_posgen.find_slash_heads(
-        stories, tinystories, length=512, n_prompts=1, distances=[1], kappa=0.3, progress=False
-    )
-    strongest = found.set_index(["layer", "head"])["score"].head(3)
-    assert set(strongest.index) == {(1, 3), (3, 6), (1, 6)}
-    for head, score in {(1, 3): 0.66, (3, 6): 0.65, (1, 6): 0.52}.items():
-        assert strongest[head] == pytest.approx(score, abs=0.05)
+
+def test_the_known_previous_token_heads_are_found_with_their_scores(request, trained):
+    length, known, tolerance = KNOWN[request.node.callspec.params["trained"]]
+    cut = {"length": length, "n_prompts": 1, "progress": False}
+    found = tl_posgen.find_slash_heads(*trained, distances=[1], kappa=0.3, **cut)
+    strongest = found.set_index(["layer", "head"])["score"].head(len(known))
+    assert strongest.to_dict() == pytest.approx(known, abs=tolerance)
     assert (found["ratio"] > 10).all()
 
 
-def test_the_previous_token_heads_of_the_bundled_model_are_found_with_their_scores(mini, alice):
-    cut = {"length": 256, "n_prompts": 1, "progress": False}
-    found = tl_posgen.find_slash_heads(mini, alice, distances=[1], kappa=0.3, **cut)
-    strongest = found.set_index(["layer", "head"])["score"]
-    assert set(strongest.index) == {(1, 2), (3, 1)}
-    for head, score in {(1, 2): 0.359, (3, 1): 0.432}.items():
-        assert strongest[head] == pytest.approx(score, abs=0.005)
-    assert (found["ratio"] > 10).all()
-
-
-@pytest.mark.parametrize("of", ["bundled", "stories"])
-def test_heads_rank_as_transformer_lens_ranks_them(request, mini, alice, of):
-    model, text = (
-        (mini, alice)
-        if of == "bundled"
-        else (request.getfixturevalue("stories"), request.getfixturevalue("tinystories"))
-    )
+def test_heads_rank_as_transformer_lens_ranks_them(trained):
+    model, text = trained
     passage = text[:800]
     tokens = model.to_tokens(passage)
     found = tl_posgen.find_slash_heads(model, tokens, distances=[1], kappa=1e-9, progress=False)
@@ -45,14 +33,6 @@ def test_heads_rank_as_transformer_lens_ranks_them(request, mini, alice, of):
     theirs = detect_head(model, passage, "previous_token_head", error_measure="mul").flatten()
     assert len(ours) == len(theirs)
     assert spearmanr(ours, theirs).statistic > 0.99
-
-
-def test_finds_are_sorted_and_reach_kappa(mini, alice):
-    found = tl_posgen.find_slash_heads(mini, alice, length=48, n_prompts=2, kappa=0.15, progress=False)
-    assert len(found)
-    assert found["score"].is_monotonic_decreasing
-    assert found["score"].min() >= 0.15
-    assert found["ratio"].min() > 1
 
 
 def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
@@ -72,6 +52,7 @@ def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(m
     data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all")
     score = data["score"].sel(distance=[0, 7])
     assert set(found["distance"]) == {0, 7}
+    assert found["score"].is_monotonic_decreasing
     assert len(found) == int((score >= 0.05).sum())
     for row in found.itertuples():
         at = {"layer": row.layer, "distance": row.distance}

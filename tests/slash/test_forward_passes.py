@@ -1,9 +1,4 @@
-"""What `tl-posgen slash` costs: every prompt goes through each model once, and every random init is built once.
-
-Of the old command, on two prompts: the model saw the text three times before any condition (and the first prompt once
-more, for its examples), then under 23 conditions, the first of which changed nothing; the random init was built four
-times. That is 10 passes of a prompt and 23 of the batch in the model, 8 and 23 in the four random inits.
-"""
+"""Forward passes of slash measures: every prompt goes through each model once, every random init is built once."""
 
 from collections import Counter
 

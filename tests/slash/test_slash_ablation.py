@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.slash import SlashAblation
@@ -34,46 +33,34 @@ def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, resul
     np.testing.assert_allclose(data.best_score.sel(condition="means_no_rope"), data.best_uniform, atol=1e-5)
 
 
-def test_a_condition_is_attention_from_the_ablated_q_and_k(mini, alice, result):
-    kept = []
-    for prompt in to_prompts(mini, alice, length=112, n_prompts=2):
-        run_capture(mini, prompt[None], kept.append, layers=[2])
-    rope = kept[0].geometry.rope
-    kinds = {"rank_one": ("rank_one", None), "drop medium, thirds": ("drop", bands_by_thirds(16)[1])}
-    kinds |= {"keep high, thirds": ("keep", bands_by_thirds(16)[0])}
-    for label, (kind, band) in kinds.items():
-        scores = [
-            slash_statistics_from_qk(*ablate(one.q, one.k, rope, kind, band), one.geometry.scale).score for one in kept
-        ]
-        expected = torch.stack(scores).mean(0)
-        np.testing.assert_allclose(result.sel(tokens="all", layer=2, condition=label).score, expected, atol=1e-6)
-
-
-def test_bands_by_wavelength_end_at_each_prompts_own_length(mini):
+def test_a_condition_is_attention_from_ablated_q_and_k_whose_bands_by_wavelength_end_at_each_prompts_length(
+    mini, captured
+):
     words = ["Down, down, down.", "Would the fall never come to an end? I wonder how many miles I have fallen by now."]
-    result = SlashAblation(schemes=["wavelength"])(mini, words, **QUIET).sel(tokens="all")
-    scores, label = [], "drop low, wavelength"
-    for prompt in to_prompts(mini, words):
-        kept = []
-        run_capture(mini, prompt[None], kept.append, layers=[1])
-        rope, n = kept[0].geometry.rope, len(prompt)
-        q, k = ablate(kept[0].q, kept[0].k, rope, "drop", bands_by_wavelength(rope, n)[2])
-        scores.append(slash_statistics_from_qk(q, k, kept[0].geometry.scale).score)
-    short = scores[0].shape[1]
-    expected = (scores[0] + scores[1][:, :short]) / 2
-    np.testing.assert_allclose(
-        result.score.sel(layer=1, condition=label, distance=slice(short - 1)), expected, atol=1e-6
-    )
+    result = SlashAblation()(mini, words, **QUIET).sel(tokens="all", layer=1)
+    layers = [captured(mini, prompt, layers=[1])[0] for prompt in to_prompts(mini, words)]
+    bands = {
+        "rank_one": lambda rope, n: None,
+        "drop medium, thirds": lambda rope, n: bands_by_thirds(16)[1],
+        "keep high, thirds": lambda rope, n: bands_by_thirds(16)[0],
+        "drop low, wavelength": lambda rope, n: bands_by_wavelength(rope, n)[2],
+    }
+    for label, band_of in bands.items():
+        scores = []
+        for one in layers:
+            rope = one.geometry.rope
+            q, k = ablate(one.q, one.k, rope, label.split()[0], band_of(rope, one.length))
+            scores.append(slash_statistics_from_qk(q, k, one.geometry.scale).score[0])
+        short = scores[0].shape[1]
+        found = result.score.sel(condition=label, distance=slice(short - 1))
+        np.testing.assert_allclose(found, (scores[0] + scores[1][:, :short]) / 2, atol=1e-6)
 
 
-@pytest.mark.parametrize("of", ["bundled", "stories"])
-def test_a_slash_is_lost_without_rope_and_survives_the_means(request, mini, alice, of):
-    model, text = mini, alice
-    if of == "stories":
-        model, text = (request.getfixturevalue(name) for name in ("stories", "tinystories"))
+def test_a_slash_is_lost_without_rope_and_survives_the_means(trained):
+    model, text = trained
     frame = SlashAblation(schemes=[])(model, text, length=192, n_prompts=1, **QUIET).frame()
     by_kind = frame.pivot_table(index=["layer", "head"], columns="condition", values="best_score")
-    strongest = by_kind.nlargest(2 if of == "bundled" else 3, "unchanged")
+    strongest = by_kind.nlargest(2, "unchanged")
     assert (strongest["no_rope"] < strongest["unchanged"] / 3).all()
     assert (strongest["means"] > strongest["unchanged"] / 3).all()
 
@@ -82,12 +69,8 @@ def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(fam
     result = SlashAblation()(family_model("gpt2", "bridge"), torch.arange(2, 42)[None], **QUIET)
     assert result.own["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     assert "ablations of RoPE mean nothing and are left out" in result.findings()[-1]
-    assert {trace.name for trace in result.plot().data} == {
-        "unchanged",
-        "Q, K of rank one",
-        "Q, K their means",
-        "uniform attention",
-    }
+    names = {trace.name for trace in result.plot().data}
+    assert names == {"unchanged", "Q, K of rank one", "Q, K their means", "uniform attention"}
 
 
 def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(learned_positions, tinystories):
@@ -100,17 +83,14 @@ def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(lea
     assert at_means == pytest.approx(float(strongest.best_uniform), abs=1e-4)
 
 
-def test_slopes_of_alibi_stay(family_model):
+def test_slopes_of_alibi_stay(family_model, captured):
     model = family_model("bloom", "bridge")
     tokens = torch.arange(2, 42)[None]
     data = SlashAblation()(model, tokens, heads=[(1, 2)], **QUIET).sel(tokens="all", layer=1, head=2)
-    kept = []
-    run_capture(model, torch.arange(2, 42)[None], kept.append, layers=[1], heads=[2])
-    slope = float(kept[0].geometry.alibi_slopes[2])
+    [layer] = captured(model, tokens, layers=[1], heads=[2])
+    slope = float(layer.geometry.alibi_slopes[2])
     distance = (torch.arange(40)[:, None] - torch.arange(40)).double()
     pattern = (-slope * distance).masked_fill(distance < 0, -torch.inf).softmax(-1)
-    means = [one.expand_as(one) for one in (kept[0].q.mean(1), kept[0].k.mean(1))]
-    assert means[0].shape == (1, kept[0].geometry.d_head)
     for at in (0, 1, 5):
         expected = float(pattern.diagonal(-at).mean())
         assert float(data.score.sel(condition="means", distance=at)) == pytest.approx(expected, abs=1e-5)
@@ -142,7 +122,3 @@ def test_bars_are_the_scores_of_the_strongest_heads(result):
     assert bars[2].y[0] == float(strongest.sel(condition="no_rope"))
     assert bars[-1].y[0] == float(strongest.sel(condition="drop low, thirds"))
     assert traces[-1].y[0] == float(result.own["best_uniform"].sel(layer=layer, head=head))
-
-
-def test_a_row_a_condition_and_head(result):
-    assert len(result.frame()) == 14 * 16

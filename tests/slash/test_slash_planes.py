@@ -6,7 +6,6 @@ import torch
 import xarray as xr
 
 from tl_posgen.core.numbers import Numbers, format_bound
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.slash import SlashPlanes
 from tl_posgen.slash.slash_planes import NEAR
@@ -22,11 +21,10 @@ def result(single):
 
 
 @pytest.fixture(scope="module")
-def logits(mini, alice):
+def logits(mini, alice, captured):
     """[head, query, key] of one layer of the same prompt, float64, -inf where invisible."""
-    kept = []
-    run_capture(mini, to_prompts(mini, alice, length=N, n_prompts=1)[0][None], kept.append, layers=[LAYER])
-    return kept[0].scores().double()
+    [layer] = captured(mini, to_prompts(mini, alice, length=N, n_prompts=1)[0], layers=[LAYER])
+    return layer.scores().double()
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +53,17 @@ def test_the_edge_is_the_lift_above_near_diagonals(result, logits):
         np.testing.assert_allclose(data["contribution"].sel(head=head, at="edge").sum(), expected, atol=1e-4)
 
 
-def test_bands_hold_every_plane_once(result):
-    bands = result.own["bands"]
-    whole = result.own["contribution"].sum("plane")
+def test_bands_hold_every_plane_once_and_those_by_wavelength_end_at_32_tokens_and_at_the_prompt(result):
+    bands, contribution = result.own["bands"], result.own["contribution"]
+    whole, wavelength = contribution.sum("plane"), result.own["wavelength"]
     for scheme in ("thirds", "wavelength"):
         np.testing.assert_allclose(bands.sel(scheme=scheme).sum("band").transpose(*whole.dims), whole, atol=1e-9)
-
-
-def test_bands_by_wavelength_end_at_32_tokens_and_at_the_prompt(result):
-    data = result.own.sel(tokens="all", layer=LAYER, head=0, at="best")
-    wavelength = data["wavelength"]
     chosen = {"high": wavelength < 32, "medium": (wavelength >= 32) & (wavelength <= N), "low": wavelength > N}
     for band, planes in chosen.items():
-        expected = data["contribution"].where(planes).sum()
-        np.testing.assert_allclose(data["bands"].sel(scheme="wavelength", band=band), expected)
+        found = bands.sel(scheme="wavelength", band=band).transpose(*whole.dims)
+        np.testing.assert_allclose(found, contribution.where(planes).sum("plane"), atol=1e-9)
+    trained, null = (one["bands"].sel(tokens="all", at="best", scheme="thirds") for one in (result.own, result.null))
+    assert float(trained.sum("band").max()) > 20 * float(abs(null.sum("band")).max())
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
@@ -85,14 +80,6 @@ def test_a_model_of_absolute_positions_turns_nothing(of_family):
     np.testing.assert_allclose(*xr.broadcast(data["predicted"], data["uniform"]))
 
 
-def test_scores_are_those_of_the_measure_slash(single, result):
-    slash = single["slash"].sel(tokens="all")
-    ours = result.sel(tokens="all")
-    for name in ("score", "uniform", "best_score", "best_distance"):
-        np.testing.assert_allclose(ours[name], slash[name])
-    np.testing.assert_array_equal(ours["dominant"], slash["dominant"].any("short_distance"))
-
-
 def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_other_heads(result):
     data = result.own.sel(tokens="all").isel(distance=slice(N // 2))
     above = [
@@ -103,80 +90,44 @@ def test_the_prediction_is_compared_with_its_own_profile_and_with_those_of_the_o
     np.testing.assert_allclose(data["correlation"].values.ravel(), between.diagonal(), atol=1e-6)
     others = (between.sum(1) - between.diagonal()) / 15
     np.testing.assert_allclose(data["chance_correlation"].values.ravel(), others, atol=1e-6)
-
-
-def test_chance_peaks_count_the_other_heads_that_peak_there(result):
-    data = result.own.sel(tokens="all")
     guess, truth = data["predicted_peak"].values.ravel(), data["best_distance"].values.ravel()
-    expected = [np.mean(np.delete(truth, head) == peak) for head, peak in enumerate(guess)]
-    np.testing.assert_allclose(data["chance_peak"].values.ravel(), expected)
-
-
-def test_slashes_of_the_trained_model_are_lifted_and_those_of_its_null_are_not(result):
-    trained, null = (one["bands"].sel(tokens="all", at="best", scheme="thirds") for one in (result.own, result.null))
-    assert float(trained.sum("band").max()) > 20 * float(abs(null.sum("band")).max())
-
-
-def test_prompts_of_different_lengths_and_very_short_ones_work(mini, by_hand):
-    rows = [torch.arange(n) + 300 for n in (2, 40)]
-    data, alone = (by_hand(SlashPlanes(), mini, some).own for some in (rows, rows[1:]))
-    np.testing.assert_allclose(data["contribution"].sel(at="4"), alone["contribution"].sel(at="4"))
-
-
-def test_the_frame_has_a_row_a_head_and_choice_of_tokens(result):
-    frame = result.frame()
-    assert len(frame) == 2 * 16
-    assert {"best_score", "correlation", "chance_correlation", "same_peak", "dominant"} <= set(frame.columns)
+    peaks = [np.mean(np.delete(truth, head) == peak) for head, peak in enumerate(guess)]
+    np.testing.assert_allclose(data["chance_peak"].values.ravel(), peaks)
 
 
 # What is shown
 
 
-def test_the_strongest_heads_are_drawn_plane_by_plane(result):
-    lift = [trace for trace in result.plot(kind="planes").data if trace.name == "lift"]
-    assert len(lift) == 8
-    layer, head = result.own["best_score"].sel(tokens="all").to_series().idxmax()
-    expected = result.own["contribution"].sel(tokens="all", layer=layer, head=head, at="best")
-    np.testing.assert_array_equal(lift[0].y, expected)
-    np.testing.assert_array_equal(lift[0].x, result.own["wavelength"].sel(layer=layer))
-
-
-def test_predicted_and_measured_profiles_share_a_panel(result):
-    traces = result.plot(kind="profiles").data
+def test_the_strongest_heads_are_drawn_plane_by_plane_and_by_distance(result):
+    traces = [trace for kind in ("planes", "profiles") for trace in result.plot(kind).data]
+    assert len([trace for trace in traces if trace.name == "lift"]) == 8
+    first = {trace.name: trace for trace in reversed(traces)}
     layer, head = result.own["best_score"].sel(tokens="all").to_series().idxmax()
     one = result.own.sel(tokens="all", layer=layer, head=head)
+    np.testing.assert_array_equal(first["lift"].y, one["contribution"].sel(at="best"))
+    np.testing.assert_array_equal(first["lift"].x, one["wavelength"])
     for name, label in (("score", "measured"), ("predicted", "predicted from rank one")):
-        first = next(trace for trace in traces if trace.name == label)
-        np.testing.assert_array_equal(first.y, one[name].sel(distance=first.x - 1))
+        np.testing.assert_array_equal(first[label].y, one[name].sel(distance=first[label].x - 1))
 
 
-@pytest.mark.parametrize(("kind", "at"), [("bands", "best"), ("edge", "edge")])
-def test_band_boxes_hold_every_head(result, kind, at):
-    traces = result.plot(kind=kind).data
-    shown = np.sort(np.concatenate([trace.y for trace in traces if trace.name != "random init (seed 0)"]))
-    bands = result.own["bands"].sel(tokens="all", at=at, band=["high", "medium", "low"])
-    np.testing.assert_allclose(shown, np.sort(bands.values.ravel()))
-
-
-def test_match_boxes_hold_every_head_and_its_chance(result):
-    traces = result.plot(kind="match").data
-    shown = np.sort(np.concatenate([trace.y for trace in traces if trace.name != "random init (seed 0)"]))
-    both = result.own[["correlation", "chance_correlation"]].to_array()
-    np.testing.assert_allclose(shown, np.sort(both.values.ravel()))
+def test_boxes_hold_every_head(result):
+    bands = result.own["bands"].sel(tokens="all", band=["high", "medium", "low"])
+    expected = {
+        "bands": bands.sel(at="best"),
+        "edge": bands.sel(at="edge"),
+        "match": result.own[["correlation", "chance_correlation"]].to_array(),
+    }
+    for kind, values in expected.items():
+        traces = [trace for trace in result.plot(kind=kind).data if trace.name != "random init (seed 0)"]
+        shown = np.concatenate([trace.y for trace in traces])
+        np.testing.assert_allclose(np.sort(shown), np.sort(values.values.ravel()))
 
 
 def test_a_model_that_turns_nothing_has_no_planes_to_draw_and_says_so(of_family):
     result = of_family("gpt2")
     assert result.kinds == ["bands", "edge", "profiles"]
-    for kind in result.kinds:
-        assert result.plot(kind=kind).data
+    assert all(result.plot(kind).data for kind in result.kinds)
     assert any("No plane of this model turns" in sentence for sentence in result.findings())
-
-
-def test_the_table_holds_the_means_of_each_group_of_heads(result):
-    edge = result.table().query("measure == 'edge' and `bands by` == 'thirds'").iloc[0]
-    bands = result.own["bands"].sel(tokens="all", at="edge", scheme="thirds", band="high").values
-    assert edge["high"] == pytest.approx(bands[result.own["dominant"].sel(tokens="all").values].mean())
 
 
 def test_the_sentences_tell_the_numbers_beside_the_null(result):
@@ -188,6 +139,8 @@ def test_the_sentences_tell_the_numbers_beside_the_null(result):
         high = data["bands"].sel(at=at, scheme="thirds", band="high").values[dominant].mean()
         assert f"by {total:.2f} logits: by thirds of the planes high {high:.2f}, " in sentence
     assert "above the mean logit by" in lift
+    row = result.table().query("measure == 'edge' and `bands by` == 'thirds'").iloc[0]
+    assert f"by thirds of the planes high {row['high']:.2f}, " in edge
     largest = float(abs(result.null["bands"].sel(at=["best", "edge"]).mean(("layer", "head"))).max())
     assert f"In the random init no band lifts it by more than {format_bound([largest])}" in edge
     r, chance = (data[name].values[dominant].mean() for name in ("correlation", "chance_correlation"))
@@ -215,14 +168,3 @@ def test_no_bound_is_told_as_nothing(result):
     lifted = whole.assign(bands=whole["bands"].where(whole["init"] == "trained", 2e-5))
     told = result.measure.findings(Numbers(result.measure, lifted))[1]
     assert told.endswith("no band lifts it by more than 0.001 logits, mean over heads.")
-
-
-@pytest.mark.parametrize(("family", "said"), [("gpt2", "position vectors"), ("bloom", "the slopes")])
-def test_what_lift_and_prediction_mean_without_rope_is_said(of_family, family, said):
-    assert said in of_family(family).findings()[-1]
-
-
-def test_the_sentences_say_so_where_no_head_is_dominant(result):
-    """The null as if it were the model."""
-    null = Numbers(result.measure, result.dataset.isel(init=[1]).assign_coords(init=["trained"]))
-    assert any("no band makes a slash" in sentence for sentence in result.measure.findings(null))

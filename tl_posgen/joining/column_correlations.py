@@ -5,7 +5,6 @@ from itertools import combinations
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import TRAINED
@@ -68,15 +67,15 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
     columns = columns_of(data)
     heads = xr.Dataset(columns).stack(unit=HEAD)
     values = [torch.from_numpy(heads[name].values.astype(float)) for name in columns]
-    groups = (None, torch.from_numpy(heads["layer"].values.copy()))
-    found: Float[np.ndarray, "scope end column column_2"]
-    found = np.full((len(SCOPES), len(ENDS), len(columns), len(columns)), np.nan)
-    for rho, group in zip(found, groups, strict=True):
+    layers, found = torch.from_numpy(heads["layer"].values.copy()), []
+    for group in (None, layers):
+        rho = np.full((len(ENDS), len(columns), len(columns)), np.nan)
         for i, j in combinations(range(len(columns)), 2):
             one = rank_correlation(values[i], values[j], group)
             rho[:, i, j] = rho[:, j, i] = one.r, one.low, one.high
+        found.append(rho)
     labels = {"scope": list(SCOPES), "end": list(ENDS), "column": list(columns), "column_2": list(columns)}
-    return xr.DataArray(found, labels, list(labels))
+    return xr.DataArray(np.stack(found), labels, list(labels))
 
 
 def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
@@ -86,11 +85,7 @@ def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
 
 
 def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
-    """Return in words which pairs of columns have an interval that holds neither zero nor any random init's value.
-
-    Args:
-        rho: of the model and random inits: [init, scope, end, column, column_2].
-    """
+    """Return in words which pairs of columns have an interval that holds neither zero nor any random init's value."""
     rho = rho.sel(scope=scope)
     value, low, high = (rho.sel(init=TRAINED, end=end).values for end in ENDS)
     inits = rho.sel(end="value").drop_sel(init=TRAINED).transpose("init", "column", "column_2").values

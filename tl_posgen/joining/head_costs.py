@@ -21,10 +21,11 @@ COSTS = ("interaction", "slash", "head")
 
 
 def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "head query key"]:
-    """Return the layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys. A
-    query that would see nothing else (the first token, D = 0) keeps it."""
-    position = capture.positions
-    scores = capture.scores()
+    """Return the layer's scores with no attention `distance` tokens back: softmax gives its share to the other keys.
+
+    A query that would see nothing else (the first token, D = 0) keeps it.
+    """
+    position, scores = capture.positions, capture.scores()
     hidden = position[:, None] - position == distance
     visible = (scores > -torch.inf).sum(-1, keepdim=True)
     return scores.masked_fill(hidden & (visible > 1), -torch.inf)
@@ -61,38 +62,31 @@ def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) ->
     return [(name_of(layer), edit)]
 
 
-def runs_of(n_heads: int) -> int:
-    """Return how often `head_costs` runs every prompt: unchanged, for the means, and with every edit of every head."""
-    return 2 + len(COSTS) * n_heads
-
-
 def head_costs(
-    model: Model,
-    tokens: Int[Tensor, "prompt pos"],
-    distance: xr.DataArray,
-    selected: Mapping[int, Sequence[int]],
+    model: Model, tokens: Int[Tensor, "prompt pos"], distance: xr.DataArray, selected: Mapping[int, Sequence[int]]
 ) -> xr.DataArray:
-    """Return the rise of the loss, in nats per token, with one head at a time edited: [edit, prompt, layer, head].
+    """Return the rise of the loss, in nats per token, with one selected head at a time edited.
+
+    Every prompt runs unchanged, for the means, and with every edit of every head.
 
     Args:
         distance: each head's best distance D, whose diagonal is hidden for "slash".
-        selected: the heads of each layer.
     """
     unchanged = token_losses(model, tokens).mean(-1)
     means = mean_outputs(model, tokens, list(selected))
     heads = sorted({head for some in selected.values() for head in some})
     rises = np.full((len(COSTS), len(tokens), len(selected), len(heads)), np.nan)
-    places = [(row, layer, head) for row, (layer, some) in enumerate(selected.items()) for head in some]
-    for row, layer, head in places:
-        one: dict[str, Any] = {"heads": [(layer, head)]}
-        back = int(distance.sel(layer=layer, head=head))
-        hooks = {
-            "interaction": substitute(model, by_split(all_positions), **one),
-            "slash": replace_scores(model, partial(without_distance, distance=back), **one),
-            "head": mean_ablation(layer, head, means[layer]),
-        }
-        for number, what in enumerate(COSTS):
-            losses = token_losses(model, tokens, hooks[what]).mean(-1)
-            rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
+    for row, layer in enumerate(selected):
+        for head in selected[layer]:
+            one: dict[str, Any] = {"heads": [(layer, head)]}
+            back = int(distance.sel(layer=layer, head=head))
+            hooks = {
+                "interaction": substitute(model, by_split(all_positions), **one),
+                "slash": replace_scores(model, partial(without_distance, distance=back), **one),
+                "head": mean_ablation(layer, head, means[layer]),
+            }
+            for number, what in enumerate(COSTS):
+                losses = token_losses(model, tokens, hooks[what]).mean(-1)
+                rises[number, :, row, heads.index(head)] = (losses - unchanged).numpy()
     labels = {"edit": list(COSTS), "layer": list(selected), "head": heads}
     return xr.DataArray(rises, labels, ("edit", "prompt", "layer", "head"))

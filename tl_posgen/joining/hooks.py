@@ -75,11 +75,11 @@ def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: in
     kept, k = capture.k[:, :first], capture.k[:, first:]
     if share == 1 or not k.shape[1]:
         return capture.k
-    direction = mean_direction(k)
+    direction, rest = mean_direction(k), share
     if control:
         other = random_directions(capture, seed)
-        return torch.cat([kept, shrink_rest(k, other, share_of_equal_energy(k, direction, other, share))], 1)
-    return torch.cat([kept, shrink_rest(k, direction, share)], 1)
+        direction, rest = other, share_of_equal_energy(k, direction, other, share)
+    return torch.cat([kept, shrink_rest(k, direction, rest)], 1)
 
 
 def random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:

@@ -1,6 +1,6 @@
 """Keys cut towards rank one in the running model: what becomes of interaction, slash and loss?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
@@ -28,11 +28,7 @@ from tl_posgen.slash.slash import Slash
 
 CUTS = {"mean": "mean direction", "random": "random direction"}
 CURVE = ("cut", "share")
-MEANS = {  # variables of one run that are means over its prompts, or made of sums over them
-    "score": Variable("slash score", dims=("prompt", *HEAD, "distance")),
-    "energy_taken": Variable("key energy taken"),
-    "interaction": Variable("interaction share"),
-}
+OF_RUN = {"score": Variable("", dims=("prompt", *HEAD, "distance")), "energy_taken": Variable("")}
 NO_TURN = "nothing rotates, so there is no interaction, and no slash that RoPE makes of constant keys."
 
 
@@ -122,31 +118,32 @@ class KeyCut(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         shares, selected = sorted(float(share) for share in self.shares), select_heads(run.model, **run.where)
         run.plan(len(run.rows))
-        loss = xr.DataArray(run.loss.mean(-1).numpy(), dims="prompt")
 
         def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
-            return by_cut(
-                {
-                    which: [in_running_model(run, share, which, seed) for seed in self.seeds(run, which)]
-                    for which in CUTS
-                }
-            )
+            return self.by_cut(run, lambda control, seed: in_running_model(run, share, control, seed))
 
         def in_one_layer(layer: int) -> Mapping[str, xr.DataArray]:
-            def rise(which: str, seed: int) -> dict[str, xr.DataArray]:
-                heads = [(layer, head) for head in selected[layer]]
-                hooks = cut_keys(run.model, shares[0], control=which == "random", heads=heads, seed=seed)
+            heads = [(layer, head) for head in selected[layer]]
+
+            def rise(control: bool, seed: int) -> dict[str, xr.DataArray]:
+                hooks = cut_keys(run.model, shares[0], control=control, heads=heads, seed=seed)
                 return {"layer_rise": rise_of(run, run.losses_under(hooks))}
 
-            return by_cut({which: [rise(which, seed) for seed in self.seeds(run, which)] for which in CUTS})
+            return self.by_cut(run, rise)
 
         data = run.grid(in_all_layers, share=shares).merge(run.grid(in_one_layer, layer=list(selected)))
-        data = data.assign(loss=loss)
+        data["loss"] = ("prompt", run.loss.mean(-1).numpy())
         return data.assign({name: data[name].transpose(*one.dims) for name, one in self.variables.items()})
 
-    def seeds(self, run: Run, which: str) -> list[int]:
-        """Return the seeds of the draws; the mean direction has one."""
-        return [run.seed] if which == "mean" else [run.seed * self.controls + draw for draw in range(self.controls)]
+    def by_cut(
+        self, run: Run, measured: Callable[[bool, int], Mapping[str, xr.DataArray]]
+    ) -> Mapping[str, xr.DataArray]:
+        """Return measured(False, seed) for the mean direction and the mean of measured(True, seed) over draws of random
+        ones, along the dim cut."""
+        draws = [run.seed * self.controls + draw for draw in range(self.controls)]
+        random = xr.concat([xr.Dataset(measured(True, seed)) for seed in draws], "draw").mean("draw")
+        both = xr.concat([xr.Dataset(measured(False, run.seed)), random], pd.Index(list(CUTS), name="cut"))
+        return {str(name): array for name, array in both.data_vars.items()}
 
     def findings(self, own: Numbers) -> list[str]:
         shares = own.data["share"].values.tolist()
@@ -181,31 +178,24 @@ def less_control(rise: xr.DataArray) -> xr.DataArray:
     return rise.sel(cut="mean") - rise.sel(cut="random")
 
 
-def by_cut(draws: Mapping[str, Sequence[Mapping[str, xr.DataArray]]]) -> dict[str, xr.DataArray]:
-    """Return the mean over draws of every cut, along the dim cut."""
-    means = [xr.concat([xr.Dataset(one) for one in each], "draw").mean("draw") for each in draws.values()]
-    every = xr.concat(means, pd.Index(list(draws), name="cut"))
-    return {str(name): array for name, array in every.data_vars.items()}
-
-
 def rise_of(run: Run, losses: Float[Tensor, "prompt target"]) -> xr.DataArray:
     """Return the rise of the loss of every prompt."""
     return xr.DataArray((losses.mean(-1) - run.loss.mean(-1)).numpy(), dims="prompt")
 
 
-def in_running_model(run: Run, share: float, which: str, seed: int) -> dict[str, xr.DataArray]:
+def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[str, xr.DataArray]:
     """Return the rise of the loss, and of every head its slash score, interaction, and share of key energy taken."""
-    sums = Sums(MEANS)
+    sums = Sums(OF_RUN)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        keys = cut(capture, share, which == "random", 1, seed)
+        keys = cut(capture, share, control, 1, seed)
         change, energy = (x.double()[:, 1:].square().sum((1, 2)) for x in (keys - capture.k, capture.k))
         moments = TripleMoments.from_qk(capture.q, keys, capture.geometry.rope, first_token=False)
         sums.add_layer(capture, {"energy_taken": change / energy, "moments": moments})
         return scores_with(capture, keys)
 
     def add_slash(layer: LayerCapture) -> None:
-        sums.add_layer(layer, {"score": statistics_of(layer).score})
+        sums.add_layer(layer, {"score": statistics_of(layer).score[0]})
 
     hooks = replace_scores(run.model, scores_of, **run.where)
     losses = run.losses_under(hooks, add_slash, needs=frozenset({"pattern"}))
@@ -215,6 +205,6 @@ def in_running_model(run: Run, share: float, which: str, seed: int) -> dict[str,
     return {
         "rise": rise_of(run, losses),
         "slash_score": at_distance(sums.mean("score"), run.found(Slash)["best_distance"]),
-        "interaction": sums.over_layers("interaction", interaction),
+        "interaction": sums.over_layers("interaction", interaction, HEAD),
         "energy_taken": sums.mean("energy_taken"),
     }

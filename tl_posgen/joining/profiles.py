@@ -16,7 +16,7 @@ from tl_posgen.core.options import Count, Within
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, beyond_null, correlations, pairs_of
-from tl_posgen.joining.head_costs import COSTS, head_costs, runs_of
+from tl_posgen.joining.head_costs import COSTS, head_costs
 from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.joining.profiles_figures import correlation_maps, rank_table
 from tl_posgen.models.layers.capture import LayerCapture
@@ -27,8 +27,13 @@ from tl_posgen.slash.slash import Slash
 
 MOST_HEADS = 96  # whose costs are measured unless asked for
 PERIOD = 50
-FROM_SLASH = {"r1": "r1", "rank95": "rank95", "slash_score": "best_score", "slash_distance": "best_distance"}
-FROM_SLASH |= {"first_token": "first_token"}
+FROM_SLASH = {  # variable -> its name there
+    "r1": "r1",
+    "rank95": "rank95",
+    "slash_score": "best_score",
+    "slash_distance": "best_distance",
+    "first_token": "first_token",
+}
 FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r")
 REPEATED = ("previous_token", "duplicate_token", "induction")
 ON_REPEATED = "mean attention on repeated random tokens"
@@ -50,10 +55,9 @@ class Profiles(Measure):
     From the results of the same run: r1 and rank of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
     additive r (`variance`), the first token left out. On random tokens of which a block stands twice: mean attention to
-    the previous token, to the earlier occurrence of the same token, and to the token after it (`previous_token`,
-    `duplicate_token`, `induction`). And what one head alone costs, in nats per token: its scores replaced by the
-    nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash distance
-    ("slash"), its output replaced by the mean over prompts and positions ("head": mean ablation).
+    the previous token, to the earlier occurrence of the same token, and to the token after it. Costs are in nats per
+    token: a head's scores replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no
+    attention at its slash distance ("slash"), its output replaced by the mean over prompts and positions ("head").
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Of so many pairs one in twenty lies beyond its interval by chance.
@@ -137,7 +141,7 @@ class Profiles(Measure):
         n_heads = sum(map(len, selected.values()))
         costs = n_heads <= MOST_HEADS if self.costs is None else self.costs
         some = run.tokens[: self.cost_prompts] if costs else run.tokens[:0]
-        run.plan(self.n_repeated + len(some) * runs_of(n_heads))
+        run.plan(self.n_repeated + len(some) * (2 + len(COSTS) * n_heads))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         data = data.merge(variance[list(FROM_VARIANCE)]).merge(self.on_repeated_tokens(run))
         if costs:
@@ -147,9 +151,8 @@ class Profiles(Measure):
 
     def on_repeated_tokens(self, run: Run) -> xr.Dataset:
         """Return the three scores of every head, means over prompts of repeated random tokens."""
-        first, sums = first_tokens(run.model), run.sums()
-        assert self.period is not None
-        period = self.period
+        first, sums, period = first_tokens(run.model), run.sums(), self.period
+        assert period is not None
         drawn = repeated_prompts(first, period, int(run.model.cfg.d_vocab), self.n_repeated, run.seed)
 
         def add(layer: LayerCapture) -> None:

@@ -3,9 +3,9 @@
 from tl_posgen.slash.ablation_hooks import ablate_bands
 from tl_posgen.slash.band_ablation import BandAblation
 from tl_posgen.slash.cone import Cone
-from tl_posgen.slash.slash import Slash, find_slash_heads
+from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import SlashAblation
-from tl_posgen.slash.slash_heads import slash_heads
+from tl_posgen.slash.slash_heads import find_slash_heads, slash_heads
 from tl_posgen.slash.slash_planes import SlashPlanes
 from tl_posgen.slash.slash_toy import SlashToy, slash_toy
 from tl_posgen.slash.slash_transfer import SlashTransfer

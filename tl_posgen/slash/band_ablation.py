@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pandas as pd
 import torch
 import xarray as xr
-from torch import Tensor
 
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import NO_NULL, Number, Numbers, format_bound
@@ -19,12 +18,10 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.ablation_hooks import ablate_bands
 from tl_posgen.slash.band_ablation_figures import loss_bars, slash_bars, strongest_heads
-from tl_posgen.slash.dominance import Dominance
-from tl_posgen.slash.head_groups import averaged
-from tl_posgen.slash.layer_means import at_distance, statistics_of
+from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
+from tl_posgen.slash.layer_means import Dominance, at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, SlashAblation, conditions
-from tl_posgen.slash.slash_heads_left import UNCHANGED, mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
 OF_PROMPTS = {"profile": Variable("", dims=(*HEAD, "distance")), "score": Variable("", dims=("prompt", *HEAD))}
@@ -86,7 +83,7 @@ class BandAblation(Dominance):
     figures = {"loss": loss_bars, "slash": slash_bars, "heads": strongest_heads}
 
     def usual(self) -> Mapping[str, Any]:
-        return {"condition": UNCHANGED}
+        return {"condition": "unchanged"}
 
     def requires(self, model: Any) -> None:
         if not any(geometry.rope.rotary_dim for geometry in geometry_of(model)):
@@ -95,21 +92,13 @@ class BandAblation(Dominance):
                 "slash_ablation measures its slash scores with Q and K ablated"
             )
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "BandAblation":
-        self.require_all_reached(tokens)
-        return self
-
     def of_model(self, run: Run) -> xr.Dataset:
         planned = {one.label: one for one in conditions(self.schemes, run.tokens.shape[1])}
         slash, alone = run.found(Slash), run.found(SlashAblation)["score"].sel(tokens="all", drop=True)
         place = slash["best_distance"]
-        data = run.grid(
-            lambda condition: self.in_running_model(run, planned[condition], place), condition=list(planned)
-        )
-        of_condition = {
-            name: ("condition", [getattr(one, name) for one in planned.values()]) for name in ("kind", "scheme", "band")
-        }
-        return data.assign_coords(of_condition).assign(
+        data = run.grid(lambda condition: self.in_running_model(run, planned[condition], place), condition=[*planned])
+        parts = {name: [getattr(one, name) for one in planned.values()] for name in ("kind", "scheme", "band")}
+        return data.assign_coords({name: ("condition", part) for name, part in parts.items()}).assign(
             dominant=data["dominant"].astype(bool),
             score_alone=at_distance(alone.reindex(condition=data["condition"]), place),
             best_distance=place,
@@ -122,13 +111,13 @@ class BandAblation(Dominance):
         sums = Sums(OF_PROMPTS)
 
         def consumer(layer: LayerCapture) -> None:
-            score = statistics_of(layer).score
+            score = statistics_of(layer).score[0]
             own = place.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
             sums.add_layer(layer, {"profile": score, "score": at_own})
 
         planes = condition.planes if condition.band else None
-        hooks = [] if condition.kind == UNCHANGED else ablate_bands(run.model, condition.kind, planes)
+        hooks = [] if condition.kind == "unchanged" else ablate_bands(run.model, condition.kind, planes)
         loss = run.losses_under(hooks, consumer, needs=frozenset({"pattern"})).mean(-1).numpy()
         return {"loss": loss, "score": sums.mean("score"), "dominant": self.dominant_at(sums.mean("profile"))}
 
@@ -138,11 +127,11 @@ class BandAblation(Dominance):
         """Return the rise of the loss against the unchanged model, by prompt."""
         return own.number(own.array("loss", condition=condition) - own.array("loss"))
 
-    def slash_score(self, own: Numbers, condition: str = UNCHANGED) -> Number:
+    def slash_score(self, own: Numbers, condition: str = "unchanged") -> Number:
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
         return own.number(mean_of_slash_heads(own.dataset).sel(condition=condition), (0, 1))
 
-    def n_heads(self, own: Numbers, condition: str = UNCHANGED) -> Number:
+    def n_heads(self, own: Numbers, condition: str = "unchanged") -> Number:
         """Return how many heads are slash-dominant."""
         return own.number(n_slash_heads(own.dataset).sel(condition=condition))
 
@@ -158,15 +147,12 @@ class BandAblation(Dominance):
             for scheme, words in SCHEMES.items()
             if scheme in self.schemes
         ]
-        whole = [
-            f"{words} {self.score_and_loss(own, kind)}"
-            for kind, words in WHOLE_KINDS.items()
-            if kind != "means_no_rope"
-        ]
+        whole = [f"{WHOLE_KINDS[kind]} {self.score_and_loss(own, kind)}" for kind in ("rank_one", "no_rope", "means")]
         heads = self.n_heads(own)
-        random = f"random init {averaged(heads.of_inits.value)}" if own.inits else NO_NULL
+        n = heads.of_inits.value
+        random = f"random init {n:.3g}{'' if n == int(n) else ' on average'}" if own.inits else NO_NULL
         lines.append(
-            f"{heads.plain:.0f} heads are slash-dominant ({random}), mean score {self.score_and_loss(own, UNCHANGED)}; "
+            f"{heads.plain:.0f} heads are slash-dominant ({random}), mean score {self.score_and_loss(own)}; "
             f"in the running model this becomes: {', '.join(whole)}."
         )
         if own.inits:
@@ -184,13 +170,12 @@ class BandAblation(Dominance):
             parts.append(f"{band} {change.with_interval:+.3f} ({kept.plain:.0f} kept)")
         return ", ".join(parts)
 
-    def score_and_loss(self, own: Numbers, condition: str) -> str:
+    def score_and_loss(self, own: Numbers, condition: str = "unchanged") -> str:
         score, loss = self.slash_score(own, condition), own("loss", condition=condition)
         return f"{score.with_interval:.3f} (loss {loss.plain:.3f})"
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row per condition, by one scheme where bands were made in two ways: the pictures show the
-        others."""
+        """Return a row per condition, by the first scheme alone: the pictures show the other."""
         data, scheme = own.dataset, next(iter(self.schemes), "")
         columns = {
             "loss": data["loss"],
@@ -201,8 +186,7 @@ class BandAblation(Dominance):
         }
         shown = data["scheme"].isin(["", scheme]).values
         frame = own.frame(columns, "condition")[shown].reset_index(drop=True)
-        counts = {name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()}
-        return frame.astype(counts)
+        return frame.astype({name: int for name in ("slash heads", "kept") if (frame[name] % 1 == 0).all()})
 
 
 def planes_of(model: Any, condition: Condition) -> list[int]:

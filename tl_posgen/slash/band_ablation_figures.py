@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, colour_axis, finish, heat, model_label, sides
+from tl_posgen.slash.head_groups import mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 from tl_posgen.slash.layer_means import strongest
 from tl_posgen.slash.slash_ablation import in_words
-from tl_posgen.slash.slash_heads_left import UNCHANGED, mean_of_slash_heads, n_slash_heads, n_slash_heads_kept
 
 N_HEADS = 12  # the strongest, drawn one by one
 
@@ -22,7 +22,7 @@ def loss_bars(result: Any) -> go.Figure:
     for number, (side, data, colour) in enumerate(both):
         loss = data["loss"].mean("prompt")
         panels.add(number, bar(loss, side, colour, texttemplate="%{x:.3f}"))
-        unchanged = float(loss.sel(condition=UNCHANGED))
+        unchanged = float(loss.sel(condition="unchanged"))
         panels.figure.add_vline(x=unchanged, line_dash="dot", row=1, col=number + 1)  # pyright: ignore[reportArgumentType]
     panels.axes("loss, nats per token").figure.update_yaxes(autorange="reversed", automargin=True)
     panels.figure.update_layout(showlegend=False)
@@ -58,7 +58,7 @@ def slash_bars(result: Any) -> go.Figure:
 def strongest_heads(result: Any) -> go.Figure:
     """Draw the strongest heads, condition by condition."""
     data, score, heads = result.own, result.own["score"].mean("prompt"), {}
-    for layer, head in strongest(score.sel(condition=UNCHANGED), N_HEADS):
+    for layer, head in strongest(score.sel(condition="unchanged"), N_HEADS):
         place = {"layer": layer, "head": head}
         heads[f"L{layer} H{head} D{int(data['best_distance'].sel(place))}"] = score.sel(place).values
     words = [in_words(condition) for condition in data["condition"].values]

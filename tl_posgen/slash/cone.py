@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
@@ -15,34 +16,27 @@ from tl_posgen.core.numbers import NO_NULL, Number, Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.rope.rotation import rotate
+from tl_posgen.rope.spectra import rank_one, singular_values, spectrum_of_values
 from tl_posgen.slash.cone_figures import FIGURES
-from tl_posgen.slash.cone_layer import COSINES, RANKS, SHARES, from_token
-from tl_posgen.slash.dominance import Dominance
-from tl_posgen.slash.head_groups import PER_HEAD, group_mean, group_table, in_groups, mean_over_group, n_heads
+from tl_posgen.slash.head_groups import group_mean, group_table, in_groups, mean_over_group, n_heads
 from tl_posgen.slash.layer_means import (
+    PER_HEAD,
+    SHARE,
+    Dominance,
     at_distance,
     best_distance,
     require_two_tokens,
+    statistics_from_qk,
     statistics_of,
-    with_tokens,
 )
-from tl_posgen.slash.numbers.cone_fit import fit_cone
+from tl_posgen.slash.numbers.cone_fit import axis_projection, fit_cone
 from tl_posgen.stats.agreement import spearman
 
 WORTHLESS = 0.01  # of a slash score above uniform attention: no share of less is told
 INPUTS = ("measured", "axis only", "off axis")
 PER_LAYER, SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
-
-
-@dataclass
-class Axes:
-    """Axes of all prompts, by choice of tokens."""
-
-    axes: list[list[Float[Tensor, " d_model"]]]
-
-    def __add__(self, other: "Axes") -> "Axes":
-        return Axes([one + more for one, more in zip(self.axes, other.axes, strict=True)])
+COSINES = np.linspace(-1, 1, 41)  # edges of the histogram
 
 
 @dataclass(frozen=True)
@@ -77,8 +71,21 @@ class Cone(Dominance):
     needs = frozenset({"pattern", "inputs"})
     rows = PER_HEAD
     variables = {
-        **{name: Variable(label, "", text, SIDES, **SHARE) for name, (label, text) in SHARES.items()},
-        **{name: Variable(label, "", text, SIDES, interval=True) for name, (label, text) in RANKS.items()},
+        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", SIDES, **SHARE),
+        "r1_input": Variable("r1 of the input part", "", "r1 of H W, before any qk-norm", SIDES, **SHARE),
+        "r1_sum": Variable("r1 with bias", "", "r1 of H W + b, before any qk-norm", SIDES, **SHARE),
+        "bias_share": Variable(
+            "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", SIDES, **SHARE
+        ),
+        "axis_share": Variable("share of the axis", "", "|H u u'W|^2 / |H W|^2", SIDES, **SHARE),
+        "rank95": Variable("rank at 95%", "", "how many s^2 make 95% of their sum", SIDES, interval=True),
+        "effective_rank": Variable("effective rank", "", "exp of the entropy of s^2 / sum s^2", SIDES, interval=True),
+        "effective_rank_plain": Variable(
+            "effective rank by s", "", "exp of the entropy of s / sum s", SIDES, interval=True
+        ),
+        "gain": Variable(
+            "gain of the axis", "", "|u'W| over its root mean square over directions", SIDES, interval=True
+        ),
         "score": Variable("slash score", "", "with a part of the inputs", ("tokens", "input", *HEAD, "distance")),
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", PER_HEAD, **SHARE),
@@ -119,25 +126,18 @@ class Cone(Dominance):
         for layer in range(model.cfg.n_layers):
             wrap(model).projections(layer)  # every layer makes its queries and keys from one input
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> "Cone":
-        self.require_all_reached(tokens)
-        return self
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
-        assert layer.inputs is not None
-        cones = [fit_cone(layer.inputs[first:]) for first in range(len(TOKENS))]
-        found = by_tokens(*(from_token(layer, first, cone) for first, cone in enumerate(cones)))
-        measured = with_tokens(layer.once(statistics_of))
-        score = torch.cat([measured["score"][:, None], found["score"]], 1)
-        axes = Axes([[cone.axis] for cone in cones])
-        return found | {"score": score, "uniform": measured["uniform"], "axes": axes}
+        found = by_tokens(*(from_token(layer, first) for first in range(len(TOKENS))))
+        measured, axes = layer.once(statistics_of), found.pop("axis")
+        score = torch.cat([measured.score[:, None], found["score"]], 1)
+        return found | {"score": score, "uniform": measured.uniform, "axes": [axes]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
         place = best_distance(measured)
-        agreement = [[axis_agreement(axes) for axes in one.axes] for one in sums.by_layer("axes").values()]
+        agreement = [axis_agreement(torch.stack(axes)).tolist() for axes in sums.by_layer("axes").values()]
         data = data.assign(
             best_score=at_distance(data["score"], place),
             best_uniform=at_distance(uniform, place),
@@ -181,8 +181,10 @@ class Cone(Dominance):
         return [f"{words}{in_groups(own, 'r1_input')}."] if share > 0 else []
 
     def axis_part(self, own: Numbers) -> Number:
-        """Return the share of the dominant heads' slash score above uniform attention that the axis part alone makes;
-        not defined where that score is no higher than WORTHLESS."""
+        """Return the share of the dominant heads' slash score above uniform attention that the axis part alone makes.
+
+        Not defined where that score is no higher than WORTHLESS.
+        """
         score, uniform = own.array("best_score", input=None), own.array("best_uniform")
         above = mean_over_group(own, score - uniform, "dominant")
         alone, measured = (above.sel(input=one) for one in ("axis only", "measured"))
@@ -200,19 +202,62 @@ class Cone(Dominance):
         return [kind for kind in self.figures if kind != "bias" or biased]
 
 
-def axis_agreement(axes: Sequence[Float[Tensor, " d_model"]]) -> float:
+def from_token(layer: LayerCapture, first: int) -> dict[str, Tensor]:
+    """Return everything from the token `first` on: ranks and gains [side, head], scores without measured ones [input,
+    head, distance], the cone of the inputs and its axis."""
+    assert layer.inputs is not None
+    assert layer.projections is not None
+    inputs, heads, scores = layer.inputs[first:], list(layer.heads), []
+    cone, along, positions = fit_cone(inputs), rank_one(inputs), torch.arange(len(inputs), device=inputs.device)
+    for kept in (along, inputs - along):
+        both = layer.projections.queries(kept)[heads], layer.projections.keys(kept)[heads]
+        rotated = (rotate(x, positions, layer.geometry.rope) for x in both)
+        scores.append(statistics_from_qk(layer, *rotated).score[0])
+    q, k = (of_side(layer, first, cone.axis, side) for side in "qk")
+    # a cosine that rounds to just over 1 counts as 1
+    counts, _ = np.histogram(cone.cosine.clamp(-1, 1).cpu().numpy(), COSINES)
+    return {
+        **{name: torch.stack([q[name], k[name]]) for name in q},
+        "score": torch.stack(scores),
+        "cosine": cone.cosine.mean(),
+        "cosine_spread": cone.cosine.std(correction=0),
+        "r1_h": cone.r1,
+        "cosine_share": torch.from_numpy(counts / counts.sum()),
+        "axis": cone.axis,
+    }
+
+
+def of_side(
+    layer: LayerCapture, first: int, axis: Float[Tensor, " d_model"], side: str
+) -> dict[str, Float[Tensor, " head"]]:
+    """Return how near rank one Q or K as it enters RoPE is, its parts, and what W_Q or W_K does with the axis."""
+    assert layer.inputs is not None
+    assert layer.projections is not None
+    of_head, heads = layer.projections.per_query_head, list(layer.heads)
+    weight, bias = (getattr(layer.projections, f"{kind}_{side}") for kind in "wb")
+    weight, bias = of_head(weight)[heads], None if bias is None else of_head(bias)[heads]
+    values = singular_values(getattr(layer, side)[:, first:])
+    squared, plain = spectrum_of_values(values), spectrum_of_values(values, squared=False)
+    return {
+        "r1": squared.r1,
+        "rank95": squared.rank.double(),
+        "effective_rank": squared.effective_rank,
+        "effective_rank_plain": plain.effective_rank,
+        **vars(axis_projection(layer.inputs[first:], axis, weight, bias)),
+    }
+
+
+def axis_agreement(axes: Float[Tensor, "prompt tokens d_model"]) -> Float[Tensor, " tokens"]:
     """Return the mean |<u, u'>| over pairs of prompts; NaN of a single prompt."""
-    stacked = torch.stack(list(axes))
-    between = (stacked @ stacked.mT).abs()
-    pairs = len(axes) * (len(axes) - 1)
-    return float((between.sum() - between.trace()) / pairs) if pairs else float("nan")
+    between = torch.einsum("ptm,stm->tps", axes, axes).abs()
+    off_diagonal = between.sum((1, 2)) - between.diagonal(dim1=1, dim2=2).sum(-1)
+    return off_diagonal / (len(axes) * (len(axes) - 1))
 
 
 def rank_correlations(data: xr.Dataset) -> xr.DataArray:
     """Return Spearman's correlation over heads of the measured slash score with r1 [tokens, side]."""
     score, r1 = xr.broadcast(data["best_score"].sel(input="measured", drop=True), data["r1"])
-    heads = [array.stack(place=HEAD).transpose("tokens", "side", "place") for array in (score, r1)]
-    measured = heads[0].notnull().all(("tokens", "side")).values
-    ranked = (torch.from_numpy(array.values[..., measured]) for array in heads)
-    coords = {name: data[name] for name in ("tokens", "side")}
-    return xr.DataArray(spearman(*ranked).numpy(), coords, ("tokens", "side"))
+    heads = xr.Dataset({"score": score, "r1": r1}).stack(place=HEAD)
+    heads = heads.isel(place=np.flatnonzero(heads["score"].notnull().all(("tokens", "side"))))
+    ranked = (torch.from_numpy(heads[name].transpose("tokens", "side", "place").values) for name in ("score", "r1"))
+    return score.isel(layer=0, head=0, drop=True).transpose("tokens", "side").copy(data=spearman(*ranked).numpy())

@@ -5,17 +5,16 @@ from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
-import xarray as xr
 
 from tl_posgen.report.figures import Panels, equality, head_maps, line, model_label, sides
-from tl_posgen.slash.head_groups import TOKENS, group_boxes, head_groups, head_points
+from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups, head_points
 
 Q_AND_K = {"Q": {"side": "q"}, "K": {"side": "k"}}
 
 
 def ranks(result: Any, columns: Mapping[str, Any], title: str, subtitle: str) -> go.Figure:
     """Draw r1 by group of heads, with all tokens and without the first."""
-    panels = group_boxes({words: head_groups(result, one) for one, words in TOKENS.items()}, columns, "r1")
+    panels = group_boxes({words: head_groups(result, one) for one, words in TITLES.items()}, columns, "r1")
     panels.figure.update_yaxes(range=[0, 1.03])
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
@@ -24,12 +23,8 @@ def axis_map(
     result: Any, name: str, labels: Mapping[str, str], title: str, subtitle: str, limits: tuple[float, float] | None
 ) -> go.Figure:
     """Draw head maps of what W_Q and W_K do with the axis, all tokens."""
-    both = [
-        xr.Dataset({side: data[name].sel(tokens="all", side=side, drop=True) for side in labels}, attrs=data.attrs)
-        for _, data, _ in sides(result)
-    ]
-    null = both[1] if len(both) > 1 else None
-    heading = f"{title} · {model_label(result.own)}"
+    both = [data[name].sel(tokens="all").to_dataset("side").assign_attrs(data.attrs) for _, data, _ in sides(result)]
+    null, heading = both[1] if len(both) > 1 else None, f"{title} · {model_label(result.own)}"
     return head_maps(both[0], null, labels, title=heading, subtitle=subtitle, limits=limits)
 
 
@@ -54,10 +49,10 @@ def cosines(result: Any) -> go.Figure:
 
 def counterfactual(result: Any) -> go.Figure:
     """Draw the slash score of the axis part alone, and of the rest, against the measured one."""
-    panels = Panels(list(TOKENS.values()), columns=2, row_height=280, shared_yaxes=True)
+    panels = Panels(list(TITLES.values()), columns=2, row_height=280, shared_yaxes=True)
     kinds = {"axis only": ("only the axis part", "circle"), "off axis": ("all but the axis part", "x")}
     top = float(result.own["best_score"].sel(input=["measured", "axis only"]).max())
-    for number, tokens in enumerate(TOKENS):
+    for number, tokens in enumerate(TITLES):
         for group, colour, heads in reversed(head_groups(result, tokens)):
             score = heads["best_score"]
             for part, (label, symbol) in kinds.items():

@@ -1,6 +1,7 @@
-"""Slash-dominant heads beside the others, and beside those of the random init: averaged, tabulated, drawn."""
+"""Slash-dominant heads beside the others, and beside those of the random init: counted, averaged, tabulated, drawn."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,13 @@ from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, head_names, model_label
 
-TOKENS = {"all": "all tokens", "without first": "first token left out"}
+TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
-PER_HEAD = ("tokens", *HEAD)
 Group = tuple[str, str, xr.Dataset]
 
 
 def group_masks(heads: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Return which heads are slash-dominant, and which of those measured are not.
-
-    Args:
-        heads: `dominant`, and `best_distance`, which tells the heads that were measured.
-    """
+    """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
     measured, dominant = heads["best_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
@@ -68,35 +64,42 @@ def count(n: int | float, words: str = "") -> str:
     return heads if n == int(n) else f"{heads} on average"
 
 
-def averaged(n: int | float) -> str:
-    """Return the number alone: '2', or '1.67 on average'."""
-    return f"{n:.3g}" if n == int(n) else f"{n:.3g} on average"
-
-
 def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
-    """Return a row for each choice of tokens and group of heads, a column for each array (heading -> array over
-    tokens, layers and heads)."""
-    rows = [
-        {
-            "tokens": title,
-            "heads": f"{n:.3g} {words}",
-            **{
-                heading: own.number(mean_over_group(own, array.sel(tokens=tokens), group, tokens)).value
-                for heading, array in columns.items()
-            },
-        }
-        for tokens, title in TOKENS.items()
-        for group, words in GROUPS.items()
-        if (n := n_heads(own, group, tokens).value)
-    ]
+    """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
+    rows = []
+    for (tokens, title), (group, words) in product(TITLES.items(), GROUPS.items()):
+        if n := n_heads(own, group, tokens).value:
+            means = {name: mean_over_group(own, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()}
+            values = {heading: own.number(mean).value for heading, mean in means.items()}
+            rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
     return pd.DataFrame(rows)
+
+
+# Heads of a model whose bands are ablated
+
+
+def mean_of_slash_heads(data: xr.Dataset, name: str = "score") -> xr.DataArray:
+    """Return the mean of a slash score over the heads that are dominant unchanged; over all where none is."""
+    before = data["dominant"].sel(condition="unchanged", drop=True).astype(bool).any("short_distance")
+    return data[name].where(before | ~before.any(HEAD)).mean(HEAD)
+
+
+def n_slash_heads(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at one of the distances."""
+    return data["dominant"].astype(bool).any("short_distance").sum(HEAD)
+
+
+def n_slash_heads_kept(data: xr.Dataset) -> xr.DataArray:
+    """Return how many heads are dominant at a distance where they are unchanged."""
+    dominant = data["dominant"].astype(bool)
+    return (dominant & dominant.sel(condition="unchanged", drop=True)).any("short_distance").sum(HEAD)
 
 
 # Figures
 
 
 def head_groups(result: Any, tokens: str) -> list[Group]:
-    """Return (name, colour, dataset over `place`), empty groups left out; other dims than those of heads stay."""
+    """Return (name, colour, dataset over `place`) of every group that has heads; dims other than (layer, head) stay."""
 
     def some(data: xr.Dataset, *groups: str) -> xr.Dataset:
         heads = data.sel(tokens=tokens).stack(place=HEAD)
@@ -115,11 +118,8 @@ def head_groups(result: Any, tokens: str) -> list[Group]:
 def group_boxes(
     panels: Mapping[str, Sequence[Group]], columns: Mapping[str, tuple[str, Mapping[str, Any]]], y_title: str
 ) -> Panels:
-    """Return a panel a title; in it a category for each column, and for each group a box, a point a head.
-
-    Args:
-        columns: label -> (variable, labels of its other dims).
-    """
+    """Return a panel a title; in it a category for each column (label -> variable, labels of its other dims), and for
+    each group a box, a point a head."""
     drawn = Panels(list(panels), columns=len(panels), row_height=280, shared_yaxes=True)
     for number, groups in enumerate(panels.values()):
         for name, colour, group in groups:

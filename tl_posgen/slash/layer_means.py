@@ -1,24 +1,60 @@
-"""Slash statistics of a captured layer, and what follows from a mean slash score: each head's best distance."""
+"""Slash statistics of a captured layer, and what follows from a mean slash score: dominant heads, best distances."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Variable, by_tokens
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.options import Each, Threshold, Whole
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.circuits import CROP
-from tl_posgen.slash.numbers.slash_scores import SlashStatistics, slash_statistics_from_qk, slash_statistics_of_rows
+from tl_posgen.slash.numbers.slash_scores import (
+    SHORT_DISTANCES,
+    SHORT_KAPPA,
+    SlashStatistics,
+    slash_statistics_from_qk,
+    slash_statistics_of_rows,
+)
 
-REST = "_without_first_token"  # end of the names of such statistics
+PER_HEAD = ("tokens", *HEAD)
+SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 EXAMPLES = {
     "token_text": Variable("tokens of the first prompt", dims=("key",)),
     "example_layer": Variable("layer of an example", dims=("example",)),
     "example_head": Variable("head of an example", dims=("example",)),
 }
+
+
+@dataclass(frozen=True)
+class Dominance(Measure):
+    """SlashScore(D) >= kappa at one of the distances D: base of the measures that single out such heads."""
+
+    kappa: Threshold = SHORT_KAPPA
+    distances: Annotated[Sequence[Whole], Each()] = tuple(SHORT_DISTANCES)
+
+    all_reached = True  # whether prompts must reach all of the distances without their first token; else one with it
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Dominance":
+        distance = max(self.distances) if self.all_reached else min(self.distances)
+        prompt = "without its first token the longest prompt" if self.all_reached else "the longest prompt"
+        n = max(len(prompt) for prompt in tokens) - self.all_reached
+        if distance >= n:
+            raise InputError(f"distance {distance}: {prompt} has {n} tokens; give longer prompts, or smaller distances")
+        return self
+
+    def dominant_at(self, score: xr.DataArray) -> xr.DataArray:
+        """Return score >= kappa at each of the distances that the prompts reach, along `short_distance`."""
+        reached = [one for one in sorted(self.distances) if one < score.sizes["distance"]]
+        return (score.sel(distance=reached) >= self.kappa).rename(distance="short_distance")
+
+
+# One layer of one prompt
 
 
 def statistics_of(layer: LayerCapture) -> SlashStatistics:
@@ -33,7 +69,7 @@ def statistics_of(layer: LayerCapture) -> SlashStatistics:
 def statistics_from_qk(
     layer: LayerCapture, q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"]
 ) -> SlashStatistics:
-    """Return those that other q and k, already rotated, give in this layer; without entropies."""
+    """Return slash statistics of other q and k, already rotated, in this layer; without entropies."""
     geometry, slopes = layer.geometry, layer.geometry.alibi_slopes
     return slash_statistics_from_qk(
         q,
@@ -46,22 +82,23 @@ def statistics_from_qk(
     )
 
 
-def with_tokens(found: SlashStatistics) -> dict[str, Float[Tensor, "tokens *dims"]]:
-    """Return the statistics that there are with and without the first token, along a first axis `tokens`."""
-    values = vars(found)
-    whole = {name: value for name, value in values.items() if f"{name}{REST}" in values}
-    return by_tokens(whole, {name: values[f"{name}{REST}"] for name in whole})
-
-
 def require_two_tokens(layer: LayerCapture) -> None:
     """Refuse a prompt that has nothing left without its first token."""
     if layer.length < 2:
         raise InputError("a prompt of one token: the first token cannot be left out of it; give two at least")
 
 
+def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
+    """Return (layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
+    patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
+    return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
+
+
+# Means over prompts
+
+
 def best_distance(score: xr.DataArray) -> xr.DataArray:
-    """Return where each head's score is highest over D < N/2, as the last D are means over few queries; NaN of no
-    score."""
+    """Return where each head's score is highest over D < N/2, as the last D are means over few queries."""
     n = score.notnull().any([dim for dim in score.dims if dim in HEAD]).sum("distance")
     near = score.where(score["distance"] < np.maximum(1, n // 2))
     # not idxmax: it would give floats even where every head has a score
@@ -81,22 +118,13 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
     return values if measured.all() else values.where(measured)
 
 
-# Heads that are shown token by token
-
-
 def strongest(score: xr.DataArray, most: int) -> list[tuple[int, int]]:
     """Return (layer, head) of the highest scores, highest first."""
     return score.transpose(*HEAD).to_series().dropna().nlargest(most).index.to_list()
 
 
-def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
-    """Return (layer, head) -> the beginning of its pattern [query, key], as much as is shown token by token."""
-    patterns = layer.pattern_rows(0, min(CROP, layer.length)).float().clone().cpu().numpy()
-    return {(layer.layer, head): pattern for head, pattern in zip(layer.heads, patterns, strict=True)}
-
-
 def example_heads(data: xr.Dataset) -> list[tuple[int, int]]:
-    """Return (layer, head) of each example."""
+    """Return (layer, head) of each head that is shown token by token."""
     layers, heads = (data[f"example_{name}"].values.astype(int).tolist() for name in HEAD)
     return list(zip(layers, heads, strict=True))
 

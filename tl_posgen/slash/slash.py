@@ -1,42 +1,72 @@
 """Slash scores: how much attention each head pays at every distance, and how near rank one its Q and K are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import plotly.graph_objects as go
 import torch
 import xarray as xr
 
-from tl_posgen.core.engine import Prompts
 from tl_posgen.core.measure import HEAD, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Threshold, Whole, require
+from tl_posgen.core.options import Threshold
 from tl_posgen.core.sums import First, Sums
-from tl_posgen.errors import InputError
-from tl_posgen.models import open_model, to_prompts
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
-from tl_posgen.report.circuits import CROP
-from tl_posgen.report.figures import head_map
+from tl_posgen.report.circuits import CROP, attention_maps
+from tl_posgen.report.figures import head_map, layer_curves, line
 from tl_posgen.rope.spectra import spectrum
-from tl_posgen.slash.dominance import Dominance
 from tl_posgen.slash.layer_means import (
     EXAMPLES,
+    PER_HEAD,
+    SHARE,
+    Dominance,
     at_distance,
     best_distance,
     cropped,
+    examples,
     statistics_of,
     strongest,
     where_measured,
-    with_tokens,
 )
-from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, SHORT_DISTANCES, SHORT_KAPPA, long_distances
-from tl_posgen.slash.slash_figures import example_labels, profiles, show_example
+from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
 
 N_EXAMPLES = 3
-BOTH = ("tokens", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
+
+
+def profiles(result: Any) -> go.Figure:
+    """Draw the slash score of every head by distance, and that of uniform attention, a panel a layer."""
+
+    def uniform(data: xr.Dataset, layer: Any) -> list[go.Scatter]:
+        scores = data["uniform"].sel(tokens="all", layer=layer).values
+        return [line(data["distance"].values + 1, scores, "uniform attention", "black", dash="dot", width=1.2)]
+
+    return layer_curves(
+        result,
+        "score",
+        "distance",
+        title="Slash score by distance",
+        subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
+        y_title="slash score",
+        log_x=True,
+        beside=uniform,
+    )
+
+
+def example_labels(data: xr.Dataset) -> list[str]:
+    """Return a line for each example: its head, with its score."""
+    return [
+        f"layer {int(one['layer'])}, head {int(one['head'])}: slash score {float(one['best_score']):.3f} at D = "
+        f"{int(one['best_distance'])}"
+        for one in examples(data)
+    ]
+
+
+def show_example(data: xr.Dataset, example: int) -> Any:
+    """Return circuitsvis' page of the attention of one example."""
+    pattern = data["pattern"].isel(example=[example]).transpose("example", "query", "key").values
+    return attention_maps(pattern, list(data["token_text"].values), ["attention"])
 
 
 @dataclass(frozen=True)
@@ -72,12 +102,14 @@ class Slash(Dominance):
     question = "Which heads attend at a fixed distance?"
     needs = frozenset({"pattern"})
     variables = {
-        "score": Variable("slash score", "", "1/(N-D) sum_{i>=D} S_{i,i-D}", (*BOTH, "distance")),
+        "score": Variable("slash score", "", "1/(N-D) sum_{i>=D} S_{i,i-D}", (*PER_HEAD, "distance")),
         "uniform": Variable("slash score of uniform attention", dims=("tokens", "layer", "distance")),
-        "attention_distance": Variable("attention distance", "tokens", "E_i sum_j S_ij (i - j)", BOTH, interval=True),
-        "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", BOTH, interval=True),
+        "attention_distance": Variable(
+            "attention distance", "tokens", "E_i sum_j S_ij (i - j)", PER_HEAD, interval=True
+        ),
+        "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
         "relative_entropy": Variable(
-            "relative entropy", "", "each query's entropy over log(keys it sees)", BOTH, **SHARE
+            "relative entropy", "", "each query's entropy over log(keys it sees)", PER_HEAD, **SHARE
         ),
         "first_token": Variable("attention to the first token", "", "E_i S_i0", **SHARE),
         "best_score": Variable(
@@ -98,6 +130,7 @@ class Slash(Dominance):
         "token": Variable("token ids of the first prompt", dims=("key",), holds="token ids"),
         **EXAMPLES,
     }
+    all_reached = False
     curves = ("score",)
     by_head = frozenset({"profiles"})
     token_view = TokenView(example_labels, show_example)
@@ -109,24 +142,14 @@ class Slash(Dominance):
         "none": "slash scores are of the attention itself and mean the same; rank-one Q and K cannot make one.",
     }
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> "Slash":
-        self.require_any_reached(tokens)
-        return self
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        values = self.of_attention(layer)
+        values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            spectra = [spectrum(layer.q), spectrum(layer.k)]
-            values |= {"r1": torch.stack([one.r1 for one in spectra])}
-            values |= {"rank95": torch.stack([one.rank.double() for one in spectra])}
+            q, k = spectrum(layer.q), spectrum(layer.k)
+            values |= {"r1": torch.stack([q.r1, k.r1]), "rank95": torch.stack([q.rank, k.rank]).double()}
         if layer.prompt == 0 and layer.tokens is not None:
             values["examples"] = First((cropped(layer), layer.tokens[:CROP].cpu().numpy()))
         return values
-
-    def of_attention(self, layer: LayerCapture) -> dict[str, Any]:
-        """Return what the pattern alone gives."""
-        found = layer.once(statistics_of)
-        return {**with_tokens(found), "first_token": found.first_token}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
@@ -177,50 +200,3 @@ class Slash(Dominance):
             limits=None,
         ),
     }
-
-
-def find_slash_heads(
-    model: Any,
-    prompts: Prompts,
-    *,
-    kappa: float = SHORT_KAPPA,
-    distances: Sequence[int] = tuple(SHORT_DISTANCES),
-    layers: Sequence[int] | None = None,
-    heads: Any = None,
-    length: int | None = None,
-    n_prompts: int | None = None,
-    progress: bool = True,
-) -> pd.DataFrame:
-    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
-
-    Args:
-        model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
-        kappa: the score that makes a head slash-dominant, in (0, 1].
-        distances: D to look at: 0 is the token itself, 1 the previous one.
-
-    Returns:
-        A row per find: layer, head, distance, score, and ratio, the score over that of uniform causal attention. Other
-        measures and interventions take it as `heads=`.
-
-    Raises:
-        InputError: unusable prompts, kappa outside (0, 1], or a distance that no prompt reaches.
-
-    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances are ours.
-
-    Example:
-        >>> import tl_posgen
-        >>> heads = tl_posgen.find_slash_heads("mini", "Down, down, down. Would the fall never end?", kappa=0.2)
-        >>> heads.columns.tolist(), bool(heads["score"].is_monotonic_decreasing)
-        (['layer', 'head', 'distance', 'score', 'ratio'], True)
-    """
-    require("distances", distances, Sequence[Whole])
-    measure, model = Slash(kappa=kappa, distances=sorted(set(distances))), open_model(model)
-    tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
-    if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
-        raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
-    where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
-    data = measure(model, prompts, **where, null_seeds=(), progress=progress).sel(tokens="all")
-    found = data[["score"]].assign(ratio=data["score"] / data["uniform"]).sel(distance=measure.distances)
-    table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
-    table = table[table["score"] >= kappa].sort_values("score", ascending=False, kind="stable")
-    return pd.DataFrame(table[[*HEAD, "distance", "score", "ratio"]]).reset_index(drop=True)

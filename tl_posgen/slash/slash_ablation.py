@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Literal, get_args
 
 import plotly.graph_objects as go
@@ -18,14 +18,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.report.figures import COLOURS, Panels, model_label, sides
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope
-from tl_posgen.slash.layer_means import (
-    at_distance,
-    best_distance,
-    statistics_from_qk,
-    statistics_of,
-    strongest,
-    with_tokens,
-)
+from tl_posgen.slash.layer_means import at_distance, best_distance, statistics_from_qk, statistics_of, strongest
 from tl_posgen.slash.numbers.ablations import ablate
 from tl_posgen.slash.numbers.slash_scores import SlashStatistics
 
@@ -38,17 +31,13 @@ WHOLE_KINDS = {
     "means_no_rope": "means, RoPE removed",
 }
 WITHOUT_PLANES = ["unchanged", "rank_one", "means"]
-PER_HEAD = ("condition", *HEAD)
+ROWS = ("condition", *HEAD)
 N_HEADS = 8  # the strongest heads, drawn one by one
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One ablation: a kind, and for "drop", "freeze" and "keep" a frequency band.
-
-    Attributes:
-        n: tokens of the prompt, which limit the medium band where bands are made by wavelength.
-    """
+    """One ablation: a kind, and for "drop", "freeze" and "keep" a frequency band; n tokens end a medium wavelength."""
 
     kind: str
     scheme: str = ""
@@ -97,16 +86,10 @@ def bars(data: xr.Dataset) -> list[Any]:
     places = strongest(data["best_score"].sel(condition="unchanged", drop=True), N_HEADS)
     heads = [data.sel(layer=layer, head=head) for layer, head in places]
     x = [f"L{int(one['layer'])} H{int(one['head'])}, D = {int(one['best_distance'])}" for one in heads]
-    shown = [kind for kind in names if kind in data["condition"]]
-    traces: list[Any] = [
-        go.Bar(
-            x=x,
-            y=[float(one["best_score"].sel(condition=kind)) for one in heads],
-            name=names[kind],
-            marker_color=COLOURS[number % len(COLOURS)],
-        )
-        for number, kind in enumerate(shown)
-    ]
+    traces: list[Any] = []
+    for kind, colour in zip([kind for kind in names if kind in data["condition"]], cycle(COLOURS), strict=False):
+        scores = [float(one["best_score"].sel(condition=kind)) for one in heads]
+        traces.append(go.Bar(x=x, y=scores, name=names[kind], marker_color=colour))
     marker = {"symbol": "line-ew-open", "size": 40, "color": "black"}
     uniform = [float(one["best_uniform"]) for one in heads]
     return [*traces, go.Scatter(x=x, y=uniform, mode="markers", marker=marker, name="uniform attention")]
@@ -147,10 +130,10 @@ class SlashAblation(Measure):
 
     question = "What makes the slash: content, RoPE, which frequencies?"
     needs = frozenset({"pattern"})
-    rows = PER_HEAD
+    rows = ROWS
     variables = {
-        "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *PER_HEAD, "distance")),
-        "best_score": Variable("slash score", "", "at the head's best distance, unchanged", PER_HEAD),
+        "score": Variable("slash score", "", "with this layer alone ablated", ("tokens", *ROWS, "distance")),
+        "best_score": Variable("slash score", "", "at the head's best distance, unchanged", ROWS),
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance"),
     }
@@ -164,9 +147,8 @@ class SlashAblation(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         planned = conditions(self.schemes, layer.length)
-        scores = [with_tokens(ablated_statistics(layer, condition))["score"] for condition in planned]
-        uniform = layer.once(statistics_of).uniform
-        return {"score": torch.stack(scores, 1), "uniform": uniform}
+        scores = [ablated_statistics(layer, condition).score for condition in planned]
+        return {"score": torch.stack(scores, 1), "uniform": layer.once(statistics_of).uniform[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", ("layer", "distance"))
@@ -183,12 +165,11 @@ class SlashAblation(Measure):
         head = own.data.sel(layer=best.layer, head=best.head)
         scores = head["best_score"].to_series()
         parts = [f"{words} {scores[kind]:.3f}" for kind, words in WHOLE_KINDS.items() if kind in scores]
-        parts.append(f"uniform attention {float(head['best_uniform']):.3f}")
-        strongest_of_inits = own.number(own.array("best_score").max(HEAD)).of_inits
-        random = f" (strongest of the random init {strongest_of_inits.plain:.3f})" if own.inits else ""
+        of_inits = own.number(own.array("best_score").max(HEAD)).of_inits
+        random = f" (strongest of the random init {of_inits.plain:.3f})" if own.inits else ""
         lines = [
             f"The strongest, {best:.3f} at D = {int(head['best_distance'])}{random}, with its own layer ablated: "
-            f"{', '.join(parts)}."
+            f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
         if not turns(own.data):
             lines.append(
@@ -198,7 +179,7 @@ class SlashAblation(Measure):
 
 
 def ablated_statistics(layer: LayerCapture, condition: Condition) -> SlashStatistics:
-    """Return slash statistics of one layer with its own captured q and k ablated, nothing before it changed."""
+    """Return slash statistics of one layer with its own q and k ablated."""
     if condition.kind == "unchanged":
         return layer.once(statistics_of)
     rope = layer.geometry.rope

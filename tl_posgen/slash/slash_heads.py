@@ -1,11 +1,18 @@
-"""The slash-dominant heads of a report, a row each: where, how strongly, on random tokens, and without RoPE."""
+"""Tables of slash-dominant heads: found in a model, and those of a report with their scores in other measures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
+from tl_posgen.core.engine import Prompts
 from tl_posgen.core.measure import HEAD
+from tl_posgen.core.options import Whole, require
 from tl_posgen.core.result import Result
+from tl_posgen.errors import InputError
+from tl_posgen.models import open_model, to_prompts
+from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
+from tl_posgen.slash.slash import Slash
 
 LEGEND = (
     "slash score: mean attention paid that many tokens back; on random tokens: the same on i.i.d. uniform tokens; "
@@ -15,6 +22,52 @@ ELSEWHERE = {
     "on random tokens": ("slash_transfer", "source", "random"),
     "without RoPE": ("slash_ablation", "condition", "no_rope"),
 }
+
+
+def find_slash_heads(
+    model: Any,
+    prompts: Prompts,
+    *,
+    kappa: float = SHORT_KAPPA,
+    distances: Sequence[int] = tuple(SHORT_DISTANCES),
+    layers: Sequence[int] | None = None,
+    heads: Any = None,
+    length: int | None = None,
+    n_prompts: int | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
+
+    Args:
+        model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
+        kappa: the score that makes a head slash-dominant, in (0, 1].
+        distances: D to look at: 0 is the token itself, 1 the previous one.
+
+    Returns:
+        A row per find: layer, head, distance, score, and ratio, the score over that of uniform causal attention. Other
+        measures and interventions take it as `heads=`.
+
+    Raises:
+        InputError: unusable prompts, kappa outside (0, 1], or a distance that no prompt reaches.
+
+    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances are ours.
+
+    Example:
+        >>> import tl_posgen
+        >>> heads = tl_posgen.find_slash_heads("mini", "Down, down, down. Would the fall never end?", kappa=0.2)
+        >>> heads.columns.tolist(), bool(heads["score"].is_monotonic_decreasing)
+        (['layer', 'head', 'distance', 'score', 'ratio'], True)
+    """
+    require("distances", distances, Sequence[Whole])
+    measure, model = Slash(kappa=kappa, distances=sorted(set(distances))), open_model(model)
+    tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+    if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
+        raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
+    where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
+    data = measure(model, prompts, **where, null_seeds=(), progress=progress).sel(tokens="all")
+    found = data[["score"]].assign(ratio=data["score"] / data["uniform"]).sel(distance=measure.distances)
+    table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
+    return strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score", kappa)
 
 
 def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
@@ -42,8 +95,12 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
             other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
             columns[heading] = other.reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
-    table = heads.reset_index()[[*HEAD, *columns]]
-    kept = table[table["slash score"] >= kappa].sort_values("slash score", ascending=False, kind="stable")
-    kept = pd.DataFrame(kept).reset_index(drop=True)
-    kept.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
-    return kept
+    table = strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score", kappa)
+    table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
+    return table
+
+
+def strongest_first(table: Any, column: str, kappa: float) -> pd.DataFrame:
+    """Return the rows whose score in this column reaches kappa, highest first."""
+    kept = table[table[column] >= kappa].sort_values(column, ascending=False, kind="stable")
+    return pd.DataFrame(kept).reset_index(drop=True)

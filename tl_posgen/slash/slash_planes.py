@@ -17,16 +17,19 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rope.frequency_bands import bands_by_thirds, bands_by_wavelength
 from tl_posgen.rope.rotation import Rope, complex_frequencies
-from tl_posgen.slash.dominance import Dominance
-from tl_posgen.slash.head_groups import GROUPS, PER_HEAD, count, group_mean, group_table, mean_over_group, n_heads
-from tl_posgen.slash.layer_means import require_two_tokens, statistics_of, with_tokens
-from tl_posgen.slash.numbers.plane_contributions import match_profiles, plane_contributions, rank_one_profile
+from tl_posgen.slash.head_groups import GROUPS, count, group_mean, group_table, mean_over_group, n_heads
+from tl_posgen.slash.layer_means import PER_HEAD, SHARE, Dominance, require_two_tokens, statistics_of
+from tl_posgen.slash.numbers.plane_contributions import (
+    match_profiles,
+    plane_contributions,
+    rank_one_logit,
+    score_of_profile,
+)
 from tl_posgen.slash.slash_planes_figures import ABOVE, ALL_BANDS, FIGURES, SCHEMES
 
 NEAR = 8  # tokens: how far from the best distance the others of "edge" are
 PLACES = {"best": "lift", "edge": "edge"}
 BY_DISTANCE = (*PER_HEAD, "distance")
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class SlashPlanes(Dominance):
         "none": "no plane turns, so every plane counts as unrotated; the lift is all content.",
     }
     figures = FIGURES
+    all_reached = False
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"at": [*map(str, sorted(self.distances)), *PLACES]}
@@ -108,17 +112,12 @@ class SlashPlanes(Dominance):
     def usual(self) -> Mapping[str, Any]:
         return {"at": "best", "scheme": "thirds"}
 
-    def prepare(self, model: Any, tokens: Sequence[Any]) -> "SlashPlanes":
-        self.require_any_reached(tokens)
-        return self
-
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         require_two_tokens(layer)
         found = layer.once(statistics_of)
-        scores = (found.score, found.score_without_first_token)
-        measured = by_tokens(*(self.from_token(layer, first, score) for first, score in enumerate(scores)))
-        kept = with_tokens(found)
-        return measured | {name: kept[name] for name in ("score", "uniform")}
+        scores = found.score[0], found.score[1, :, :-1]
+        planes = by_tokens(*(self.from_token(layer, first, score) for first, score in enumerate(scores)))
+        return planes | {"score": found.score, "uniform": found.uniform}
 
     def from_token(
         self, layer: LayerCapture, first: int, score: Float[Tensor, "head distance"]
@@ -126,7 +125,7 @@ class SlashPlanes(Dominance):
         """Return C and the predicted scores from the token `first` on."""
         geometry, q, k = layer.geometry, layer.q[:, first:], layer.k[:, first:]
         planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-        predicted = rank_one_profile(q, k, geometry.rope, geometry.scale, geometry.window).score
+        predicted = score_of_profile(rank_one_logit(q, k, geometry.rope, geometry.scale), geometry.window)
         chosen = at_places(planes, score, sorted(self.distances), geometry.window)
         return {"contribution": chosen, "predicted": predicted}
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides, thinned
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash.head_groups import TOKENS, group_boxes, head_groups
+from tl_posgen.slash.head_groups import TITLES, group_boxes, head_groups
 from tl_posgen.slash.layer_means import strongest
 
 N_HEADS = 8  # the strongest heads, drawn one by one
@@ -60,7 +60,7 @@ def plane_curves(head: xr.Dataset, side: str, colour: str, is_null: bool) -> lis
     if not is_null:
         curves = [
             ("lift", "all", "best", COLOURS[0], "solid"),
-            (f"lift, {TOKENS['without first']}", "without first", "best", COLOURS[4], "dot"),
+            (f"lift, {TITLES['without first']}", "without first", "best", COLOURS[4], "dot"),
             ("edge", "all", "edge", COLOURS[1], "solid"),
         ]
     look: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 5}}
@@ -106,7 +106,7 @@ def match(result: Any) -> go.Figure:
         "its own profile": ("correlation", {}),
         "those of other heads": ("chance_correlation", {}),
     }
-    boxes = group_boxes({title: head_groups(result, one) for one, title in TOKENS.items()}, columns, "correlation")
+    boxes = group_boxes({title: head_groups(result, one) for one, title in TITLES.items()}, columns, "correlation")
     subtitle = "correlation of predicted and measured slash scores over D < N/2, less uniform attention; a point a head"
     return boxes.finish(f"How well rank one predicts the slash · {model_label(result.own)}", subtitle)
 

@@ -18,8 +18,15 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.slash.dominance import Dominance
-from tl_posgen.slash.layer_means import EXAMPLES, at_distance, cropped, example_heads, examples
+from tl_posgen.slash.layer_means import (
+    EXAMPLES,
+    Dominance,
+    at_distance,
+    cropped,
+    example_heads,
+    examples,
+    statistics_of,
+)
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
 from tl_posgen.stats.agreement import agreement, fisher_interval
@@ -95,27 +102,22 @@ class SlashTransfer(Dominance):
     figures = FIGURES
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"source": SOURCES, "short_distance": sorted(self.distances)}
+        return {"source": list(SOURCES), "short_distance": sorted(self.distances)}
 
     def usual(self) -> Mapping[str, Any]:
         return {"source": "natural"}
 
-    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "SlashTransfer":
-        self.require_all_reached(tokens)
-        return self
-
     def of_model(self, run: Run) -> xr.Dataset:
         run.plan(len(run.rows))
         natural, drawn = run.found(Slash), random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
-        slash = Slash()
-        sums, shown, patterns = Sums(slash.variables), example_heads(natural), {}
+        sums, shown, patterns = Sums(Slash.variables), example_heads(natural), {}
 
         def consumer(layer: LayerCapture) -> None:
-            sums.add_layer(layer, slash.of_attention(layer))
+            sums.add_layer(layer, vars(statistics_of(layer)))
             if layer.prompt == 0:
                 patterns.update({head: crop for head, crop in cropped(layer).items() if head in shown})
 
-        run.capture(consumer, needs=slash.needs, rows=drawn)
+        run.capture(consumer, needs=Slash.needs, rows=drawn)
         random = sums.means().assign(
             pattern=(("example", "query", "key"), np.stack([patterns[head] for head in shown])),
             token_text=("key", np.array(token_strings(run.model, drawn[0][:CROP]), dtype=object)),
@@ -125,9 +127,7 @@ class SlashTransfer(Dominance):
     def compared(self, natural: xr.Dataset, random: xr.Dataset) -> xr.Dataset:
         """Return both sources side by side, and how far they agree over heads."""
         shared = ["score", "first_token", "pattern", "token_text"]
-        both: Any = xr.concat(
-            [natural[shared], random[shared]], xr.DataArray(list(SOURCES), dims="source", name="source")
-        )
+        both: Any = xr.concat([natural[shared], random[shared]], pd.Index(SOURCES, name="source"))
         place = natural["best_distance"]
         data = both.assign(
             best_score=at_distance(both["score"], place),
@@ -139,20 +139,16 @@ class SlashTransfer(Dominance):
         return data[list(self.variables)].transpose("tokens", "source", ..., missing_dims="ignore")
 
     def agreements(self, score: xr.DataArray) -> xr.Dataset:
-        """Return how far text and random tokens agree on the heads, for every D, with the first token's column and
-        without it."""
+        """Return how far text and random tokens agree on the heads, for every D, with and without the first token."""
         chosen = score.sel(distance=sorted(self.distances)).stack(place=HEAD)
         heads = chosen.dropna("place").transpose("source", "tokens", "distance", "place")
         natural, random = torch.from_numpy(heads.values)
         agreed = vars(agreement(natural, random, self.kappa))
-        counts = [agreed.pop(f"n_{one}") for one in ("first", "second")]
+        r, counts = agreed["pearson"], [agreed.pop(name) for name in ("n_first", "n_second")]
         found: dict[str, Any] = {name: (AT, values.numpy()) for name, values in agreed.items()}
-        r = agreed["pearson"]
         found["pearson"] = ((*AT, "end"), torch.stack([r, *fisher_interval(r, heads.sizes["place"])], -1).numpy())
         found["n_dominant"] = (("source", *AT), torch.stack(counts).numpy())
-        coords = {"tokens": list(TOKENS), "source": list(SOURCES), "short_distance": sorted(self.distances)}
-        coords["end"] = list(ENDS)
-        return xr.Dataset(found, coords)
+        return xr.Dataset(found, {"tokens": list(TOKENS), "end": list(ENDS), **self.labels()})
 
     # Words
 
@@ -181,8 +177,7 @@ class SlashTransfer(Dominance):
         return own.number(random.isel(place=text.fillna(-1).argmax("place")))
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row per distance: agreement over heads, with the first token and without, and how many are
-        dominant."""
+        """Return a row per distance: agreement over heads, and how many are dominant."""
         whole, rest = (own.dataset.sel(tokens=tokens) for tokens in TOKENS)
         columns = {
             "r": whole["pearson"],

@@ -45,8 +45,7 @@ def scatter(result: Any) -> go.Figure:
 
 
 def maps(result: Any) -> go.Figure:
-    """Draw the attention of the strongest heads on text, and beside it on random tokens; below, the random init's
-    strongest."""
+    """Draw the attention of the strongest heads on text and on random tokens; below, the random init's strongest."""
     rows = [
         (side, one, number)
         for side, data, _ in sides(result)

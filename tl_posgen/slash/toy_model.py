@@ -151,7 +151,7 @@ def measure(
     for features in embeddings:
         # prompts take the place of heads: one score per prompt, then their mean
         found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
-        profiles.append(found.score.view(n_seeds, n_prompts, -1).mean(1))
+        profiles.append(found.score[0].view(n_seeds, n_prompts, -1).mean(1))
     off_diagonal = ~torch.eye(len(trained), dtype=torch.bool)
     error = (model(tokens, values, trained) - values[..., -1]).square()
     # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss

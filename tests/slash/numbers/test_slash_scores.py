@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.slash.numbers import row_blocks
-from tl_posgen.slash.numbers.slash_scores import (
-    long_distances,
-    slash_statistics,
-    slash_statistics_from_qk,
-    uniform_scores,
-)
+from tl_posgen.slash.numbers.slash_scores import long_distances, slash_statistics, slash_statistics_from_qk
 
 
 def random_scores(n_heads, n, seed=0, sharpness=2.0):
@@ -54,7 +49,7 @@ def mean_distance(pattern):
 def test_scores_at_all_distances_equal_the_means_of_the_subdiagonals(n, n_heads, seed, window):
     pattern = random_pattern(n_heads, n, seed, window)
     found = slash_statistics(pattern, window=window)
-    torch.testing.assert_close(found.score, diagonals(pattern), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.score[0], diagonals(pattern), rtol=0, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=15)
@@ -62,7 +57,7 @@ def test_scores_at_all_distances_equal_the_means_of_the_subdiagonals(n, n_heads,
 def test_scores_without_first_token_equal_those_of_the_renormalised_pattern(n, n_heads, seed):
     pattern = random_pattern(n_heads, n, seed)
     expected = diagonals(without_first_column(pattern))
-    torch.testing.assert_close(slash_statistics(pattern).score_without_first_token, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(slash_statistics(pattern).score[1, :, :-1], expected, rtol=0, atol=1e-12)
 
 
 def test_scores_do_not_depend_on_how_the_heads_are_blocked(monkeypatch):
@@ -70,7 +65,7 @@ def test_scores_do_not_depend_on_how_the_heads_are_blocked(monkeypatch):
     whole = slash_statistics(pattern)
     monkeypatch.setattr(row_blocks, "BLOCK", 1)
     monkeypatch.setattr(row_blocks, "ROWS", 7)
-    torch.testing.assert_close(slash_statistics(pattern).score, whole.score)
+    torch.testing.assert_close(slash_statistics(pattern).score[0], whole.score[0])
 
 
 def test_scores_of_a_strong_sink_keep_their_precision_without_the_first_token():
@@ -78,60 +73,42 @@ def test_scores_of_a_strong_sink_keep_their_precision_without_the_first_token():
     scores[..., 0] += 25.0  # all but about 1e-10 of each row goes to the first token
     pattern = softmax_of(scores)
     expected = diagonals(without_first_column(pattern.double()))
-    torch.testing.assert_close(slash_statistics(pattern).score_without_first_token, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(slash_statistics(pattern).score[1, :, :-1], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_half_precision_and_sliced_patterns_are_read_like_whole_ones():
+def test_half_precision_sliced_and_strided_patterns_are_read_like_whole_ones_and_left_unchanged():
     pattern = random_pattern(4, 140).bfloat16()
-    expected = slash_statistics(pattern[1::2].float().contiguous()).score
-    torch.testing.assert_close(slash_statistics(pattern[1::2]).score, expected)
-
-
-def test_pattern_whose_keys_are_not_adjacent_in_memory_is_read_rightly():
-    pattern = random_pattern(2, 140)
-    strided = pattern.mT.contiguous().mT
-    torch.testing.assert_close(slash_statistics(strided).score, slash_statistics(pattern).score)
+    expected, before = slash_statistics(pattern[1::2].float().contiguous()).score[0], pattern.clone()
+    torch.testing.assert_close(slash_statistics(pattern[1::2]).score[0], expected)
+    torch.testing.assert_close(slash_statistics(pattern.mT.contiguous().mT[1::2]).score[0], expected)
+    assert torch.equal(pattern, before)
 
 
 def test_row_with_nothing_but_the_first_token_attends_nowhere_without_it():
     pattern = torch.zeros(1, 6, 6, dtype=torch.float64)
     pattern[..., 0] = 1.0
     found = slash_statistics(pattern)
-    assert found.score_without_first_token.abs().max() == 0
+    assert found.score[1, :, :-1].abs().max() == 0
     assert found.first_token.item() == 1
 
 
-def test_attention_distance_is_the_mean_distance_under_the_pattern():
+def test_distance_entropy_in_nats_and_attention_to_the_first_token_are_means_over_queries():
     pattern = random_pattern(3, 180)
-    found = slash_statistics(pattern)
-    torch.testing.assert_close(found.attention_distance, mean_distance(pattern))
-    expected = mean_distance(without_first_column(pattern))
-    torch.testing.assert_close(found.attention_distance_without_first_token, expected)
-
-
-def test_entropies_are_the_means_over_queries_in_nats():
-    pattern = random_pattern(3, 180)
-    found = slash_statistics(pattern)
-    torch.testing.assert_close(found.entropy, torch.special.entr(pattern).sum(-1).mean(-1))
-    expected = torch.special.entr(without_first_column(pattern)).sum(-1).mean(-1)
-    torch.testing.assert_close(found.entropy_without_first_token, expected)
+    found, rest = slash_statistics(pattern), without_first_column(pattern)
+    torch.testing.assert_close(found.attention_distance[0], mean_distance(pattern))
+    torch.testing.assert_close(found.attention_distance[1], mean_distance(rest))
+    torch.testing.assert_close(found.entropy[0], torch.special.entr(pattern).sum(-1).mean(-1))
+    torch.testing.assert_close(found.entropy[1], torch.special.entr(rest).sum(-1).mean(-1))
+    torch.testing.assert_close(found.first_token, pattern[..., 0].mean(-1))
+    assert slash_statistics(pattern, entropy=False).entropy[0].isnan().all()
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_uniform_attention_has_relative_entropy_one(window):
     pattern = softmax_of(torch.zeros(1, 50, 50, dtype=torch.float64), window)
     found = slash_statistics(pattern, window=window)
-    assert found.relative_entropy.item() == pytest.approx(1)
-    assert found.relative_entropy_without_first_token.item() == pytest.approx(1)
-
-
-def test_entropy_can_be_left_out():
-    assert slash_statistics(random_pattern(1, 20), entropy=False).entropy.isnan().all()
-
-
-def test_first_token_mass_is_the_mean_of_the_first_column():
-    pattern = random_pattern(3, 180)
-    torch.testing.assert_close(slash_statistics(pattern).first_token, pattern[..., 0].mean(-1))
+    assert found.relative_entropy[0].item() == pytest.approx(1)
+    assert found.relative_entropy[1].item() == pytest.approx(1)
 
 
 @settings(deadline=None, max_examples=12)
@@ -139,15 +116,9 @@ def test_first_token_mass_is_the_mean_of_the_first_column():
 def test_uniform_is_the_slash_score_of_uniform_attention(n, window):
     pattern = softmax_of(torch.zeros(1, n, n, dtype=torch.float64), window)
     found = slash_statistics(pattern, window=window)
-    torch.testing.assert_close(found.uniform, diagonals(pattern)[0])
-    expected = diagonals(without_first_column(pattern))[0] if window != 1 else found.score_without_first_token[0]
-    torch.testing.assert_close(found.uniform_without_first_token, expected)
-
-
-def test_uniform_is_the_difference_of_harmonic_numbers():
-    n, distance = 48, 3
-    harmonic = [sum(1 / i for i in range(1, m + 1)) for m in (n, distance)]
-    assert uniform_scores(n)[distance].item() == pytest.approx((harmonic[0] - harmonic[1]) / (n - distance))
+    torch.testing.assert_close(found.uniform[0], diagonals(pattern)[0])
+    expected = diagonals(without_first_column(pattern))[0] if window != 1 else found.score[1, 0, :-1]
+    torch.testing.assert_close(found.uniform[1, :-1], expected)
 
 
 @settings(deadline=None, max_examples=12)
@@ -177,26 +148,17 @@ def test_rotated_constant_vectors_give_the_slash_where_their_phases_agree():
     rope = Rope(inverse_frequencies(16, base=100.0))
     ones = torch.ones(1, 64, 16, dtype=torch.float64)
     q, k = rotate(ones, torch.arange(64) - 7, rope), rotate(ones, torch.arange(64), rope)
-    score = slash_statistics_from_qk(q, k, scale=4.0).score[0]
+    score = slash_statistics_from_qk(q, k, scale=4.0).score[0, 0]
     assert score.argmax().item() == 7
     assert score[7] > 0.9
 
 
-def test_pattern_is_left_unchanged():
-    pattern = random_pattern(2, 150)
-    before = pattern.clone()
-    slash_statistics(pattern)
-    assert torch.equal(pattern, before)
-
-
-def test_pattern_that_is_not_square_is_refused():
-    with pytest.raises(InputError, match="2 queries by 3 keys"):
-        slash_statistics(torch.ones(1, 2, 3))
-
-
-def test_pattern_that_looks_ahead_is_refused():
-    with pytest.raises(InputError, match="causal"):
-        slash_statistics(torch.full((1, 4, 4), 0.25))
+@pytest.mark.parametrize(
+    ("pattern", "message"), [(torch.ones(1, 2, 3), "2 queries by 3 keys"), (torch.full((1, 4, 4), 0.25), "causal")]
+)
+def test_patterns_that_are_not_square_or_look_ahead_are_refused(pattern, message):
+    with pytest.raises(InputError, match=message):
+        slash_statistics(pattern)
 
 
 def test_long_distances_run_from_fifty_to_half_the_prompt():

@@ -15,12 +15,7 @@ def shrink_rest(
     direction: Float[Tensor, "head d_head"],
     share: Float[Tensor, " head"] | float,
 ) -> Float[Tensor, "head token d_head"]:
-    """<k, u> u + share (k - <k, u> u), u of length one: of rank one at 0, unchanged at 1.
-
-    Example:
-        >>> shrink_rest(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[1.0, 0.0]]), 0.5).tolist()
-        [[[3.0, 2.0]]]
-    """
+    """<k, u> u + share (k - <k, u> u), u of length one: of rank one at 0, unchanged at 1."""
     along = (k * direction[:, None]).sum(-1, keepdim=True) * direction[:, None]
     share = share[:, None, None] if isinstance(share, Tensor) else share
     return along + share * (k - along)
@@ -43,11 +38,6 @@ def share_of_equal_energy(
 
     1 - mu = (1 - share) sqrt(rest energy along `direction` / rest energy along `other`). Where the rest of `other` is
     the smaller one mu may be negative: the energy is kept, the rest then turned round.
-
-    Example:
-        >>> k, (x, y) = torch.tensor([[[3.0, 4.0]]]), torch.eye(2)[:, None]
-        >>> round(share_of_equal_energy(k, y, x, 0.0).item(), 6)  # 3 of the 4 are taken
-        0.25
     """
     ratio = rest_energy(k, direction) / rest_energy(k, other)
     return 1 - (1 - share) * ratio.nan_to_num(0, posinf=0).sqrt()

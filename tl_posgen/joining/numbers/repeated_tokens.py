@@ -25,16 +25,7 @@ class RepeatedScores:
 def repeated_prompts(
     first: Int[Tensor, " start"], period: int, n_vocabulary: int, n_prompts: int, seed: int
 ) -> Int[Tensor, "prompt pos"]:
-    """`first`, then `period` different random tokens, then the same again.
-
-    Args:
-        first: what every prompt begins with, a BOS token say; may be empty.
-        period: at most n_vocabulary.
-
-    Example:
-        >>> [one.tolist() for one in repeated_prompts(torch.tensor([7]), 3, 4, 1, seed=0)[0].split([1, 3, 3])]
-        [[7], [0, 1, 3], [0, 1, 3]]
-    """
+    """Return prompts of `first` (a BOS token, or nothing), then `period` different random tokens, then these again."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.stack([torch.randperm(n_vocabulary, generator=generator)[:period] for _ in range(n_prompts)])
     return torch.cat([first.cpu().expand(n_prompts, -1), drawn, drawn], 1)
@@ -43,19 +34,11 @@ def repeated_prompts(
 def repeated_scores(pattern: Float[Tensor, "head query key"], start: int, period: int) -> RepeatedScores:
     r"""Means of S_{i, i-1} over i > start, and of S_{i, i-T} and S_{i, i-T+1} over i = start + T .. start + 2T - 1.
 
-    Args:
-        pattern: S of a prompt of `repeated_prompts`.
-        start: tokens before the first block.
-        period: T, 2 or more.
+    S is the pattern of one of `repeated_prompts`, with `start` tokens before the first block, and T the period, 2 or
+    more.
 
     Source: the induction score is Olsson et al. 2022 (arXiv 2209.11895); all three as TransformerLens' head detector
     has them, on these diagonals.
-
-    Example:
-        >>> S = torch.zeros(1, 4, 4)
-        >>> S[0, [0, 1, 2, 3], [0, 0, 1, 2]] = 1.0  # the previous token; with period 2 that is the induction target
-        >>> vars(repeated_scores(S, start=0, period=2))
-        {'previous_token': tensor([1.]), 'duplicate_token': tensor([0.]), 'induction': tensor([1.])}
     """
     whole, second = pattern[:, start:, start:], slice(start + period, start + 2 * period)
     back = {distance: pattern.diagonal(-distance, dim1=1, dim2=2) for distance in (period, period - 1)}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.errors import InputError
@@ -26,18 +26,8 @@ def keep(x: Float[Tensor, "*batch d_head"], rope: Rope, band: Bool[Tensor, " pla
 
 
 def freeze(rope: Rope, band: Bool[Tensor, " plane"]) -> Rope:
-    """theta = 0 in the band: its planes keep their content and do not rotate with the position.
-
-    Example:
-        >>> freeze(Rope(torch.tensor([1.0, 0.1])), torch.tensor([True, False])).inv_freq.tolist()
-        [0.0, 0.10000000149011612]
-    """
+    """theta = 0 in the band: its planes keep their content and do not rotate with the position."""
     return replace(rope, inv_freq=rope.inv_freq * ~band.to(rope.inv_freq.device))
-
-
-def means(x: Float[Tensor, "*batch pos d_head"]) -> Float[Tensor, "*batch pos d_head"]:
-    """Replace every vector by the mean over positions, which removes the content."""
-    return x.mean(-2, keepdim=True).expand_as(x)
 
 
 def ablate(
@@ -46,27 +36,19 @@ def ablate(
     rope: Rope,
     kind: Ablation | str,
     band: Bool[Tensor, " plane"] | None = None,
-    positions: Real[Tensor, " key"] | None = None,
 ) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head key d_head"]]:
-    """Return the rotated q and k after an ablation; compute the softmax anew, e.g. by `slash_statistics_from_qk`.
+    """Return the rotated q and k after an ablation, of which the softmax is to be taken anew.
 
     Args:
-        q, k: before RoPE.
+        q, k: before RoPE; fewer queries than keys are the last ones.
         kind: "drop" the band, "freeze" it (theta = 0) or "keep" only it; "rank_one" truncates Q and K and keeps RoPE;
             "no_rope" keeps Q and K without rotation, so a slash made by position alone vanishes; "means" replaces q and
             k by their means over positions; "means_no_rope" also leaves out the rotation, which gives uniform
             attention. "none" changes nothing. The choice of ablations is ours.
         band: planes, for the first three.
-        positions: of the keys, by default 0, 1, 2, ...; fewer queries than keys are the last ones.
 
     Raises:
         InputError: an unknown kind, or no band where one is needed.
-
-    Example:
-        >>> q = k = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
-        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
-        >>> ablate(q, k, rope, "no_rope")[0].tolist()
-        [[[1.0, 0.0], [1.0, 0.0]]]
     """
     if not isinstance(kind, str) or kind not in get_args(Ablation):
         raise InputError(f"ablation {kind!r}: choose one of {', '.join(get_args(Ablation))}")
@@ -74,13 +56,12 @@ def ablate(
     if one_band and (band is None or band.shape != rope.inv_freq.shape):
         raise InputError(f"ablation {kind!r} needs a band: a boolean for each of the {len(rope.inv_freq)} planes")
     planes = band if one_band and band is not None else torch.ones_like(rope.inv_freq, dtype=torch.bool)
-    content = {
-        "drop": lambda x: drop(x, rope, planes),
-        "keep": lambda x: keep(x, rope, planes),
-        "rank_one": rank_one,
-        "means": means,
-        "means_no_rope": means,
-    }.get(kind, lambda x: x)
     turning = freeze(rope, planes) if kind in ("freeze", "no_rope", "means_no_rope") else rope
-    positions = torch.arange(k.shape[1], device=k.device) if positions is None else positions
-    return rotate(content(q), positions[-q.shape[1] :], turning), rotate(content(k), positions, turning)
+    if kind in ("drop", "keep"):
+        q, k = ((drop if kind == "drop" else keep)(x, rope, planes) for x in (q, k))
+    elif kind == "rank_one":
+        q, k = rank_one(q), rank_one(k)
+    elif kind in ("means", "means_no_rope"):
+        q, k = (x.mean(-2, keepdim=True).expand_as(x) for x in (q, k))
+    positions = torch.arange(k.shape[1], device=k.device)
+    return rotate(q, positions[-q.shape[1] :], turning), rotate(k, positions, turning)

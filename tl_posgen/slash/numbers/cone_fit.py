@@ -29,8 +29,8 @@ class AxisProjection:
     """Effect of a projection H W + b on the axis u of H, per head, and the part of its bias.
 
     Attributes:
-        gain: |u' W| / (|W|_F / sqrt(d_model)): the axis' gain over that of a random direction. 1 = no preference.
-        axis_share: |H u u' W|^2 / |H W|^2, the share of the energy from the axis part; the two parts are orthogonal.
+        gain: of the axis over that of a random direction; 1 is no preference.
+        axis_share: the share of the energy from the axis part, which is orthogonal to the rest.
         r1_input: s_1^2 / sum s^2 of H W, not centred; its excess over r1 of H is due to the projection.
         r1_sum: s_1^2 / sum s^2 of H W + b. A bias alone has rank one, so this is uninformative where b is large.
         bias_share: |b|^2 / (|H W|^2 + |b|^2), b in every row; 0 without a bias.
@@ -44,16 +44,7 @@ class AxisProjection:
 
 
 def fit_cone(inputs: Float[Tensor, "pos d_model"]) -> ConeFit:
-    r"""cos_i = <h_i, u> / |h_i| with u the top right-singular vector of H, and r1(H). These measures are ours.
-
-    Args:
-        inputs: H, the input of W_Q and W_K: the residual stream after the layer's norm.
-
-    Example:
-        >>> found = fit_cone(torch.tensor([[2.0, 0.1], [1.0, -0.1], [3.0, 0.0]]))
-        >>> bool(found.cosine.mean() > 0.99), bool(found.r1 > 0.99)
-        (True, True)
-    """
+    """cos_i = <h_i, u> / |h_i|, u the top right-singular vector of H, the inputs of W_Q and W_K; and r1(H) [ours]."""
     h = inputs.double()
     axis = top_direction(h)
     cosine = torch.nn.functional.normalize(h, dim=-1) @ axis
@@ -68,16 +59,7 @@ def axis_projection(
 ) -> AxisProjection:
     r"""gain = |u'W| sqrt(d_model) / |W|_F, axis share = |H u u'W|^2 / |H W|^2, r1 of H W and of H W + b [ours].
 
-    Args:
-        inputs: H.
-        axis: u = `fit_cone(inputs).axis`.
-        weight, bias: W_Q and its bias, or those of K.
-
-    Example:
-        >>> inputs = torch.tensor([[1.0, 0.1], [1.0, -0.1]])
-        >>> found = axis_projection(inputs, fit_cone(inputs).axis, weight=torch.tensor([[[1.0], [0.0]]]))
-        >>> round(found.axis_share.item(), 6), round(found.gain.item(), 3)
-        (1.0, 1.414)
+    H are the inputs, u their axis, W and b the weight and bias of W_Q or W_K.
     """
     h, w = inputs.double(), weight.double()
     along = torch.einsum("m,hmd->hd", axis, w).norm(dim=-1)

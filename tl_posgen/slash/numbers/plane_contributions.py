@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.rope.rotation import Rope, complex_frequencies, complex_planes, rotate
+from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
 ROUNDING = 1e-7  # slash scores are at most 1, and averages of float32
@@ -23,15 +23,9 @@ def plane_contributions(
 
     InnerProd(i, j, l) = |z^q_il| |z^k_jl| cos(theta_l (i-j) + arg z^q_il - arg z^k_jl) is the part of plane l in the
     logit, so the sum over planes is the mean logit on diagonal D less the mean over the triangle. The definition of C
-    is ours. All D are computed at once by cross-correlations with the FFT, in float64.
-
-    Args:
-        q, k: before RoPE.
-        scale: multiplies <q, k>; leave it at 1 for the bare inner product.
-        window: take the second mean over the visible pairs of a sliding window.
-
-    Returns:
-        The rotary planes first, then the unrotated remainder paired up as planes that do not rotate.
+    is ours. All D are computed at once by cross-correlations with the FFT, in float64. Rotary planes come first, then
+    the unrotated remainder, paired up as planes that do not rotate. In a sliding window the second mean is over the
+    visible pairs. q and k are those before RoPE.
     """
     n = q.shape[1]
     # a head at a time, as the transforms take several times the room of the result
@@ -57,23 +51,6 @@ def _cross_correlation(
 
 
 @dataclass(frozen=True)
-class SlashProfile:
-    """g(D) = sum_l A_l cos(theta_l D + phi_l): the logit by distance for Q and K of rank one.
-
-    Attributes:
-        amplitude: A_l >= 0, in logits.
-        phase: phi_l in radians.
-        logit: g(D).
-        score: the slash score of the logit g alone, 1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)} [ours].
-    """
-
-    amplitude: Float[Tensor, "head plane_and_rest"]
-    phase: Float[Tensor, "head plane_and_rest"]
-    logit: Float[Tensor, "head distance"]
-    score: Float[Tensor, "head distance"]
-
-
-@dataclass(frozen=True)
 class ProfileMatch:
     """Match of predicted with measured slash profiles of the same head, and by chance with those of the other heads.
 
@@ -81,10 +58,9 @@ class ProfileMatch:
         best_distance, best_score: distance and value of the highest measured score.
         predicted_peak: distance of the highest predicted score.
         score_at_peak: measured score at the predicted peak over the highest measured score; 1 if the peaks agree.
-        correlation: Pearson's r of the two profiles over distances, each less the scores of uniform attention.
+        correlation: Pearson's r over distances.
         same_peak: 1 if the peaks agree, else 0.
-        chance_correlation, chance_peak: means of correlation and same_peak with the profiles of all other heads; NaN
-            for a single head.
+        chance_correlation, chance_peak: means of these two with all other heads; NaN for a single head.
     """
 
     best_distance: Int[Tensor, " head"]
@@ -97,32 +73,20 @@ class ProfileMatch:
     chance_peak: Float[Tensor, " head"]
 
 
-def rank_one_profile(
-    q: Float[Tensor, "head pos d_head"],
-    k: Float[Tensor, "head pos d_head"],
-    rope: Rope,
-    scale: float,
-    window: int | None = None,
-) -> SlashProfile:
-    r"""A_l = scale alpha beta |v^q_l| |v^k_l|, phi_l = arg v^q_l - arg v^k_l, from the top right-singular vectors v.
+def rank_one_logit(
+    q: Float[Tensor, "head pos d_head"], k: Float[Tensor, "head pos d_head"], rope: Rope, scale: float
+) -> Float[Tensor, "head distance"]:
+    r"""g(D) = scale <R_D alpha v^q, R_0 beta v^k> = sum_l A_l cos(theta_l D + phi_l): the logit of rank-one Q and K.
 
-    alpha and beta are the means over positions of Q v^q and K v^k. The form of g under exact rank one follows from
-    RoPE; the means in place of alpha_i and beta_j, and the score of g, are ours.
-
-    Args:
-        q, k: before RoPE.
-        scale: multiplies <q, k>.
-        window: a query sees the `window` last keys, itself included.
+    v^q and v^k are the top right-singular vectors of Q and K before RoPE, alpha and beta the means over positions of
+    Q v^q and K v^k. The form of g under exact rank one follows from RoPE; the means in place of alpha_i and beta_j are
+    ours.
     """
     v_q, v_k = top_direction(q), top_direction(k)
-    strength = scale * (q.double().mean(1) * v_q).sum(-1) * (k.double().mean(1) * v_k).sum(-1)
-    z = complex_planes(v_q, rope) * complex_planes(v_k, rope).conj()
-    z = z * strength[:, None]
-    z = torch.cat([z[:, : len(rope.inv_freq)] * rope.scaling**2, z[:, len(rope.inv_freq) :]], dim=-1)
+    constant_q, constant_k = ((x.double().mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
     distance = torch.arange(q.shape[1], device=q.device)
-    angle = complex_frequencies(rope, q.shape[-1]).to(q.device)[:, None] * distance
-    logit = (z[..., None] * torch.polar(torch.ones_like(angle), angle)).real.sum(1)
-    return SlashProfile(z.abs(), z.angle(), logit, score_of_profile(logit, window))
+    rotated_q, rotated_k = rotate(constant_q[:, None], distance, rope), rotate(constant_k[:, None], distance[:1], rope)
+    return scale * (rotated_q @ rotated_k.mT)[..., 0]
 
 
 def score_of_profile(
@@ -147,16 +111,15 @@ def match_profiles(
     predicted: Float[Tensor, "head distance"],
     uniform: Float[Tensor, "head distance"],
 ) -> ProfileMatch:
-    """Return peaks and correlations of two sets of score profiles over D < N/2: larger D average few queries [ours].
+    """Return peaks and correlations of slash scores of the same heads over D < N/2 [ours].
 
-    Args:
-        measured, predicted: slash scores of the same heads.
-        uniform: slash scores of uniform attention, subtracted because their decay with distance would correlate any two
-            heads without a preferred distance.
+    Larger D average few queries. The scores of uniform attention are subtracted: their decay with distance would
+    correlate any two heads.
     """
     reach = max(1, measured.shape[-1] // 2)
     measured, predicted, uniform = (x[:, :reach] for x in (measured, predicted, uniform))
     guess, truth = predicted.argmax(-1), measured.argmax(-1)
+    # products of rows less their mean, of length one, are Pearson's correlations
     between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
     same = (guess[:, None] == truth).double()
     others = 1 - torch.eye(len(same), dtype=torch.float64, device=same.device)
@@ -173,10 +136,7 @@ def match_profiles(
 
 
 def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
-    """Return rows less their mean, scaled to length one, so that products of rows are Pearson's correlations.
-
-    Rows that are constant up to rounding become NaN.
-    """
+    """Return rows less their mean, scaled to length one; NaN of rows that are constant up to rounding."""
     centred = (x - x.mean(-1, keepdim=True)).double()
     size = centred.norm(dim=-1, keepdim=True)
     return (centred / size).masked_fill(size <= ROUNDING, torch.nan)

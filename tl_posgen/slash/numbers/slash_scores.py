@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -25,13 +24,12 @@ def long_distances(n: int) -> range:
 class SlashStatistics:
     """SlashScore(D) = 1/(N-D) sum_{i=D}^{N-1} S_{i,i-D} of a causal pattern S, and further statistics of the same pass.
 
-    Every field `<name>_without_first_token` is the statistic after the first token's column is removed and each row
-    renormalised [ours]; a query with no key left counts as attending nowhere, and the prompt is one token shorter.
+    Along `tokens`: all, and without the first token. Then its column is removed and each row renormalised [ours]; a
+    query with no key left attends nowhere, and the prompt is one token shorter: NaN at its last distance.
 
     Attributes:
-        score: SlashScore of each head at every distance, in [0, 1]. With the paper's 1-based positions the sum
-            runs over i > D, i.e. i = D+1..N: the same entries.
-        uniform: SlashScore of uniform attention over the visible keys: (H_N - H_D) / (N-D), H the harmonic numbers.
+        score: SlashScore at every distance, in [0, 1]. The paper's positions begin at 1, its sum at i = D+1.
+        uniform: SlashScore of uniform attention over the visible keys.
         attention_distance: mean over queries of sum_j S_ij (i-j), in tokens.
         entropy: mean over queries of -sum_j S_ij log S_ij, in nats.
         relative_entropy: mean over queries of the entropy over log(number of visible keys), without queries of one key.
@@ -40,16 +38,11 @@ class SlashStatistics:
     Source: the slash score is Cheng et al. 2026 (arXiv 2601.08297); the rest is ours.
     """
 
-    score: Float[Tensor, "head distance"]
-    score_without_first_token: Float[Tensor, "head distance_without_first_token"]
-    uniform: Float[Tensor, " distance"]
-    uniform_without_first_token: Float[Tensor, " distance_without_first_token"]
-    attention_distance: Float[Tensor, " head"]
-    attention_distance_without_first_token: Float[Tensor, " head"]
-    entropy: Float[Tensor, " head"]
-    entropy_without_first_token: Float[Tensor, " head"]
-    relative_entropy: Float[Tensor, " head"]
-    relative_entropy_without_first_token: Float[Tensor, " head"]
+    score: Float[Tensor, "tokens=2 head distance"]
+    uniform: Float[Tensor, "tokens=2 distance"]
+    attention_distance: Float[Tensor, "tokens=2 head"]
+    entropy: Float[Tensor, "tokens=2 head"]
+    relative_entropy: Float[Tensor, "tokens=2 head"]
     first_token: Float[Tensor, " head"]
 
 
@@ -58,21 +51,14 @@ def slash_statistics(
 ) -> SlashStatistics:
     r"""SlashScore(D) = 1/(N-D) sum_{i>=D} S_{i,i-D} for all D at once, from a post-softmax causal pattern.
 
-    Each block of rows is read once, through a strided view in which a diagonal is a column; no second N x N is made.
-    Sums are taken in float32 (float64 for float64 patterns) within a block of rows and in float64 over the blocks.
-
     Args:
-        pattern: S, zero above the diagonal.
         window: number of keys that a query sees, itself included, in a sliding-window layer (for `uniform` only).
         entropy: False leaves the entropies NaN and saves their logarithms, which take most of the time.
-
-    Raises:
-        InputError: the pattern is not square, or a key after its query is attended.
 
     Example:
         >>> previous_token = torch.eye(4).roll(-1, dims=1)
         >>> previous_token[0] = torch.tensor([1.0, 0, 0, 0])
-        >>> slash_statistics(previous_token[None]).score.tolist()
+        >>> slash_statistics(previous_token[None]).score[0].tolist()
         [[0.25, 1.0, 0.0, 0.0]]
     """
     n = pattern.shape[-1]
@@ -80,9 +66,12 @@ def slash_statistics(
         raise InputError(f"pattern of {pattern.shape[-2]} queries by {n} keys: slash scores need all queries and keys")
     if pattern[:, 0, 1:].any():
         raise InputError("the first query attends to later keys: slash scores are defined for causal attention only")
-    return slash_statistics_of_rows(
-        partial(_rows_of_pattern, pattern), pattern.shape[0], n, window, entropy, pattern.device
-    )
+
+    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
+        rows = pattern[heads, start:stop, :stop]
+        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+    return slash_statistics_of_rows(rows_of, len(pattern), n, window, entropy, pattern.device)
 
 
 def slash_statistics_from_qk(
@@ -95,30 +84,81 @@ def slash_statistics_from_qk(
     alibi_slopes: Float[Tensor, " head"] | None = None,
     entropy: bool = True,
 ) -> SlashStatistics:
-    r"""Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix.
-
-    Args:
-        rotated_q, rotated_k: after RoPE, float32 at least; keys repeated for grouped heads.
-        scale: multiplies <q, k>.
-        window: number of keys that a query sees, itself included; None for all.
-        soft_cap: c in c tanh(score / c), or None.
-        alibi_slopes: slope of each head, or None.
-
-    Example:
-        >>> q, k = torch.zeros(1, 3, 2), torch.ones(1, 3, 2)
-        >>> found = slash_statistics_from_qk(q, k, scale=1.0)
-        >>> torch.allclose(found.score[0], found.uniform)
-        True
-    """
+    """Return `slash_statistics` of S = softmax_j(cap(scale <q_i, k_j> - slope (i-j))), without the N x N matrix."""
     n_heads, n, _ = rotated_q.shape
-    rows_of = partial(_rows_of_qk, scale * rotated_q, rotated_k, window, soft_cap, alibi_slopes)
-    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, rotated_q.device)
+    q, position = scale * rotated_q, torch.arange(n, device=rotated_q.device)
+
+    def rows_of(heads: slice, start: int, stop: int) -> Tensor:
+        scores = q[heads, start:stop] @ rotated_k[heads, :stop].mT
+        distance = position[start:stop, None] - position[:stop]
+        if alibi_slopes is not None:
+            scores -= alibi_slopes[heads, None, None].to(scores) * distance
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        invisible = (distance < 0) | (distance >= (window or n))
+        return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
+
+    return slash_statistics_of_rows(rows_of, n_heads, n, window, entropy, q.device)
+
+
+def slash_statistics_of_rows(
+    rows_of: Callable[[slice, int, int], Tensor],
+    n_heads: int,
+    n: int,
+    window: int | None,
+    entropy: bool,
+    device: torch.device,
+) -> SlashStatistics:
+    """Return `slash_statistics` of S given by its rows: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
+
+    Each block of rows is read once, through a strided view in which a diagonal is a column; no second N x N is made.
+    Sums are taken in the dtype of the rows within a block and in float64 over the blocks.
+    """
+    sums = torch.zeros(2, n_heads, n, dtype=torch.float64, device=device)
+    entropies = torch.full((2, n_heads, n), torch.nan, dtype=torch.float64, device=device)
+    first = torch.zeros(n_heads, dtype=torch.float64, device=device)
+    for heads, start, stop in pattern_blocks(n_heads, n):
+        rows = rows_of(heads, start, stop)
+        rest = rows[..., 1:].sum(-1)
+        weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
+        sums[:, heads, :stop] += sums_by_distance(rows, weights).double()
+        first[heads] += rows[..., 0].double().sum(-1)
+        if entropy:
+            entropies[:, heads, start:stop] = row_entropies(rows, rest).double()
+    return _means(sums, entropies, first / n, window)
+
+
+def _means(
+    sums: Float[Tensor, "tokens=2 head distance"],
+    entropies: Float[Tensor, "tokens=2 head query"],
+    first: Float[Tensor, " head"],
+    window: int | None,
+) -> SlashStatistics:
+    """Divide the sums by the numbers of queries: n tokens, and n - 1 without the first."""
+    n = sums.shape[-1]
+    distance = torch.arange(n, dtype=torch.float64, device=sums.device)
+    n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
+    uniform, entropy, relative_entropy = torch.full((2, n), torch.nan, dtype=torch.float64), [], []
+    for left_out in range(2):
+        uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
+        log_seen = visible_keys(n - left_out, window).to(sums.device).double().log()
+        of_queries = entropies[left_out, :, left_out:]
+        entropy.append(of_queries.mean(-1))
+        relative_entropy.append((of_queries / log_seen)[:, log_seen > 0].mean(-1))
+    return SlashStatistics(
+        score=sums / n_queries[:, None],
+        uniform=uniform.to(sums.device),
+        attention_distance=sums @ distance / n_queries[:, :1],
+        entropy=torch.stack(entropy),
+        relative_entropy=torch.stack(relative_entropy),
+        first_token=first,
+    )
 
 
 def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distance"]:
     r"""1/(N-D) sum_{i>=D} 1/(i+1) = (H_N - H_D) / (N-D): the slash scores of uniform causal attention.
 
-    In a sliding window a query sees min(i+1, window) keys and none at D >= window.
+    In a sliding window 1 / min(i+1, window) in the place of 1/(i+1), and 0 at D >= window.
 
     Example:
         >>> uniform_scores(2).tolist()
@@ -133,83 +173,3 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
 def visible_keys(n: int, window: int | None = None) -> Int[Tensor, " query"]:
     """min(i+1, window): the number of keys that each of n queries sees."""
     return torch.arange(1, n + 1).clamp(max=n if window is None else window)
-
-
-def _rows_of_pattern(pattern: Tensor, heads: slice, start: int, stop: int) -> Tensor:
-    rows = pattern[heads, start:stop, :stop]
-    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-
-
-def _rows_of_qk(
-    scaled_q: Tensor,
-    k: Tensor,
-    window: int | None,
-    soft_cap: float | None,
-    alibi_slopes: Tensor | None,
-    heads: slice,
-    start: int,
-    stop: int,
-) -> Tensor:
-    scores = scaled_q[heads, start:stop] @ k[heads, :stop].mT
-    distance = torch.arange(start, stop, device=scores.device)[:, None] - torch.arange(stop, device=scores.device)
-    if alibi_slopes is not None:
-        scores -= alibi_slopes[heads, None, None].to(scores) * distance
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    invisible = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return scores.masked_fill_(invisible, -torch.inf).softmax(-1)
-
-
-def slash_statistics_of_rows(
-    rows_of: Callable[[slice, int, int], Tensor],
-    n_heads: int,
-    n: int,
-    window: int | None,
-    entropy: bool,
-    device: torch.device,
-) -> SlashStatistics:
-    """Return `slash_statistics` of S given by its rows: rows_of(heads, start, stop) = S[heads, start:stop, :stop].
-
-    For the other arguments see `slash_statistics`.
-
-    Example:
-        >>> S = torch.eye(3)[None]
-        >>> rows_of = lambda heads, start, stop: S[heads, start:stop, :stop]
-        >>> slash_statistics_of_rows(rows_of, 1, 3, None, False, torch.device("cpu")).score.tolist()
-        [[1.0, 0.0, 0.0]]
-    """
-    sums = torch.zeros(2, n_heads, n, dtype=torch.float64, device=device)
-    entropies = torch.full((2, n_heads, n), torch.nan, dtype=torch.float64, device=device)
-    first = torch.zeros(n_heads, dtype=torch.float64, device=device)
-    for heads, start, stop in pattern_blocks(n_heads, n):
-        rows = rows_of(heads, start, stop)
-        rest = rows[..., 1:].sum(-1)
-        weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
-        sums[:, heads, :stop] += sums_by_distance(rows, weights).double()
-        first[heads] += rows[..., 0].double().sum(-1)
-        if entropy:
-            entropies[:, heads, start:stop] = row_entropies(rows, rest).double()
-    return _summary(sums, entropies, first / n, window)
-
-
-def _summary(
-    sums: Float[Tensor, "variant head distance"],
-    entropies: Float[Tensor, "variant head query"],
-    first: Float[Tensor, " head"],
-    window: int | None,
-) -> SlashStatistics:
-    """Divide the sums by the numbers of queries: n tokens, and n - 1 without the first."""
-    n = sums.shape[-1]
-    values: dict[str, Tensor] = {"first_token": first}
-    for variant, (suffix, size) in enumerate([("", n), ("_without_first_token", n - 1)]):
-        distance = torch.arange(size, dtype=torch.float64, device=sums.device)
-        total, entropy = sums[variant, :, :size], entropies[variant, :, n - size :]
-        log_seen = visible_keys(size, window).to(sums.device).double().log()
-        values |= {
-            f"score{suffix}": total / (size - distance),
-            f"uniform{suffix}": uniform_scores(size, window).to(sums.device),
-            f"attention_distance{suffix}": total @ distance / size,
-            f"entropy{suffix}": entropy.mean(-1),
-            f"relative_entropy{suffix}": (entropy / log_seen)[:, log_seen > 0].mean(-1),
-        }
-    return SlashStatistics(**values)
