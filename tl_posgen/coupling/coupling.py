@@ -9,25 +9,22 @@ import pandas as pd
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Each, Whole
+from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.coupling_figures import FIGURES
-from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
-from tl_posgen.coupling.jacobians import DENSE_UP_TO, passes_of
-from tl_posgen.coupling.path_tokens import TOKENS
-from tl_posgen.errors import InputError
-from tl_posgen.models.selection import chosen
+from tl_posgen.coupling.coupling_figures import FIGURES, TOKENS
+from tl_posgen.coupling.coupling_prompt import one_prompt
+from tl_posgen.coupling.jacobian_measure import JacobianMeasure
+from tl_posgen.coupling.jacobians import passes_of
 
-Counts = Count | Annotated[Sequence[Count], Each()]
 SQUARE = ("prompt", "k", "layer", "layer_2")
 MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
 SCORE, EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
 
 
 @dataclass(frozen=True)
-class Coupling(Measure):
+class Coupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
 
     Coupling of the residual Jacobians of two layers at the last token, in their top K singular vectors: 1 for shared
@@ -35,11 +32,11 @@ class Coupling(Measure):
     straight tokens move and how evenly their norms grow. 95% intervals over prompts.
 
     J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
-    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the same of
-    A = U2' J1 V2 with its signs and how many of its diagonal entries are negative, the trace normalisation (for
-    comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
-    expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
-    the last, before the final norm: with x^L left out the numbers differ. Intervals are Student's.
+    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum); coupling by
+    A = U2' J1 V2 with its signs, and the share of its diagonal that is negative; the trace normalisation (for
+    comparison with the published figure only); the swapped version V2' J1 U2. Line-shape score, expodistance and growth
+    are of every token's path from x^0, the input of the first block, to x^L, the output of the last before the final
+    norm: without x^L the numbers differ. Intervals are Student's.
 
     The model must be float32 at least, its writing weights not centred.
 
@@ -63,15 +60,9 @@ class Coupling(Measure):
         (4, True)
     """
 
-    k: Counts = (10,)
     tokens: Literal["last"] | Annotated[Sequence[int], Each()] = "last"
-    chance_samples: Count = 10
-    dense_up_to: Whole = DENSE_UP_TO
 
     question = "Do the layers act along the same directions?"
-    one_length = True
-    precise = True
-    matrices = 5
     rows = ("k", "layer", "layer_2")
     variables = {
         "coupling": Variable(
@@ -130,27 +121,20 @@ class Coupling(Measure):
     figures = FIGURES
 
     def usual(self) -> Mapping[str, Any]:
-        return {"k": ks_of(self.k)[0], "version": "absolute", "bases": "aligned"}
+        return {**super().usual(), "version": "absolute", "bases": "aligned"}
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Coupling":
-        check_choices(model, self, self.positions, len(tokens[0]))
+        self.refuse_choices(model, len(tokens[0]))
         return self
 
-    @property
-    def positions(self) -> list[int]:
-        """Positions whose Jacobians are taken, as they were given."""
-        return [-1] if isinstance(self.tokens, str) else [int(token) for token in self.tokens]
-
     def of_model(self, run: Run) -> xr.Dataset:
-        settings = settings_of(run, self, self.positions)
-        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], settings.tokens))
+        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1]))
         number = pd.RangeIndex(len(run.rows), name="prompt")
-        found = xr.concat([one_prompt(run.model, prompt, settings) for prompt in run.tokens], number)
-        assert isinstance(found, xr.Dataset)
-        data = found.assign({name: found[name].mean("token") for name in ("coupling", "negative_share")})
-        data = data.assign({name: found[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")})
-        draws = found["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
-        data = data.drop_vars("chance").assign(chance=draws.rename(each="draw"))
+        data: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], number)
+        draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
+        means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
+        means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
+        data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
         n_parameters = sum(parameter.numel() for parameter in run.model.parameters())
         data = data.assign_attrs(d_model=run.model.cfg.d_model, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
@@ -190,25 +174,3 @@ class Coupling(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         of_pairs = {"map", "chance", "alignment", "spectra"} if data.sizes["layer"] < 2 else set()
         return [kind for kind in self.figures if kind not in of_pairs]
-
-
-def ks_of(k: Any) -> list[int]:
-    """Return every number of singular vectors, smallest first."""
-    return sorted(int(one) for one in k) if isinstance(k, Sequence | np.ndarray) else [int(k)]
-
-
-def check_choices(model: Any, options: Any, positions: Sequence[int], length: int) -> None:
-    """Refuse tokens and k that this model and these prompts do not have."""
-    limits = (("token", positions, -length, length - 1), ("k", ks_of(options.k), 1, model.cfg.d_model))
-    for what, values, low, high in limits:
-        if wrong := [value for value in values if not low <= value <= high]:
-            raise InputError(f"{what} {wrong}: choose from {low} to {high}")
-
-
-def settings_of(run: Run, options: Any, positions: Sequence[int]) -> Settings:
-    """Return what is measured on every prompt; refuse a choice of heads."""
-    if run.where["heads"] is not None:
-        raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
-    layers, length = chosen(run.where["layers"], run.model.cfg.n_layers, "layer"), run.tokens.shape[1]
-    tokens = sorted({token % length for token in positions})
-    return Settings(layers, tokens, ks_of(options.k), options.chance_samples, options.dense_up_to, run.seed)
