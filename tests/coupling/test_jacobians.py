@@ -169,26 +169,6 @@ def test_tokens_after_the_target_do_not_matter(family, tokens):
     assert difference(short, whole) < 1e-12
 
 
-def test_a_linear_block_has_its_matrix_as_jacobian_at_every_token():
-    require_hooked()
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    config = HookedTransformerConfig(
-        n_layers=1, d_model=8, n_ctx=16, d_head=4, n_heads=2, d_mlp=12, d_vocab=20, act_fn="relu",
-        normalization_type=None, seed=None, device="cpu", dtype=torch.float64,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = HookedTransformer(config)
-    with torch.no_grad():
-        model.blocks[0].attn.W_O.zero_()
-        model.blocks[0].mlp.b_in.fill_(1e3)  # every unit is on, so the layer is linear
-    expected = (model.blocks[0].mlp.W_in @ model.blocks[0].mlp.W_out).mT.detach()
-    for token in (0, 3, 9):
-        jacobian = residual_jacobians(model, torch.arange(10), token)[0].dense()
-        assert difference(jacobian, expected) < 1e-9
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_streams_are_those_before_the_final_norm(family, tokens, backend):
     model = family("llama", backend)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -45,10 +45,10 @@ class Swept:
     """
 
     out: Path
-    finished: tuple[str, ...] = ()
-    failed: Mapping[str, str] = field(default_factory=dict)
-    unfinished: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = False
+    finished: tuple[str, ...]
+    failed: Mapping[str, str]
+    unfinished: Mapping[str, str]
+    is_whole: bool
 
     def __str__(self) -> str:
         counts = {"finished": self.finished, "failed": self.failed, "unfinished": self.unfinished}
@@ -120,16 +120,16 @@ def sweep(
                     (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
                     bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
         except (KeyboardInterrupt, SystemExit):
-            kept = sum((out / job.file).is_file() for job in jobs)
+            kept = [*states(study, out).values()].count("finished")
             bar.write(f"{kept} of {len(jobs)} jobs are finished and kept in {out}; the same command goes on from there")
             raise
     for left in out.glob(f"{PARTIAL}*"):  # what killed runs left half-written; a younger one may be another shard's
         if left.stat().st_mtime < time.time() - STALE:
             shutil.rmtree(left, ignore_errors=True)
-    finished = {job.name for job in jobs if (out / job.file).is_file()}
-    lost = {job: why for job, why in unfinished.items() if job not in finished}
-    whole = bool(finished) and all(job.name in finished or error_of(out / job.file) for job in jobs)
-    return Swept(out, tuple(job.name for job in mine if job.name in finished), failed, lost, whole)
+    state = states(study, out)
+    finished = tuple(job.name for job in mine if state[job.name] == "finished")
+    lost = {job: why for job, why in unfinished.items() if state[job] != "finished"}
+    return Swept(out, finished, failed, lost, "finished" in state.values() and "to do" not in state.values())
 
 
 def outcomes_of(

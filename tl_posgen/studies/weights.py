@@ -40,14 +40,14 @@ class Weights:
 
     @cached_property
     def shape(self) -> Shape:
-        """How large it is; ModelError where there is no such model, or the Hub cannot be reached."""
+        """Its size; ModelError where there is no such model, or the Hub cannot be reached."""
         if self.pretrained.tokenizer is not None:
             tokenizer_directory(self.pretrained.tokenizer)
         return shape_of(local_directory(self.source) or self.source, self.pretrained.revision)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What jobs are named by: the content of a directory; of the Hub the name and revision."""
+        """The part of a job's name: the content of a directory; of the Hub the name and revision."""
         asked, here = self.pretrained, local_directory(self.source)
         return {
             "model": self.name,
@@ -66,8 +66,7 @@ class Weights:
 
 
 def digest_of(directory: Path) -> str:
-    """Return a digest of the files that make a model or tokenizer: other weights under the same path are another
-    model."""
+    """Return a digest of the files that make a model or tokenizer: a path may hold other weights another day."""
     digest = hashlib.sha256()
     for path in sorted(file for pattern in DOWNLOADED for file in directory.glob(pattern)):
         found = path.stat()
