@@ -11,7 +11,6 @@ from plotly.colors import sample_colorscale
 
 from tl_posgen.core.measure import TokenView
 from tl_posgen.core.numbers import Number, format_number, intervals_of
-from tl_posgen.coupling.coupling_prompt import CURVES
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,
@@ -30,6 +29,7 @@ from tl_posgen.report.figures import (
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
 MOST_TOKENS = 16  # paths drawn of a prompt
 CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
 ALIGNMENTS = {"aligned": "U'JV", "swapped": "V'JU"}
 PATHS_SHOWN = {  # variable -> meaning of red
     "line_shape_score": "red: less straight than the median token",

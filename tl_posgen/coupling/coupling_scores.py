@@ -37,6 +37,9 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Couplin
 
 SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
 FITTED = {"slope": "slope", "R²": "r2"}  # column of the table -> variable
+CORRELATION: dict[str, Any] = {"dims": ("quantity", "end"), "bounds": (-1, 1)}
+GIVEN_SIZE = "given ln d_model and ln parameters"
+INTERVAL = "Fisher's 95% interval"
 SIZE = "of the table, or counted in the model"
 
 
@@ -76,20 +79,8 @@ class CouplingScores(Measure):
         "score": Variable("score", "", "column of the table", ("model_name",), "score"),
         "d_model": Variable("width", "", SIZE, ("model_name",), "d_model"),
         "parameters": Variable("parameters", "", SIZE, ("model_name",), "parameters"),
-        "r": Variable(
-            "correlation with the score",
-            "",
-            "Pearson's r over models, Fisher's 95% interval",
-            ("quantity", "end"),
-            bounds=(-1, 1),
-        ),
-        "partial_r": Variable(
-            "correlation given size",
-            "",
-            "given ln d_model and ln parameters, Fisher's 95% interval",
-            ("quantity", "end"),
-            bounds=(-1, 1),
-        ),
+        "r": Variable("correlation with the score", "", f"Pearson's r over models, {INTERVAL}", **CORRELATION),
+        "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", **CORRELATION),
         "slope": Variable("slope", "", "of the score against the quantity", ("quantity",)),
         "intercept": Variable("intercept", "", "of the score against the quantity", ("quantity",)),
         "r2": Variable("R²", "", "share of the score's variance that the quantity explains", ("quantity",)),

@@ -1,4 +1,4 @@
-"""How the measures form during training: the same analysis over a sequence of checkpoints."""
+"""Emergence of the measures during training: one analysis over a sequence of checkpoints."""
 
 import os
 from collections.abc import Sequence

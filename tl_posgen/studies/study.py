@@ -150,12 +150,12 @@ class Study:
 
     @property
     def precise(self) -> bool:
-        """Whether a measure needs float32."""
+        """True if a measure needs float32."""
         return any(measure.precise for measure in self.asked)
 
     @property
     def keeps_models(self) -> bool:
-        """Whether a model is held beside its random inits, for its next job; else they take its place."""
+        """True if a model is held beside its random inits, for its next text; else they take its place."""
         return len(self.texts) > 1
 
     @property
