@@ -41,6 +41,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
     assert len(jobs) >= 5
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -72,6 +73,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"null_seeds": [0, 0]}, "each seed may stand only once"),
         ({"seed": -1}, "seed = -1"),
         ({"name": "a/b"}, "name = 'a/b'; give letters"),
+        ({"name": None}, "name = None; give letters"),
         ({"lenght": 8}, "no entry 'lenght'; there are "),
     ],
 )
