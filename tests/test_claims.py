@@ -51,34 +51,26 @@ def table(results):
 
 
 @pytest.mark.slow
-def test_every_claim_has_a_row_and_those_that_cannot_be_measured_here_say_why(table):
+def test_every_claim_has_a_row_with_numbers_a_null_and_a_criterion_or_says_why_not(table, results):
     assert table.index.tolist() == [claim.name for claim in CLAIMS]
+    assert set(table["verdict"]) <= {"held", "partly", "not held", "open"}
+    assert table["criterion"].str.len().min() > 5
     lacking = [claim.name for claim in CLAIMS if set(claim.needs) & {"emergence", "coupling_scores"}]
     assert lacking == ["position 7b", "coupling 4", "coupling 6"]
     assert (table.loc[lacking, "verdict"] == "open").all()
     assert table.loc["coupling 4", "measured"].startswith("not measured: its checkpoints of training were not given")
     assert "`tl-posgen coupling-scores`" in table.loc["coupling 6", "measured"]
-
-
-def test_names_are_unique():
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
-
-
-@pytest.mark.slow
-def test_each_row_has_numbers_a_null_and_a_criterion(table):
-    assert set(table["verdict"]) <= {"held", "partly", "not held", "open"}
     measured = table[~table["measured"].str.startswith("not measured: ")]
     for column in ("measured", "null"):
         assert measured[column].str.contains(r"\d").all()
     assert (table["measured"] != table["null"]).all()
-    assert table["criterion"].str.len().min() > 5
-
-
-@pytest.mark.slow
-def test_the_first_claim_is_judged_by_the_correlation_without_the_first_token(table, results):
     r = float(results["three_axis"].own["r"].sel(tokens="without first").mean())
     assert f"{r:.3f}" in table.loc["position 1", "measured"]
     assert table.loc["position 1", "verdict"] == threshold(r, 0.95, 0.75)
+
+
+def test_names_are_unique():
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
 
 
 @pytest.mark.slow
@@ -167,7 +159,7 @@ def test_a_run_goes_on_from_its_parts(small_model, alice, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_damaged_part_is_named_with_the_remedy(small_model, alice, tmp_path):
+def test_damaged_parts_are_refused_and_parts_of_other_weights_or_settings_not_taken_up(small_model, alice, tmp_path):
     run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
     judge_claims(small_model, alice, **run)
     [part] = tmp_path.glob("parts/coupling-*.nc")
@@ -180,15 +172,9 @@ def test_a_damaged_part_is_named_with_the_remedy(small_model, alice, tmp_path):
             judge_claims(small_model, alice, **run)
         assert "\n" not in str(refusal.value)
     part.unlink()
-    assert len(judge_claims(small_model, alice, **run)["claims"].frame()) == 6
-
-
-@pytest.mark.slow
-def test_parts_of_other_weights_or_settings_are_never_taken_up(small_model, alice, tmp_path):
-    run = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "keep": tmp_path, "progress": False}
     other = tl_posgen.random_like(small_model, seed=1)
     for model, changed in ((small_model, {}), (small_model, {"length": 13}), (other, {})):
-        judge_claims(model, alice, **(run | changed))
+        assert len(judge_claims(model, alice, **(run | changed))["claims"].frame()) == 6
     assert len(list(tmp_path.glob("parts/coupling-*.nc"))) == 3
 
 
@@ -203,7 +189,6 @@ def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypa
     assert all(not result.nulls for result in found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "words"), [({"papers": ["tea"]}, "tea"), ({"papers": "slash"}, "give a list")])
 def test_papers_that_nobody_wrote_are_refused(small_model, alice, tmp_path, wrong, words):
     with pytest.raises(InputError, match=words):

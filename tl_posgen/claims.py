@@ -106,22 +106,25 @@ def judge_claims(
         provenance = next(iter(results.values())).provenance
         if any(TOY in claim.needs for claim in claims):
             toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
-            results |= parts.report(TOY, toy, lambda: report_of(slash_toy(**toy, progress=progress)))
+
+            def measured() -> Report:
+                found = slash_toy(**toy, progress=progress)
+                return Report({found.name: found}, found.provenance)
+
+            results |= parts.report(TOY, toy, measured)
     return Report({"claims": judged(claims, results, model_label(model), provenance, reasons), **results}, provenance)
 
 
 def measure_all(
     model: Any, text: str, claims: Sequence[Claim], run: Mapping[str, Any]
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Return the results that the claims read, one forward pass for all that it can give and then the rest; and why
-    those that are missing could not be had."""
+    """Return the results that the claims read, and why others could not be had; one forward pass gives all it can."""
     asked: dict[str, dict[str, Any]] = {}
     for claim in claims:
         for name in claim.needs:
             asked.setdefault(name, {}).update(claim.options.get(name, {}))
-    for name in (WITH_CHECKPOINTS, OF_MANY, TOY):
-        asked.pop(name, None)
-    measures = registry.requested([measure_with(name, own) for name, own in asked.items()])
+    elsewhere = (WITH_CHECKPOINTS, OF_MANY, TOY)
+    measures = registry.requested([measure_with(name, own) for name, own in asked.items() if name not in elsewhere])
     reasons = {name: str(reason) for name, reason in refusals(measures, model).items()}
     measures = supported(measures, model, skip=True)
     shared = [measure for measure in measures if not measure.runs_model]
@@ -141,11 +144,6 @@ def measure_all(
             tqdm.write(f"{measure.name} is left out: {reason}", file=sys.stderr)
             reasons[measure.name] = str(reason)
     return results, reasons
-
-
-def report_of(result: Result) -> Report:
-    """Return a report of one result."""
-    return Report({result.name: result}, result.provenance)
 
 
 def measure_with(name: str, options: Mapping[str, Any]) -> Measure:

@@ -31,7 +31,7 @@ def judge(number, own, *inits, measure=None):
     return judgement_of(claim, {claim.needs[0]: result_of(measure, own, *inits)}, {})
 
 
-def alignment(low, chance=0.02):
+def aligned(low, chance=0.02):
     return numbers(coupling=(0.3, low, 0.32), chance=chance)
 
 
@@ -39,53 +39,41 @@ def unaligned(high):
     return numbers(coupling=(0.01, 0.0, high))
 
 
-@pytest.mark.parametrize(
-    ("own", "inits", "verdict"),
-    [
-        (alignment(0.28), [unaligned(0.03)], "held"),
-        (alignment(0.2), [unaligned(0.19)], "held"),
-        (alignment(0.2), [unaligned(0.2)], "not held"),
-        (alignment(0.1), [unaligned(0.03)], "partly"),
-        (alignment(0.1), [unaligned(0.1)], "not held"),
-        (alignment(0.1, chance=0.1), [unaligned(0.03)], "not held"),
-        (alignment(0.28), [unaligned(0.03), unaligned(0.9)], "not held"),  # every random init has to be cleared
-        (alignment(0.28), [], "open"),
-        (alignment(np.nan), [unaligned(np.nan)], "open"),
-    ],
-)
-def test_alignment_must_clear_random_bases_and_random_init(own, inits, verdict):
-    assert judge(0, own, *inits).verdict == verdict
+def straight(value):
+    return numbers(score=around(value, 0.02))
+
+
+def growing(value):
+    return numbers(r2=around(value, 0.02))
 
 
 @pytest.mark.parametrize(
-    ("value", "of_init", "verdict"),
+    ("number", "own", "inits", "verdict"),
     [
-        (1.25, 2.0, "held"),
-        (1.3, 2.0, "partly"),
-        (2.1, 2.0, "not held"),
-        (1.2, 1.22, "not held"),  # straight, but no straighter than random init
-        (1.3, None, "open"),
-        (np.nan, 2.0, "open"),
+        (0, aligned(0.28), [unaligned(0.03)], "held"),
+        (0, aligned(0.2), [unaligned(0.19)], "held"),
+        (0, aligned(0.2), [unaligned(0.2)], "not held"),
+        (0, aligned(0.1), [unaligned(0.03)], "partly"),
+        (0, aligned(0.1), [unaligned(0.1)], "not held"),
+        (0, aligned(0.1, chance=0.1), [unaligned(0.03)], "not held"),
+        (0, aligned(0.28), [unaligned(0.03), unaligned(0.9)], "not held"),  # every random init has to be cleared
+        (0, aligned(0.28), [], "open"),
+        (0, aligned(np.nan), [unaligned(np.nan)], "open"),
+        (1, straight(1.25), [straight(2.0)], "held"),
+        (1, straight(1.3), [straight(2.0)], "partly"),
+        (1, straight(2.1), [straight(2.0)], "not held"),
+        (1, straight(1.2), [straight(1.22)], "not held"),  # straight, but no straighter than random init
+        (1, straight(1.3), [], "open"),
+        (1, straight(np.nan), [straight(2.0)], "open"),
+        (2, growing(0.95), [growing(0.8)], "held"),
+        (2, growing(0.95), [growing(0.91)], "partly"),  # random init grows exponentially too
+        (2, growing(0.91), [growing(0.89)], "partly"),  # the intervals overlap
+        (2, growing(0.89), [growing(0.1)], "not held"),
+        (2, growing(0.95), [], "open"),
     ],
 )
-def test_straightness(value, of_init, verdict):
-    inits = [] if of_init is None else [numbers(score=around(of_init, 0.02))]
-    assert judge(1, numbers(score=around(value, 0.02)), *inits).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("value", "of_init", "verdict"),
-    [
-        (0.95, 0.8, "held"),
-        (0.95, 0.91, "partly"),  # random init grows exponentially too
-        (0.91, 0.89, "partly"),  # the intervals overlap
-        (0.89, 0.1, "not held"),
-        (0.95, None, "open"),
-    ],
-)
-def test_growth(value, of_init, verdict):
-    inits = [] if of_init is None else [numbers(r2=around(of_init, 0.02))]
-    assert judge(2, numbers(r2=around(value, 0.02)), *inits).verdict == verdict
+def test_alignment_straightness_and_growth_must_clear_their_nulls(number, own, inits, verdict):
+    assert judge(number, own, *inits).verdict == verdict
 
 
 FAR = numbers(coupling=(0.01, 0.0, 0.03), score=around(2.0, 0.02), r2=around(0.5, 0.02))

@@ -1,73 +1,49 @@
-"""Coupling on a trained model, its null, and tiny random models."""
+"""Coupling on trained models, their nulls, and tiny random models."""
 
 import numpy as np
 import pytest
 import torch
-from families import save_family
 
 from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_score
 from tl_posgen.errors import InputError
-from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length
 
 WHOLE = {"null_seeds": (), "progress": False}
-# of the last of 64 tokens: model and random init; line-shape score and expodistance of each
-MINI = {
-    "coupling": (0.0347, 0.0270),
-    "whole": [1.431, 1.203, 2.035, 0.159],
-    "without_last": [1.258, 0.944, 1.774, 0.190],
+# model and random init, at the last of 64 tokens: coupling, then line-shape score and expodistance of each
+REFERENCE = {
+    "stories": ((0.058, 0.028), [1.70, 0.20, 2.14, 0.91], [1.65, 0.21, 1.81, 0.76]),
+    "mini": ((0.0347, 0.0270), [1.431, 1.203, 2.035, 0.159], [1.258, 0.944, 1.774, 0.190]),
 }
 
 
-@pytest.fixture(scope="module")
-def of_stories(stories, tinystories):
-    """At the last of the first 64 tokens of TinyStories, beside the null of seed 0."""
-    return Coupling()(stories, tinystories, length=64, n_prompts=1, progress=False)
+@pytest.fixture(params=REFERENCE)
+def trained(request, of_mini):
+    """(model, text, result, its reference values) of a trained model beside the null of seed 0."""
+    if request.param == "mini":
+        model, text, found = (*(request.getfixturevalue(name) for name in ("mini", "alice")), of_mini)
+    else:
+        model, text = (request.getfixturevalue(name) for name in ("stories", "tinystories"))
+        found = Coupling()(model, text, length=64, n_prompts=1, progress=False)
+    return model, text, found, REFERENCE[request.param]
 
 
-def assert_coupling(result, own, null):
-    coupling, chance = result.numbers("coupling"), result.numbers("chance")
-    assert float(coupling) == pytest.approx(own, abs=0.0015)
-    assert coupling.inits[0] == pytest.approx(null, abs=0.0015)
-    assert float(chance) == pytest.approx(coupling.inits[0], abs=0.01)
+def test_trained_models_have_the_reference_values_beside_their_random_inits(trained):
+    """Reference values of straightness and growth that leave the last block's output out are found without it."""
+    model, text, result, (couplings, whole, without_last) = trained
+    coupling = result.numbers("coupling")
+    assert (coupling.value, coupling.inits[0]) == pytest.approx(couplings, abs=0.0015)
+    assert float(result.numbers("chance")) == pytest.approx(coupling.inits[0], abs=0.01)
     assert result.null.attrs["model"] == "random init (seed 0)"
-
-
-def test_stories260k_has_the_reference_coupling_beside_its_random_init(of_stories):
-    assert_coupling(of_stories, 0.058, 0.028)
-
-
-def test_the_mini_model_has_its_coupling_beside_its_random_init(of_mini):
-    assert_coupling(of_mini, *MINI["coupling"])
-
-
-def paths_of(result, position):
-    """Straightness and growth of one token of the model and of its null."""
     names = ["line_shape_score", "expodistance"]
-    paths = [data["path"].sel(prompt=0, position=position, quantity=names) for data in (result.own, result.null)]
-    return np.concatenate(paths).tolist()
-
-
-def paths_without_the_last_block(model, text):
+    paths = [data["path"].sel(prompt=0, position=63, quantity=names) for data in (result.own, result.null)]
+    assert np.concatenate(paths).tolist() == pytest.approx(whole, abs=0.005)
     tokens = prompts_of_one_length(model, text, 64, 1)[0]
     streams = [residual_streams(one, tokens)[:-1, -1] for one in (model, random_like(model, 0))]
-    return [float(measure(x)) for x in streams for measure in (line_shape_score, expodistance)]
-
-
-def test_straightness_and_growth_go_to_the_last_block_and_without_it_have_the_reference_values(
-    stories, tinystories, of_stories
-):
-    """The reference values 1.65, .21 and 1.81, .76 leave the last block's output out."""
-    assert paths_of(of_stories, 63) == pytest.approx([1.70, 0.20, 2.14, 0.91], abs=0.005)
-    assert paths_without_the_last_block(stories, tinystories) == pytest.approx([1.65, 0.21, 1.81, 0.76], abs=0.005)
-
-
-def test_straightness_and_growth_of_the_mini_model_go_to_the_last_block(mini, alice, of_mini):
-    assert paths_of(of_mini, 63) == pytest.approx(MINI["whole"], abs=0.005)
-    assert paths_without_the_last_block(mini, alice) == pytest.approx(MINI["without_last"], abs=0.005)
+    found = [float(measure(x)) for x in streams for measure in (line_shape_score, expodistance)]
+    assert found == pytest.approx(without_last, abs=0.005)
 
 
 @pytest.mark.slow
@@ -78,13 +54,6 @@ def test_a_hooked_model_and_a_bridge_have_the_same_coupling(mini, mini_bridge, a
     for one, other in ((hooked.own, bridge.own), (hooked.null, bridge.null)):
         for name in ("coupling", "line_shape_score", "path", "linearisation"):
             np.testing.assert_allclose(one[name], other[name], atol=2e-3, err_msg=name)
-
-
-def test_a_text_is_cut_into_prompts_and_a_null_is_built_unless_declined(tiny):
-    found = Coupling(k=2)(tiny, "once there was a cat " * 20, length=12, n_prompts=2, progress=False)
-    assert found.own.sizes["prompt"] == found.null.sizes["prompt"] == 2
-    assert found.provenance["null_seeds"] == [0]
-    assert found.provenance["options"]["k"] == 2
 
 
 def test_the_map_is_the_formula_on_dense_jacobians(tiny, prompts):
@@ -110,8 +79,7 @@ def test_matrix_free_and_dense_routes_give_the_same_map(tiny, prompts):
     assert free["triplet_residual"].max() < 1e-4
 
 
-def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different_layers(tiny, prompts, result):
-    assert np.isnan(Coupling(k=2)(tiny, prompts[:1], **WHOLE).numbers("coupling").low)
+def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different_layers(result):
     for k in (2, 5):
         square = result.own["coupling"].sel(k=k, version="absolute", bases="aligned")
         number = result.numbers("coupling", k=k)
@@ -122,10 +90,9 @@ def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different
 
 def test_linearisation_is_the_product_of_all_blocks(tiny, prompts, result):
     streams = residual_streams(tiny, prompts[0])
-    jacobians = [j.dense() for j in residual_jacobians(tiny, prompts[0], -1)]
     x = streams[0, -1]
-    for jacobian in jacobians:
-        x = (torch.eye(len(x)) + jacobian) @ x
+    for jacobian in residual_jacobians(tiny, prompts[0], -1):
+        x = (torch.eye(len(x)) + jacobian.dense()) @ x
     expected = torch.nn.functional.cosine_similarity(x, streams[-1, -1], dim=0)
     assert result.own["linearisation"].sel(prompt=0, token=19).item() == pytest.approx(expected.item(), abs=1e-5)
 
@@ -141,19 +108,16 @@ def test_a_subset_of_layers_is_labelled_with_their_numbers(tiny, prompts):
     assert "linearisation" not in found.table()
 
 
-def test_the_first_token_is_not_in_the_picture(result):
-    data = result.own["trajectory"]
-    assert data.sel(position=0).isnull().all()
-    assert data.sel(position=slice(1, None)).notnull().all()
-
-
-def test_the_growth_line_is_fitted_to_the_mean_log_norm(result):
+def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean_log_norm(result):
+    paths = result.own["trajectory"]
+    assert paths.sel(position=0).isnull().all()
+    assert paths.sel(position=slice(1, None)).notnull().all()
     curve, line, first = result.own["log_norm"].sel(prompt=0).transpose("curve", "state")
     np.testing.assert_allclose(line, np.polyval(np.polyfit(curve.state, curve, 1), curve.state))
     assert not np.allclose(first, curve)
 
 
-def test_coupling_is_given_with_its_interval_chance_and_the_spread_of_its_nulls(result):
+def test_sentences_and_table_have_coupling_with_its_interval_chance_and_the_spread_of_its_nulls(result):
     sentences, own = result.findings(), result.numbers
     coupling = own("coupling", k=5)
     nulls = [float(null["coupling"].sel(k=5, version="absolute", bases="aligned").mean()) for null in result.nulls]
@@ -161,21 +125,8 @@ def test_coupling_is_given_with_its_interval_chance_and_the_spread_of_its_nulls(
     assert f"is {coupling.value:.3f} [{coupling.low:.3f}, {coupling.high:.3f}] ({null})" in sentences[1]
     assert f"random bases with the same spectra reach {float(own('chance', k=2)):.3f}" in sentences[0]
     assert f"cosine of {float(own('linearisation')):.3f}" in sentences[-1]
-
-
-def test_the_frame_has_a_row_a_pair_of_layers_and_the_short_table_one_a_k(result):
-    assert result.frame().columns.tolist() == ["k", "layer", "layer_2", "coupling", "negative_share"]
-    assert len(result.frame()) == 2 * 2
     assert result.table()["K"].tolist() == [2, 5]
-    assert len(result.table().columns) == 9
-    assert result.table()["coupling"][1] == f"{result.numbers('coupling', k=5).with_interval:.3f}"
-
-
-def test_centred_weights_are_refused_with_the_way_to_load(tmp_path, prompts):
-    model = load_model(save_family("gpt2", tmp_path), backend="bridge")
-    model.enable_compatibility_mode()
-    with pytest.raises(InputError, match="center_writing_weights=False"):
-        Coupling(k=(2,))(model, prompts, **WHOLE)
+    assert result.table()["coupling"][1] == f"{coupling.with_interval:.3f}"
 
 
 @pytest.mark.parametrize(
@@ -193,9 +144,7 @@ def test_bad_choices_are_refused_before_the_model_runs(tiny, prompts, options, c
 
 
 def test_tokens_are_coloured_by_the_straightness_and_growth_of_their_paths(result):
-    straightness, growth = result.token_labels()
-    assert straightness.startswith("line-shape score by token")
-    assert growth.startswith("growth a layer by token")
-    for example, name in enumerate(("line_shape_score", "growth_slope")):
+    for example, (name, label) in enumerate({"line_shape_score": "line-shape", "growth_slope": "growth a"}.items()):
+        assert result.token_labels()[example].startswith(label)
         numbers = result.own["path"].sel(prompt=0, quantity=name).values
         assert f"{float(numbers[3] - np.median(numbers)):.4f}".rstrip("0") in result.show(example).local_src

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.coupling_figures import FIGURES
 
 NULL = "random init (seed 0)"
@@ -30,25 +29,17 @@ def test_every_picture_names_the_model_and_the_seed_of_its_null(result, kind):
 
 
 def test_the_map_has_a_row_a_k_of_trained_and_null_couplings_without_the_diagonal(result):
-    maps = result.plot(kind="map").data
+    figure, own = result.plot(kind="map"), result.numbers
     expected = [(data, k) for k in (2, 5) for data in (result.own, result.null)]
-    for trace, (data, k) in zip(maps, expected, strict=True):
+    for trace, (data, k) in zip(figure.data, expected, strict=True):
         np.testing.assert_array_equal(off_diagonal(trace.z), off_diagonal(couplings(data, k).values))
         assert np.isnan(np.diag(trace.z)).all()
-
-
-def test_the_map_gives_the_means_of_both_sides(result):
-    figure, own = result.plot(kind="map"), result.numbers
+    values = np.concatenate([off_diagonal(trace.z) for trace in figure.data])
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (values.min(), values.max())
     assert panel_titles(figure)[0] == f"llama, K = 2: mean {own('coupling', k=2).plain:.3f}"
     assert panel_titles(figure)[3] == f"{NULL}, K = 5: mean {own('coupling', k=5).inits[0]:.3f}"
     chance = f"{own('chance', k=2).plain:.3f}, {own('chance', k=5).plain:.3f}"
     assert f"random bases reach {chance}" in figure.layout.title.text
-
-
-def test_the_colours_span_what_is_drawn(result):
-    figure = result.plot(kind="map")
-    values = np.concatenate([off_diagonal(trace.z) for trace in figure.data])
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (values.min(), values.max())
 
 
 def test_the_chance_picture_has_the_band_of_every_layer_and_a_point_a_pair(result):
@@ -78,19 +69,13 @@ def test_alignment_is_drawn_in_units_of_the_first_singular_value(result):
     assert np.isnan(figure.data[0].z[:k, :k]).all()  # a layer in its own bases is diagonal by definition
 
 
-def test_every_singular_value_has_a_line_over_depth(result):
+def test_singular_values_paths_and_growth_are_those_of_the_result(result):
     figure, values = result.plot(kind="spectra"), result.own.singular_value
     assert len(figure.data) == 2 * values.sizes["rank"]
     np.testing.assert_array_equal(figure.data[1].y, values.sel(rank=1))
-
-
-def test_trajectories_are_the_last_tokens_paths(result):
     lines = [trace for trace in result.plot(kind="trajectories").data if trace.mode == "lines+markers"]
     assert len(lines) == 2 * 16
     np.testing.assert_array_equal(lines[15].x, result.own.trajectory.sel(prompt=0, position=19, component=0))
-
-
-def test_growth_stands_beside_its_fit_and_the_first_token(result):
     figure, own = result.plot(kind="growth"), result.numbers
     assert len(figure.data) == 2 * 3
     for number, data in enumerate((result.own, result.null)):
@@ -98,7 +83,3 @@ def test_growth_stands_beside_its_fit_and_the_first_token(result):
             np.testing.assert_allclose(trace.y, curve)
     r2, slope = own("growth_r2").plain, own("growth_slope").plain
     assert panel_titles(figure)[0] == f"llama: R² {r2:.2f}, {slope:.2f} a layer"
-
-
-def test_pictures_without_data_are_not_offered(result):
-    assert "map" not in Coupling().kinds(result.own.isel(layer=[0]))

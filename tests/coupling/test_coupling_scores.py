@@ -49,26 +49,19 @@ def made_up(n=40, seed=0):
     return table, [dict.fromkeys(QUANTITIES, Number(value)) for value in measured], sizes
 
 
-def test_every_model_is_measured_under_its_name_and_width(scores):
+def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores(scores):
     assert scores.own.model_name.values.tolist() == ["model0", "model1", "model2", "model3"]
     assert scores.own.d_model.values.tolist() == list(WIDTHS)
     assert scores.own.measured.notnull().all()
-    assert scores.provenance["seed"] == 0
-    assert scores.provenance["null_seeds"] == [0, 1]
-
-
-def test_r_is_that_of_the_columns_in_the_result(scores):
+    assert (scores.provenance["seed"], scores.provenance["null_seeds"]) == (0, [0, 1])
     measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
     expected = correlation(torch.tensor(measured.values), torch.tensor(scores.own.score.values))
     found = scores.numbers("r", quantity="line_shape_score")
     assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
-
-
-def test_the_nulls_are_random_models_against_the_same_scores(scores):
     assert [null.attrs["model"] for null in scores.nulls] == ["random init (seed 0)", "random init (seed 1)"]
     np.testing.assert_array_equal(scores.null.score, scores.own.score)
-    assert not np.allclose(scores.null.measured, scores.own.measured)
-    assert not np.allclose(scores.null.measured, scores.nulls[1].measured)
+    for other in (scores.own, scores.nulls[1]):
+        assert not np.allclose(scores.null.measured, other.measured)
 
 
 def test_what_four_models_cannot_tell_is_said(scores):
@@ -88,57 +81,48 @@ def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     assert [sentence[:3] for sentence in found.findings()] == ["Not", "War"]
 
 
-def test_a_result_survives_saving_and_is_tabulated_by_model(scores, tmp_path):
+def test_a_result_has_its_declared_dims_survives_saving_and_is_tabulated_by_model(scores, tmp_path):
+    dims = {name: array.dims for name, array in scores.own.data_vars.items()}
+    assert dims == {name: one.dims for name, one in scores.measure.variables.items()}
     loaded = load(scores.save(tmp_path / "r.nc"))["coupling_scores"]
     assert loaded.measure.options() == scores.measure.options()
     assert loaded.findings() == scores.findings()
-    assert [loaded.plot(kind).to_json() for kind in loaded.kinds] == [
-        scores.plot(kind).to_json() for kind in scores.kinds
-    ]
+    for kind in scores.kinds:
+        assert loaded.plot(kind).to_json() == scores.plot(kind).to_json()
     frame = scores.frame()
     assert frame["score"].tolist() == [0.1, 0.3, 0.2, 0.4]
     assert [f"measured, {name}" for name in QUANTITIES] == [one for one in frame.columns if one.startswith("measured")]
 
 
-def test_every_variable_is_declared_with_its_dims(scores):
-    found = {name: array.dims for name, array in scores.own.data_vars.items()}
-    assert found == {name: one.dims for name, one in scores.measure.variables.items()}
-
-
-def test_the_correlation_is_given_with_its_interval_and_the_spread_of_its_nulls(scores):
-    r = scores.numbers("r", quantity="coupling")
+def test_sentence_and_table_have_the_correlation_with_its_interval_and_the_spread_of_its_nulls(scores):
+    r, table = scores.numbers("r", quantity="coupling"), scores.table()
     null = f"random init {np.mean(r.inits):.3f} ± {np.std(r.inits, ddof=1):.3f}"
     words = f"r = {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] ({null}) over 4 models."
     assert scores.findings()[0] == f"Top-3 coupling and score correlate at {words}"
-
-
-def test_the_short_table_has_a_row_a_quantity(scores):
-    table = scores.table()
     assert table["quantity"].tolist() == list(LABELS)
     assert table["r"][1] == f"{scores.numbers('r', quantity='trace').with_interval:.3f}"
     assert set(table["given size"]) == {"-"}
     assert table["slope"].tolist() == scores.own.slope.sel(quantity=list(LABELS)).values.tolist()
 
 
-def test_given_size_is_in_the_sentence_where_it_was_computed(of_many):
+def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
+    r, given, r2 = (of_many.numbers(name, quantity="coupling") for name in ("r", "partial_r", "r2"))
+    assert r.value > 0.7
+    assert abs(given.value) < abs(r.value) / 2
+    assert r2.value == pytest.approx(r.value**2)
     first, *more = of_many.findings()
-    assert f"given width and size {of_many.numbers('partial_r', quantity='coupling').plain:.3f} [" in first
+    assert f"given width and size {given.plain:.3f} [" in first
     assert "(no null measured)" in first
     assert len(more) == 1  # everything was computed
 
 
-def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
-    own = {"quantity": "coupling"}
-    r, given = (float(of_many.numbers(name, **own)) for name in ("r", "partial_r"))
-    assert r > 0.7
-    assert abs(given) < abs(r) / 2
-    assert float(of_many.numbers("r2", **own)) == pytest.approx(r**2)
-
-
 def test_the_rest_that_is_drawn_has_the_partial_correlation(of_many):
-    rest = of_many.own.rest.sel(quantity="trace")
-    given = float(of_many.numbers("partial_r", quantity="trace"))
-    assert np.corrcoef(rest, of_many.own.rest_score)[0, 1] == pytest.approx(given)
+    given, rest = of_many.numbers("partial_r", quantity="trace"), of_many.own.rest.sel(quantity="trace")
+    assert np.corrcoef(rest, of_many.own.rest_score)[0, 1] == pytest.approx(given.value)
+    figure = of_many.plot(kind="given_size")
+    np.testing.assert_array_equal(figure.data[1].x, rest)
+    np.testing.assert_array_equal(figure.data[1].y, of_many.own.rest_score)
+    assert figure.layout.annotations[1].text == f"40 models: r = {given.with_interval:.2f}"
 
 
 def test_sizes_in_the_table_count_before_those_of_the_models():
@@ -168,6 +152,8 @@ def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
         np.testing.assert_array_equal(null_points.x, scores.null.measured.sel(quantity=name, end="value"))
         intercept, slope = (float(scores.numbers(name_, quantity=name)) for name_ in ("intercept", "slope"))
         assert line.y[0] == pytest.approx(intercept + slope * float(value.min()))
+    r = scores.numbers("r", quantity="trace")
+    assert figure.layout.annotations[2].text == f"4 models: r = {r.with_interval:.2f}"
 
 
 def test_the_scatter_of_one_model_says_what_it_cannot_tell(of_mini):
@@ -175,11 +161,7 @@ def test_the_scatter_of_one_model_says_what_it_cannot_tell(of_mini):
     np.testing.assert_array_equal(figure.data[0].x, of_mini.own.measured.sel(quantity="coupling", end="value"))
     assert "needs 4 models, 1 given" in figure.layout.title.text
     assert figure.layout.annotations[0].text == "1 models: r not defined"
-
-
-def test_panels_carry_the_correlation(scores):
-    r = scores.numbers("r", quantity="trace")
-    assert scores.plot().layout.annotations[2].text == f"4 models: r = {r.with_interval:.2f}"
+    assert of_mini.kinds == ["scatter", "width"]  # nothing is left of one model given its size
 
 
 def test_the_warning_is_drawn_and_in_a_sentence(of_mini):
@@ -188,23 +170,13 @@ def test_the_warning_is_drawn_and_in_a_sentence(of_mini):
     r2 = of_mini.numbers("width_r2", norm="trace")
     assert curves[1].name == f"trace normalisation (R² against 1/√d: {r2.plain:.4f})"
     np.testing.assert_allclose(curves[2].y, 1 - of_mini.own.width_k.values**-0.5)
-    assert of_mini.kinds == ["scatter", "width"]  # nothing is left of one model given its size
     warning = of_mini.findings()[-1]
     assert warning.startswith("Warning: independent random Jacobians of width 16 to 64")
     most = float(re.search(r"stays within ([\d.]+) of 0", warning)[1])
     assert most - 0.001 <= float(abs(of_mini.own.width_coupling.sel(norm="frobenius")).max()) <= most
 
 
-def test_size_held_fixed_has_a_picture_of_its_own(of_many):
-    figure = of_many.plot(kind="given_size")
-    np.testing.assert_array_equal(figure.data[1].x, of_many.own.rest.sel(quantity="trace"))
-    np.testing.assert_array_equal(figure.data[1].y, of_many.own.rest_score)
-    given = of_many.numbers("partial_r", quantity="trace")
-    assert figure.layout.annotations[1].text == f"40 models: r = {given.with_interval:.2f}"
-
-
 def test_bad_options_are_refused(score_rows):
-    with pytest.raises(InputError, match="null_seeds"):
-        coupling_scores(score_rows, TEXT, **OPTIONS, null_seeds=(0, 0))
-    with pytest.raises(InputError, match="leaves no singular vector"):
-        coupling_scores(score_rows, TEXT, **OPTIONS | {"widths": (4,)})
+    for wrong, message in (({"null_seeds": (0, 0)}, "null_seeds"), ({"widths": (4,)}, "leaves no singular vector")):
+        with pytest.raises(InputError, match=message):
+            coupling_scores(score_rows, TEXT, **OPTIONS | wrong)

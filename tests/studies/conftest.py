@@ -1,4 +1,4 @@
-"""Checkpoints and results that the tests of sweep share."""
+"""Checkpoints and their results, which several tests share."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tl_posgen.coupling import Coupling
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.studies.emergence import emergence
 
-CUT = {"tokenizer": "mini", "length": 32, "n_prompts": 2, "progress": False}
+CUT = {"tokenizer": "mini", "length": 32, "n_prompts": 4, "progress": False}
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.position import ThreeAxis
 from tl_posgen.studies.course import Emergence, values_of
-from tl_posgen.studies.curves import CURVES, array_of, curve_named, followed, half_way, numbers_of
+from tl_posgen.studies.curves import CURVES, array_of, followed, half_way, numbers_of
 
 
 def over_training(dims=("checkpoint",), **values):
@@ -43,16 +43,17 @@ def test_a_per_head_number_is_its_mean_and_has_no_interval_without_groups_of_pro
 
 def test_a_number_by_prompt_has_its_interval():
     own = over_training(("checkpoint", "prompt"), a_x=[[1.0, 2, 3, 4], [5, 5, 5, 5]])
-    number = own.number(array_of(own, curve_named(own.dataset, "a_x")).isel(checkpoint=0))
+    [curve] = followed(own.dataset)
+    number = own.number(array_of(own, curve).isel(checkpoint=0))
     half = 3.1824 * np.std([1, 2, 3, 4], ddof=1) / 2
     assert (number.low, number.high) == pytest.approx((2.5 - half, 2.5 + half))
 
 
 def test_a_measure_without_curves_is_followed_by_its_first_numbers():
     own = over_training(other_a=[1.0], other_b=[1.0], other_c=[1.0], other_d=[1.0])
-    assert [curve.name for curve in followed(own.dataset)] == ["other_a", "other_b", "other_c"]
-    curve = curve_named(own.dataset, "other_a")
-    assert (curve.label, curve.sentence) == ("other a", "Other a")
+    curves = followed(own.dataset)
+    assert [curve.name for curve in curves] == ["other_a", "other_b", "other_c"]
+    assert (curves[0].label, curves[0].sentence) == ("other a", "Other a")
 
 
 @pytest.mark.parametrize("measure", CURVES)

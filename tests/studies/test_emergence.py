@@ -13,7 +13,6 @@ from tl_posgen.core.report import load
 from tl_posgen.coupling import Coupling
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.source import MINI
-from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.studies.course import Emergence
@@ -22,10 +21,9 @@ from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.slow
 
-CUT = {"length": 32, "n_prompts": 2, "progress": False}
+CUT = {"length": 32, "n_prompts": 4, "progress": False}
 OPTIONS = {"tokenizer": "mini", **CUT}
 WITHIN = "three_axis_r_within_rows"
-USUAL = {"tokens": "all", "group": "all"}
 
 
 def course_of(values, losses=None):
@@ -46,14 +44,11 @@ def mean_within_rows(per_head, init="trained"):
     return per_head.sel(init=init)[WITHIN].sel(tokens="all").mean(("layer", "head")).values
 
 
-def test_the_last_checkpoint_measures_as_the_model_itself(per_head, mini, alice):
-    tokens = torch.stack(to_prompts(mini, alice, length=32, n_prompts=2))
+def test_the_last_checkpoint_measures_as_the_model_itself(per_head, of_coupling, mini, alice):
+    """The loss, and every number of coupling at every place that a study keeps."""
+    tokens = torch.stack(to_prompts(mini, alice, length=32, n_prompts=4))
     loss = float(token_losses(mini, tokens).mean())
     assert float(per_head.own["loss"][-1].mean()) == pytest.approx(loss, abs=1e-3)
-
-
-def test_coupling_of_the_last_checkpoint_is_that_of_the_model_itself(of_coupling, mini, alice):
-    """Every number, at every place that a study keeps."""
     result, compared = Coupling(k=4)(mini, alice, null_seeds=(), **CUT), 0
     last = of_coupling.own.isel(checkpoint=-1)
     for name, array in result.own.data_vars.items():
@@ -66,25 +61,16 @@ def test_coupling_of_the_last_checkpoint_is_that_of_the_model_itself(of_coupling
     assert compared > 27
 
 
-def test_it_is_named_after_the_model_and_carries_steps_and_loss(of_coupling):
+def test_it_is_named_after_the_model_and_carries_steps_and_loss(per_head, of_coupling):
     assert of_coupling.own.attrs["model"] == "some_model"
-    assert of_coupling.own["step"].values.tolist() == [0, 10]
-    first, last = of_coupling.own["loss"].mean("prompt").values
-    assert last < first - 0.5
     assert of_coupling.provenance["measures"]["coupling"]["k"] == 4
     assert of_coupling.provenance["checkpoints"] == ["step0", "step10"]
-
-
-def test_training_lowers_the_loss_and_raises_r(per_head):
-    first, last = per_head.own["loss"].mean("prompt").values
-    assert last < first - 0.5
+    for result in (per_head, of_coupling):
+        assert result.own["step"].values.tolist() == [0, 10]
+        first, last = result.own["loss"].mean("prompt").values
+        assert last < first - 0.5
     first, last = mean_within_rows(per_head)
     assert last > first
-
-
-def test_steps_come_from_the_names(per_head):
-    assert per_head.own["step"].values.tolist() == [0, 10]
-    assert steps_of(["a", "b"]).tolist() == [0, 1]
 
 
 def test_nulls_are_random_models_with_their_seeds_in_the_label(of_coupling):
@@ -117,34 +103,25 @@ def test_it_can_be_saved_drawn_again_and_tabulated(per_head, of_coupling, tmp_pa
     assert of_coupling.frame()["checkpoint"].tolist() == ["step0", "step10"]
 
 
-def test_the_words_name_both_ends_and_the_null(per_head):
-    words = " ".join(per_head.findings())
-    first, last = mean_within_rows(per_head)
-    assert f"from {first:.3f} at step 0 to {last:.3f} at step 10" in words
-    assert f"random init {mean_within_rows(per_head, 0)[0]:.3f}" in words
-
-
-def test_coupling_is_given_with_the_spread_of_its_nulls_and_random_bases(of_coupling):
+def test_words_and_table_have_both_ends_with_intervals_the_null_and_random_bases(per_head, of_coupling):
+    for result, name, sentence in ((per_head, WITHIN, 1), (of_coupling, "coupling_coupling", 1)):
+        first, last = result.measure.at_steps(result.numbers, name).values()
+        assert first.low < first.value < first.high
+        ends = f"from {first.with_interval:.3f} at step 0 to {last.with_interval:.3f} at step 10 ({last.null:.3f})"
+        assert ends in result.findings()[sentence]
+        assert result.table()["checkpoint"].tolist() == ["step0", "step10"]
+        np.testing.assert_allclose(result.table()["loss"], result.own["loss"].mean("prompt"))
     nulls = [float(null["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean()) for null in of_coupling.nulls]
-    first = float(of_coupling.own["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean())
-    words = of_coupling.findings()
-    assert words[1].startswith(f"Coupling goes from {first:.3f} at step 0")
-    assert f"(random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f})" in words[1]
-    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt").values
-    assert words[2] == f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}."
-
-
-def test_numbers_of_four_prompts_have_intervals(checkpoints, alice):
-    cut = {**OPTIONS, "n_prompts": 4, "null_seeds": ()}
-    result = emergence(checkpoints[-1:], alice, measures=["three_axis", Coupling(k=4)], **cut)
-    for name in (WITHIN, "coupling_coupling"):
-        [number] = result.measure.at_steps(result.numbers, name).values()
-        assert number.low < number.value < number.high
-    values = result.own["coupling_coupling"].sel(ALIGNED).values.ravel()
+    assert f"{last.null:.3f}" == f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}"
+    values = of_coupling.own["coupling_coupling"].sel(ALIGNED).isel(checkpoint=-1).values
     half = 3.182446 * values.std(ddof=1) / 2
-    assert number.high - number.low == pytest.approx(2 * half, rel=0.1)
-    assert f"is {number.with_interval:.3f} at step 10" in " ".join(result.findings())
-    assert result.measure.at_steps(result.numbers, "slash_best_score") == {}
+    assert last.high - last.low == pytest.approx(2 * half, rel=0.1)
+    assert of_coupling.table()["coupling"][1] == f"{last.with_interval:.3f}"
+    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt").values
+    bases = f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}."
+    assert of_coupling.findings()[2] == bases
+    np.testing.assert_allclose(of_coupling.table()["random bases"], chance)
+    assert of_coupling.measure.at_steps(of_coupling.numbers, "slash_best_score") == {}
 
 
 def test_a_change_that_was_lost_again_is_given_with_its_steps_and_the_largest_value():
@@ -157,16 +134,12 @@ def test_a_change_that_was_lost_again_is_given_with_its_steps_and_the_largest_va
 
 
 @pytest.mark.parametrize(
-    ("values", "named"), [([0.3, 0.4, 0.7], False), ([0.7, 0.4, 0.3], False), ([0.3, 0.8, 0.7], True)]
+    ("values", "named", "half"), [([0.3, 0.4, 0.7], False, 2), ([0.7, 0.4, 0.3], False, 1), ([0.3, 0.8, 0.7], True, 1)]
 )
-def test_the_largest_value_is_given_where_it_is_neither_the_first_nor_the_last(values, named):
+def test_the_largest_value_is_given_where_it_is_neither_the_first_nor_the_last(values, named, half):
     sentence = course_of(values).findings()[1]
     assert ("and is largest at step 1" in sentence) == ("is largest" in sentence) == named
-
-
-def test_a_change_that_stayed_is_not_called_lost():
-    sentence = course_of([0.3, 0.4, 0.7]).findings()[1]
-    assert sentence.endswith("half of the change is there by step 2, at loss 1.000.")
+    assert sentence.endswith(f"half of the change is there by step {half}, at loss {3 - half}.000.")  # not lost again
 
 
 def test_one_checkpoint_and_numbers_that_are_not_defined_are_given_as_such():
@@ -180,50 +153,34 @@ def test_steps_of_long_runs_have_all_their_digits():
     assert "at step 1430000" in result.findings()[1]
 
 
-def test_means_are_drawn_beside_the_null(per_head):
+def test_means_are_drawn_beside_the_null_and_heads_in_the_colour_of_their_layer(per_head):
     figure = per_head.plot("means")
     labels = [annotation.text for annotation in figure.layout.annotations]
     assert labels == ["loss", "r", "r within rows", "position", "content", "interaction", "slash"]
-    curve, null = figure.data[4:6]
+    curve, null = (trace for trace in figure.data if trace.yaxis == "y3" and trace.fill is None)
     np.testing.assert_allclose(curve.y, mean_within_rows(per_head))
     assert curve.x.tolist() == [1, 11]
     np.testing.assert_allclose(null.y, mean_within_rows(per_head, 0))
     assert null.name == "random init (seed 0)"
-
-
-def test_every_head_is_drawn_in_the_colour_of_its_layer(per_head):
     lines = [trace for trace in per_head.plot("heads").data if (trace.name or "").startswith("layer")]
     assert len(lines) == 6 * 16
     np.testing.assert_array_equal(lines[16 + 5].y, per_head.own[WITHIN].sel(layer=1, head=1, tokens="all"))
     assert len({trace.line.color for trace in lines}) == 4
 
 
-def test_coupling_is_drawn_with_its_interval_random_bases_and_null(checkpoints, alice):
-    result = emergence(checkpoints, alice, measures=[Coupling(k=4)], **{**OPTIONS, "n_prompts": 4})
-    traces, own = result.plot("means").data, result.own
+def test_coupling_is_drawn_with_its_interval_random_bases_and_null(of_coupling):
+    traces, own = of_coupling.plot("means").data, of_coupling.own
     names = [trace.name for trace in traces]
     assert "random init (seed 0)" in names
     chance = own["coupling_chance"].sel(version="absolute").mean("prompt")
     np.testing.assert_allclose(traces[names.index("random bases")].y, chance)
-    coupling = result.measure.at_steps(result.numbers, "coupling_coupling").values()
+    coupling = of_coupling.measure.at_steps(of_coupling.numbers, "coupling_coupling").values()
     bands = [trace for trace in traces if trace.fill == "toself"]
     assert any(np.allclose(band.y[:2], [one.high for one in coupling]) for band in bands)
-    controls = result.plot("controls")
+    controls = of_coupling.plot("controls")
     assert len(controls.layout.annotations) == 4
     swapped = own["coupling_coupling"].sel(version="absolute", bases="swapped").mean("prompt")
     assert any(trace.y is not None and np.allclose(trace.y, swapped) for trace in controls.data if len(trace.y) == 2)
-
-
-def test_the_table_has_a_row_a_checkpoint(per_head, of_coupling):
-    for result in (per_head, of_coupling):
-        found = result.table()
-        assert found["checkpoint"].tolist() == ["step0", "step10"]
-        np.testing.assert_allclose(found["loss"], result.own["loss"].mean("prompt"))
-    coupling = of_coupling.own["coupling_coupling"].sel(ALIGNED).mean("prompt")
-    np.testing.assert_allclose(of_coupling.table()["coupling"], coupling)
-    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt")
-    np.testing.assert_allclose(of_coupling.table()["random bases"], chance)
-    np.testing.assert_allclose(per_head.table()["slash"], per_head.own["slash_best_score"].mean(("layer", "head")))
 
 
 def test_a_long_run_is_tabulated_by_twenty_checkpoints_with_both_ends():
@@ -254,11 +211,11 @@ def test_bad_input_is_refused(checkpoints, tmp_path, alice):
     for wrong in ([], [checkpoints[0], checkpoints[0]], [tmp_path / "nowhere"]):
         with pytest.raises(InputError):
             emergence(wrong, alice, **OPTIONS)
-    with pytest.raises(InputError, match="no tokenizer"):
-        emergence(checkpoints, alice, **CUT)
-    with pytest.raises(InputError, match=r"k \[129\]: choose from 1 to 128"):
-        emergence(checkpoints, alice, measures=[Coupling(k=129)], **OPTIONS)
-    with pytest.raises(InputError, match="no measure 'nonsense'"):
-        emergence(checkpoints, alice, measures=["nonsense"], **OPTIONS)
-    with pytest.raises(InputError, match="null_seeds"):
-        emergence([MINI], alice, null_seeds=(0, 0), **CUT)
+    for given, options, message in (
+        (checkpoints, CUT, "no tokenizer"),
+        (checkpoints, {"measures": [Coupling(k=129)], **OPTIONS}, r"k \[129\]: choose from 1 to 128"),
+        (checkpoints, {"measures": ["nonsense"], **OPTIONS}, "no measure 'nonsense'"),
+        ([MINI], {"null_seeds": (0, 0), **CUT}, "null_seeds"),
+    ):
+        with pytest.raises(InputError, match=message):
+            emergence(given, alice, **options)

@@ -1,4 +1,4 @@
-"""Executors on jobs without a model: who is told what, what a killed worker costs, what starts again."""
+"""Executors on jobs without a model: outcomes, what a killed worker costs, what starts again."""
 
 import importlib.util
 import os
@@ -109,8 +109,8 @@ def test_ray_takes_up_what_a_killed_worker_left(tmp_path):
     beside |= {"RAY_TMPDIR": str(temporary), "RAY_ADDRESS": ""}
     done = subprocess.run([sys.executable, "-c", ON_RAY, str(tmp_path)], capture_output=True, text=True, env=beside)
     assert done.returncode == 0, done.stderr
-    told, fatal, refused = done.stdout.splitlines()[-3:]
-    assert told == str([(name, "finished") for name in "abcde"])
+    outcomes, fatal, refused = done.stdout.splitlines()[-3:]
+    assert outcomes == str([(name, "finished") for name in "abcde"])
     assert fatal == "OutputError no space"
     assert refused.startswith("InputError g needs about 1000000.0 GB, and the largest node of this Ray has ")
     log = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]

@@ -40,9 +40,9 @@ def study(tmp_path_factory, shared):
         texts.append(path.name)
     quoted = lambda names: ", ".join(f'"{name}"' for name in names)  # noqa: E731
     models = (shared / "models" / name for name in ("stories260K", "babyllama105"))
-    told = {"texts": quoted(texts), "models": quoted(models), "checkpoints": CHECKPOINTS}
+    entries = {"texts": quoted(texts), "models": quoted(models), "checkpoints": CHECKPOINTS}
     path = directory / "study.toml"
-    path.write_text(STUDY.format(**told, revisions=quoted(sorted(one.name for one in CHECKPOINTS.iterdir()))))
+    path.write_text(STUDY.format(**entries, revisions=quoted(sorted(one.name for one in CHECKPOINTS.iterdir()))))
     return path
 
 

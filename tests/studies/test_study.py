@@ -18,10 +18,10 @@ from tl_posgen.models.memory import PEAK
 from tl_posgen.models.provenance import versions
 from tl_posgen.studies.collect import open_study
 from tl_posgen.studies.job import Job, attempt, jobs_in
-from tl_posgen.studies.run import error_of, finished_in, require_memory, shard_of, sweep
-from tl_posgen.studies.study import Study
+from tl_posgen.studies.run import error_of, require_memory, shard_of, sweep
+from tl_posgen.studies.study import Entry, Study
 from tl_posgen.studies.texts import Text
-from tl_posgen.studies.weights import Weights, digest_of
+from tl_posgen.studies.weights import digest_of
 
 STUDIES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
 LEAST = {"name": "small", "models": ["mini"]}
@@ -41,6 +41,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
     assert len(jobs) >= 5
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -72,6 +73,7 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"null_seeds": [0, 0]}, "each seed may stand only once"),
         ({"seed": -1}, "seed = -1"),
         ({"name": "a/b"}, "name = 'a/b'; give letters"),
+        ({"name": None}, "name = None; give letters"),
         ({"lenght": 8}, "no entry 'lenght'; there are "),
     ],
 )
@@ -85,50 +87,39 @@ def test_what_cannot_be_used_is_one_line(change, said):
 def test_a_file_that_is_no_study_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none\.toml: cannot be read \(No such file"):
         Study.of(tmp_path / "none.toml")
-    (tmp_path / "a.toml").write_text("name = ")
-    with pytest.raises(InputError, match=r"a\.toml: not TOML"):
-        Study.of(tmp_path / "a.toml")
-    (tmp_path / "a.toml").write_text(f"name = {20_000 * '['}")
-    with pytest.raises(InputError, match=r"a\.toml: not TOML"):
-        Study.of(tmp_path / "a.toml")
     with pytest.raises(InputError, match=r"zero\0byte: cannot be read"):
         Study.of("zero\0byte")
-    (tmp_path / "a.toml").write_text('name = "a"')
-    with pytest.raises(InputError, match=r"a\.toml: study: models = None; give a list"):
-        Study.of(tmp_path / "a.toml")
+    path = tmp_path / "a.toml"
+    for content, said in (
+        ("name = ", "not TOML"),
+        (f"name = {20_000 * '['}", "not TOML"),
+        ('name = "a"', "study: models = None; give a list"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=rf"a\.toml: {said}"):
+            Study.of(path)
 
 
-def test_a_job_is_named_by_everything_that_its_result_depends_on(tmp_path):
-    study = Study.of(LEAST)
+def test_a_job_is_named_by_everything_that_its_result_depends_on():
     jobs = [Study.of(LEAST | change).jobs()[0] for change in (
         {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"measures": ["slash"]},
         {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
         {"texts": [{"path": "bundled", "characters": 1000}]},
     )]  # fmt: skip
     assert len({job.file for job in jobs}) == len(jobs)
-    assert study.jobs()[0].file == jobs[0].file
-    told = Study.of(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
-    assert told.jobs()[0].file == jobs[0].file  # options left out are those that are used
+    other = Study.of(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
+    assert other.jobs()[0].file == jobs[0].file  # options left out are those that are used
 
 
 def test_other_weights_under_the_same_path_are_another_job(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"some weights")
-    before = digest_of(tmp_path)
-    assert digest_of(tmp_path) == before
-    (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    assert digest_of(tmp_path) != before
-
-
-def test_the_digest_sees_every_byte_and_every_kind_of_file(tmp_path):
+    """The digest sees every byte and every kind of file."""
+    weights = bytearray(2**23)
     digests = [digest_of(tmp_path)]
-    for change in (None, (2**20 + 1000, b"x"), (2**20 + 1000, b"y")):
-        with (tmp_path / "model.safetensors").open("ab" if change is None else "r+b") as file:
-            if change is None:
-                file.truncate(70 * 2**20)
-            else:
-                file.seek(change[0])
-                file.write(change[1])
+    for byte in b"xy":
+        weights[2**20 + 1000] = byte
+        (tmp_path / "model.safetensors").write_bytes(weights)
         digests.append(digest_of(tmp_path))
+        assert digest_of(tmp_path) == digests[-1]
     (tmp_path / "merges.txt").write_text("a b")
     digests.append(digest_of(tmp_path))
     assert len(set(digests)) == len(digests)
@@ -166,24 +157,24 @@ def test_a_text_that_datasets_reads(tmp_path):
         _ = Text(dataset=str(tmp_path)).words
 
 
-def leave(job, out, **other):
-    """What a finished job leaves, without its results; `other`: in its provenance."""
-    told = {"job": list(job.place), "study": job.settings, "parameters": 1} | other
-    write_part(out / job.file, Report({}, told).as_bytes())
+def leave(job, out):
+    """Write what a finished job leaves, without its results."""
+    provenance = {"job": list(job.place), "study": job.study.settings, "parameters": 1}
+    write_part(out / job.file, Report({}, provenance).as_bytes())
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
     study = Study.of(LEAST)
     leave(study.jobs()[0], tmp_path)
-    assert finished_in(tmp_path, study.jobs()) == {"mini/bundled"}
-    more = replace(study, weights=(*study.weights, Weights("mini", label="again")))
-    assert finished_in(tmp_path, more.jobs()) == {"mini/bundled"}
+    more = Study.of(LEAST | {"models": ["mini", {"name": "mini", "label": "again"}]})
+    for known in (study, more):
+        assert list(jobs_in(tmp_path, known.jobs())) == [("mini", "main", "bundled")]
     for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
         with pytest.raises(InputError, match=rf"holds a study with {said}, and this one has .*; give another --out"):
-            finished_in(tmp_path, other.jobs())
-    monkeypatch.setattr("tl_posgen.studies.job.versions", lambda: {"tl-posgen": "9"})
+            jobs_in(tmp_path, other.jobs())
+    monkeypatch.setattr("tl_posgen.studies.study.versions", lambda: {"tl-posgen": "9"})
     with pytest.raises(InputError, match=r"holds a study with versions .*, and this one has"):
-        finished_in(tmp_path, study.jobs())
+        jobs_in(tmp_path, study.jobs())
 
 
 def test_shards_are_all_of_it_and_disjoint():
@@ -236,10 +227,11 @@ def test_memory_is_estimated_from_what_is_loaded(family_directory, tmp_path):
     shape = Shape(10**9, torch.bfloat16, heads=32, width=60_000)
     assert shape.bytes_needed(32_768, 2, copies=2, is_streamed=True) < 10e9
     assert shape.bytes_needed(2048, 2, matrices=2) - shape.bytes_needed(0, 2) == 2 * 4 * 32 * 2048**2
-    found = Weights(str(in_bfloat16(family_directory("llama"), tmp_path)))
+    [found] = Entry(str(in_bfloat16(family_directory("llama"), tmp_path))).weights(tmp_path)
     assert found.shape.dtype == torch.bfloat16
     assert (found.itemsize(precise=False), found.itemsize(precise=True)) == (2, 4)
-    assert Weights(str(tmp_path), dtype="float64").itemsize(precise=True) == 8
+    [double] = Entry(str(tmp_path), dtype="float64").weights(tmp_path)
+    assert double.itemsize(precise=True) == 8
 
 
 def test_a_sharded_checkpoint_is_counted_whole(tmp_path, family_directory):
@@ -269,14 +261,11 @@ def test_files_that_contradict_each_other_are_refused(tmp_path):
     before = replace(job, text=Text("bundled", characters=1000))  # as if the text had been edited since
     leave(before, tmp_path)
     with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
-        finished_in(tmp_path, [job])
+        jobs_in(tmp_path, [job])
     leave(job, tmp_path)
     with pytest.raises(InputError, match=r"the same job as .*; delete the one that is out of date"):
         jobs_in(tmp_path)
-
-
-def test_a_part_of_something_else_is_refused(tmp_path):
-    write_part(part_path(tmp_path, "one-pass", {}), Report({}, {}).as_bytes())
+    write_part(part_path(tmp_path, "a-part-of-something-else", {}), Report({}, {}).as_bytes())
     with pytest.raises(InputError, match="no job of a study; give another --out"):
         jobs_in(tmp_path)
 

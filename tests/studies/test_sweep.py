@@ -19,43 +19,34 @@ from tl_posgen.studies.run import states, sweep
 CUT = {"length": 12, "n_prompts": 1, "progress": False}
 
 
-@pytest.fixture(scope="session")
-def study(family_directory, tmp_path_factory):
+@pytest.fixture
+def study(family_directory, tmp_path):
     """mini beside a tiny Llama that lacks a tokenizer of its own, which makes its jobs fail until it is given one."""
-    small = family_directory("llama")
-    other = tmp_path_factory.mktemp("unlike") / "tiny"
-    other.mkdir()
-    for path in (*small.glob("*.safetensors"), small / "config.json"):
+    other = tmp_path / "unlike" / "tiny"
+    other.mkdir(parents=True)
+    for path in (*family_directory("llama").glob("*.safetensors"), family_directory("llama") / "config.json"):
         (other / path.name).write_bytes(path.read_bytes())
     models = ["mini", {"name": str(other)}]
     return {"name": "two", "models": models, "length": 12, "n_prompts": 1, "measures": ["three_axis", "loss"]}
 
 
-@pytest.fixture(scope="session")
-def swept(study, family_directory, tmp_path_factory):
-    """(directory, what the first run said, what the second said after the tokenizer came)."""
-    out = tmp_path_factory.mktemp("swept") / "runs"
+@pytest.mark.slow
+def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(study, family_directory, tmp_path):
+    out = tmp_path / "runs"
     first = sweep(study, out=out, progress=False)
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.nc")}
-    other = study["models"][1]["name"]
     untried = sweep(study, out=out, progress=False)
-    return out, first, untried, before, other
-
-
-@pytest.mark.slow
-def test_a_failure_is_kept_with_its_error_and_tried_again_on_request(swept, study, family_directory):
-    out, first, untried, before, other = swept
     assert first.finished == ("mini/bundled",)
     assert list(first.failed) == ["tiny/bundled"]
     assert first.failed["tiny/bundled"].startswith("ModelError: ")
     assert untried.failed == first.failed
     assert states(study, out) == {"mini/bundled": "finished", "tiny/bundled": "failed"}
     [kept] = out.glob("tiny*.json")
-    told = json.loads(kept.read_text())
-    assert told["job"] == "tiny/bundled"
-    assert "Traceback" in told["traceback"]
-    again = study | {"models": ["mini", {"name": other, "tokenizer": str(family_directory("llama"))}]}
-    again = sweep(again, out=out, retry=True, progress=False)
+    error = json.loads(kept.read_text())
+    assert error["job"] == "tiny/bundled"
+    assert "Traceback" in error["traceback"]
+    study["models"][1]["tokenizer"] = str(family_directory("llama"))
+    again = sweep(study, out=out, retry=True, progress=False)
     assert again.finished == ("mini/bundled", "tiny/bundled")
     assert again.is_whole
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before

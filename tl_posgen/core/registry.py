@@ -44,7 +44,7 @@ BUILT_IN = {  # name -> module:Class
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.course:Emergence",
     "comparison": "tl_posgen.core.comparison:Comparison",
-    "study": "tl_posgen.studies.overview:Study",
+    "study": "tl_posgen.studies.overview:Overview",
     "claims": "tl_posgen.core.claim:Claims",
 }
 

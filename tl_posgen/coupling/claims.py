@@ -52,13 +52,8 @@ def training(emergence: Result) -> Judgement:
         return Judgement("open", "coupling was not measured over training", "not measured")
     numbers = [*over.values()]
     first, last = numbers[0], numbers[-1]
-    verdict = (
-        "not held"
-        if last.low <= first.high
-        else "held"
-        if max(one.value for one in numbers) == last.value
-        else "partly"
-    )
+    rises = "held" if max(one.value for one in numbers) == last.value else "partly"
+    verdict = "not held" if last.low <= first.high else rises
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
     null = f"step {next(iter(over))} is the random initialisation"
     return Judgement(where_known(verdict, last.low, first.high), f"coupling {course}", null)

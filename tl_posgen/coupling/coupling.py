@@ -6,28 +6,31 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Each, Whole
+from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.coupling_figures import FIGURES
-from tl_posgen.coupling.coupling_prompt import Settings, one_prompt
-from tl_posgen.coupling.jacobians import DENSE_UP_TO, passes_of
-from tl_posgen.coupling.path_tokens import TOKENS
-from tl_posgen.errors import InputError
-from tl_posgen.models.selection import chosen
+from tl_posgen.coupling.coupling_figures import CURVES, FIGURES, TOKENS
+from tl_posgen.coupling.jacobian_measure import VERSIONS, JacobianMeasure, as_numpy, between_different
+from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
+from tl_posgen.coupling.numbers.overlap import Side
+from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, line_shape_score, principal_trajectories
+from tl_posgen.models.tokens import token_strings
 
-Counts = Count | Annotated[Sequence[Count], Each()]
+ENTRIES_SHOWN = 10  # rows and columns of A that are kept of every pair of layers
+BASES: tuple[Side, ...] = ("aligned", "swapped")
 SQUARE = ("prompt", "k", "layer", "layer_2")
 MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
 SCORE, EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(alpha)^2, alpha = ln |x^l| / |x^{l-1}|"
 
 
 @dataclass(frozen=True)
-class Coupling(Measure):
+class Coupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F over the top K singular vectors of two layers' Jacobians.
 
     Coupling of the residual Jacobians of two layers at the last token, in their top K singular vectors: 1 for shared
@@ -35,11 +38,11 @@ class Coupling(Measure):
     straight tokens move and how evenly their norms grow. 95% intervals over prompts.
 
     J = d f^l(X)_t / d x_t is the residual Jacobian of one token of the block X + f^l(X), J2 = U2 S2 V2'. Frobenius with
-    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum), the same of
-    A = U2' J1 V2 with its signs and how many of its diagonal entries are negative, the trace normalisation (for
-    comparison with the published figure only) and the swapped version V2' J1 U2. Line-shape score,
-    expodistance and growth are of every token's path x^0 .. x^L, x^0 what enters the first block and x^L what leaves
-    the last, before the final norm: with x^L left out the numbers differ. Intervals are Student's.
+    fixed K is the headline. Beside it: the chance line (random orthonormal bases, J1's own spectrum); coupling by
+    A = U2' J1 V2 with its signs, and the share of its diagonal that is negative; the trace normalisation (for
+    comparison with the published figure only); the swapped version V2' J1 U2. Line-shape score, expodistance and growth
+    are of every token's path from x^0, the input of the first block, to x^L, the output of the last before the final
+    norm: without x^L the numbers differ. Intervals are Student's.
 
     The model must be float32 at least, its writing weights not centred.
 
@@ -63,15 +66,9 @@ class Coupling(Measure):
         (4, True)
     """
 
-    k: Counts = (10,)
     tokens: Literal["last"] | Annotated[Sequence[int], Each()] = "last"
-    chance_samples: Count = 10
-    dense_up_to: Whole = DENSE_UP_TO
 
     question = "Do the layers act along the same directions?"
-    one_length = True
-    precise = True
-    matrices = 5
     rows = ("k", "layer", "layer_2")
     variables = {
         "coupling": Variable(
@@ -130,27 +127,20 @@ class Coupling(Measure):
     figures = FIGURES
 
     def usual(self) -> Mapping[str, Any]:
-        return {"k": ks_of(self.k)[0], "version": "absolute", "bases": "aligned"}
+        return {**super().usual(), "version": "absolute", "bases": "aligned"}
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Coupling":
-        check_choices(model, self, self.positions, len(tokens[0]))
+        self.refuse_choices(model, len(tokens[0]))
         return self
 
-    @property
-    def positions(self) -> list[int]:
-        """Positions whose Jacobians are taken, as they were given."""
-        return [-1] if isinstance(self.tokens, str) else [int(token) for token in self.tokens]
-
     def of_model(self, run: Run) -> xr.Dataset:
-        settings = settings_of(run, self, self.positions)
-        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], settings.tokens))
+        run.plan(len(run.rows) * passes_of(run.tokens.shape[1], self.places(run)[1]))
         number = pd.RangeIndex(len(run.rows), name="prompt")
-        found = xr.concat([one_prompt(run.model, prompt, settings) for prompt in run.tokens], number)
-        assert isinstance(found, xr.Dataset)
-        data = found.assign({name: found[name].mean("token") for name in ("coupling", "negative_share")})
-        data = data.assign({name: found[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")})
-        draws = found["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
-        data = data.drop_vars("chance").assign(chance=draws.rename(each="draw"))
+        data: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], number)
+        draws = data["chance"].stack(each=("token", "draw")).drop_vars(("each", "token", "draw"), errors="ignore")
+        means = {name: data[name].mean("token") for name in ("coupling", "negative_share")}
+        means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
+        data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
         n_parameters = sum(parameter.numel() for parameter in run.model.parameters())
         data = data.assign_attrs(d_model=run.model.cfg.d_model, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
@@ -192,23 +182,65 @@ class Coupling(Measure):
         return [kind for kind in self.figures if kind not in of_pairs]
 
 
-def ks_of(k: Any) -> list[int]:
-    """Return every number of singular vectors, smallest first."""
-    return sorted(int(one) for one in k) if isinstance(k, Sequence | np.ndarray) else [int(k)]
+def one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
+    """Return couplings token by token, and the paths of all tokens."""
+    streams, (_, tokens) = residual_streams(run.model, prompt), measure.places(run)
+    found = []
+    for token in tokens:  # the Jacobians of one token are held at a time
+        found.append(at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
+    data = xr.concat(found, dim="token").assign_coords(token=tokens).merge(trajectories(streams))
+    return data.assign(token_text=("position", np.array(token_strings(run.model, prompt), dtype=object)))
 
 
-def check_choices(model: Any, options: Any, positions: Sequence[int], length: int) -> None:
-    """Refuse tokens and k that this model and these prompts do not have."""
-    limits = (("token", positions, -length, length - 1), ("k", ks_of(options.k), 1, model.cfg.d_model))
-    for what, values, low, high in limits:
-        if wrong := [value for value in values if not low <= value <= high]:
-            raise InputError(f"{what} {wrong}: choose from {low} to {high}")
+def at_token(
+    measure: JacobianMeasure, run: Run, jacobians: Sequence[ResidualJacobian], streams: Float[Tensor, "state pos d"]
+) -> xr.Dataset:
+    """Return the coupling of every pair of layers at the token of these Jacobians."""
+    pairs, triplets = measure.pairs(run, jacobians)
+    corner = (..., slice(ENTRIES_SHOWN), slice(ENTRIES_SHOWN))
+    residuals = [torch.maximum(t.left_residual, t.right_residual).max() / t.values[0] for t in triplets]
+    couplings = np.stack([[measure.by_k(pairs, version, bases) for bases in BASES] for version in VERSIONS])
+    negative = np.stack([as_numpy(pairs.negative_share(k)) for k in measure.ks])
+    chance = np.stack([measure.by_k(pairs, version, "chance") for version in VERSIONS])
+    alignments = np.stack([as_numpy(getattr(pairs, bases)[corner].abs()) for bases in BASES])
+    arrays = {
+        "coupling": (("version", "bases", "k", "layer", "layer_2"), between_different(couplings)),
+        "negative_share": (("k", "layer", "layer_2"), between_different(negative)),
+        "chance": (("version", "k", "layer", "draw"), chance),
+        "alignment": (("bases", "layer", "layer_2", "row", "column"), alignments),
+        "singular_value": (("layer", "rank"), as_numpy(pairs.values)),
+        "triplet_residual": (("layer",), as_numpy(torch.stack(residuals))),
+    }
+    layers, token = [jacobian.layer for jacobian in jacobians], jacobians[0].target
+    if len(layers) == run.model.cfg.n_layers:
+        x = streams[0, token]
+        for jacobian in jacobians:
+            x = x + jacobian.matvec(x[:, None])[:, 0]
+        arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
+    labels = {"version": list(VERSIONS), "bases": list(BASES), "k": measure.ks, "layer": layers, "layer_2": layers}
+    return xr.Dataset(arrays, labels)
 
 
-def settings_of(run: Run, options: Any, positions: Sequence[int]) -> Settings:
-    """Return what is measured on every prompt; refuse a choice of heads."""
-    if run.where["heads"] is not None:
-        raise InputError("coupling is of whole blocks: leave heads out, and choose layers")
-    layers, length = chosen(run.where["layers"], run.model.cfg.n_layers, "layer"), run.tokens.shape[1]
-    tokens = sorted({token % length for token in positions})
-    return Settings(layers, tokens, ks_of(options.k), options.chance_samples, options.dense_up_to, run.seed)
+def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
+    """Return straightness and growth of every token's path x^0 .. x^L, the paths in their plane, and mean log-norms.
+
+    The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
+    """
+    paths = streams.transpose(0, 1)
+    fit, logs = growth_fit(paths), paths.double().norm(dim=-1).log()
+    states = torch.arange(len(streams), dtype=torch.float64, device=fit.slope.device)
+    lines = fit.intercept[:, None] + fit.slope[:, None] * states
+    plane = principal_trajectories(paths[1:])
+    shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
+    numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
+    numbers |= {"growth_slope": fit.slope, "growth_r2": fit.r2}
+    arrays = {
+        # the median: expodistance has no mean where a norm hardly grows
+        **{name: ((), np.nanmedian(as_numpy(one))) for name, one in numbers.items()},
+        "path": (("quantity", "position"), as_numpy(torch.stack([*numbers.values()]))),
+        "log_norm": (("curve", "state"), as_numpy(torch.stack([logs[1:].mean(0), lines[1:].mean(0), logs[0]]))),
+        "trajectory": (("position", "state", "component"), as_numpy(shown)),
+        "trajectory_explained": ("component", as_numpy(plane.explained)),
+    }
+    labels = {"quantity": list(numbers), "curve": list(CURVES)}
+    return xr.Dataset(arrays, labels | {"position": np.arange(len(paths)), "state": np.arange(len(streams))})

@@ -1,4 +1,4 @@
-"""Figures of coupling: directions that layers share, and paths of tokens, each next to the random init."""
+"""Figures of coupling, each next to the random init, and tokens coloured by a number of their path."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
+from tl_posgen.core.measure import TokenView
 from tl_posgen.core.numbers import Number, format_number, intervals_of
-from tl_posgen.coupling.coupling_prompt import CURVES
+from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.figures import (
     COLOURS,
     NULL_COLOUR,
@@ -26,9 +27,14 @@ from tl_posgen.report.figures import (
 )
 
 MOST_LAYERS = 16  # whose A in the bases of each other is drawn
-ALIGNMENTS = {"aligned": "U'JV", "swapped": "V'JU"}
 MOST_TOKENS = 16  # paths drawn of a prompt
 CELLS_WRITTEN = 36  # columns of cells beside each other, up to which they carry their number
+CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
+ALIGNMENTS = {"aligned": "U'JV", "swapped": "V'JU"}
+PATHS_SHOWN = {  # variable -> meaning of red
+    "line_shape_score": "red: less straight than the median token",
+    "growth_slope": "red: its norm grows faster than the median token's",
+}
 
 
 def on_both_sides(number: Number, form: str) -> list[str]:
@@ -48,16 +54,12 @@ def coupling_map(result: Any) -> go.Figure:
     means = [mean for k in ks for mean in on_both_sides(own("coupling", k=k), ".3f")]
     titles = [f"{side}, K = {k}: mean {mean}" for (k, (side, *_)), mean in zip(product(ks, shown), means, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=300)
-    maps = [mean_over_prompts(result, data, k).transpose("layer", "layer_2") for k, (_, data, _) in product(ks, shown)]
+    squares = [at_labels(result, data["coupling"], {"k": k}).mean("prompt") for k, (_, data, _) in product(ks, shown)]
+    maps = [square.transpose("layer", "layer_2") for square in squares]
     add_squares(panels, maps, "bases of layer", "Jacobian of layer")
     chance = ", ".join(f"{own('chance', k=k).plain:.3f}" for k in ks)
     subtitle = f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
     return panels.finish(f"Coupling of residual Jacobians · {model_label(result.own)}", subtitle)
-
-
-def mean_over_prompts(result: Any, data: xr.Dataset, k: Any) -> xr.DataArray:
-    """Return the coupling of every pair at one K."""
-    return at_labels(result, data["coupling"], {"k": k}).mean("prompt")
 
 
 def against_chance(result: Any) -> go.Figure:
@@ -85,13 +87,10 @@ def against_chance(result: Any) -> go.Figure:
 
 def alignment(result: Any) -> go.Figure:
     """Draw |A| of every pair of layers as a block of one map: rows for U'JV and V'JU, a column a side."""
-    columns = sides(result)
-    panels = Panels(
-        [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns],
-        columns=len(columns),
-        row_height=420,
-    )
-    some = some_of(result.own.sizes["layer"])
+    columns, layers = sides(result), result.own["layer"].values
+    titles = [f"{side}, {what}" for what in ALIGNMENTS.values() for side, *_ in columns]
+    panels = Panels(titles, columns=len(columns), row_height=420)
+    some = np.unique(np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int))
     for number, (bases, (_, data, _)) in enumerate(product(ALIGNMENTS, columns)):
         shown = data.sel(bases=bases).isel(layer=some, layer_2=some)
         scaled = shown["alignment"] / shown["singular_value"].isel(rank=0, drop=True)
@@ -99,7 +98,7 @@ def alignment(result: Any) -> go.Figure:
             scaled = scaled.where(scaled["layer"] != scaled["layer_2"])
         panels.add(number, heat(block_matrix(scaled)))
     middle = 1 + result.own.sizes["row"] // 2
-    places = {vector_name(layer, middle): str(layer) for layer in result.own["layer"].values[some]}
+    places = {f"{layer}, vector {middle}": str(layer) for layer in layers[some]}
     ticks = {"tickvals": [*places], "ticktext": [*places.values()], "showgrid": False}
     panels.figure.update_xaxes(**ticks).update_yaxes(autorange="reversed", **ticks)
     one_colour_scale(panels.axes("bases of layer", "Jacobian of layer").figure, low=0.0)
@@ -107,24 +106,14 @@ def alignment(result: Any) -> go.Figure:
     return panels.finish(f"Alignment of layers · {model_label(result.own)}", subtitle)
 
 
-def some_of(n: int) -> list[int]:
-    """Return so many of n layers, evenly spread, that their blocks can be seen."""
-    return np.unique(np.linspace(0, n - 1, min(n, MOST_LAYERS)).round().astype(int)).tolist()
-
-
-def vector_name(layer: Any, number: Any) -> str:
-    return f"{layer}, vector {number}"
-
-
 def block_matrix(blocks: xr.DataArray) -> xr.DataArray:
     """Return [layer, layer_2, row, column] as one matrix of blocks with gaps; its ends name layer and vector."""
     values = blocks.transpose("layer", "row", "layer_2", "column").values
     n, k = values.shape[:2]
-    with_gaps = np.pad(values, np.array(((0, 0), (0, 1), (0, 0), (0, 1))), constant_values=np.nan).reshape(
-        n * (k + 1), -1
-    )
+    gaps = np.array(((0, 0), (0, 1), (0, 0), (0, 1)))
+    with_gaps = np.pad(values, gaps, constant_values=np.nan).reshape(n * (k + 1), -1)
     down, across = (
-        [vector_name(layer, number) for layer in blocks[dim].values for number in (*range(1, k + 1), "gap")]
+        [f"{layer}, vector {number}" for layer in blocks[dim].values for number in (*range(1, k + 1), "gap")]
         for dim in ("layer", "layer_2")
     )
     names = {"layer": down[:-1], "bases of layer": across[:-1]}
@@ -151,13 +140,13 @@ def trajectories(result: Any) -> go.Figure:
     """Draw the last tokens of the first prompt in their top two principal components."""
     shown, scores = sides(result), on_both_sides(result.numbers("line_shape_score"), ".2f")
     titles = [f"{side}: line-shape score {score}" for (side, *_), score in zip(shown, scores, strict=True)]
-    panels = Panels(titles, columns=len(shown), row_height=320)
+    panels, rest = Panels(titles, columns=len(shown), row_height=320), result.own.sizes["state"] - 1
     for number, (_, data, _) in enumerate(shown):
         first = data.isel(prompt=0)
         paths = first["trajectory"].dropna("position")
         for place, position in enumerate(paths["position"].values[-MOST_TOKENS:]):
             x, y = paths.sel(position=position).transpose("component", "state").values
-            colour, rest = COLOURS[place % len(COLOURS)], len(x) - 1
+            colour = COLOURS[place % len(COLOURS)]
             marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
             marker["line"] = {"color": "black", "width": [1] + [0] * rest}
             states = [f"x{state}" for state in paths["state"].values]
@@ -166,9 +155,7 @@ def trajectories(result: Any) -> go.Figure:
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = (
-        f"x0 (white) to x{result.own.sizes['state'] - 1}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
-    )
+    subtitle = f"x0 (white) to x{rest}, last {MOST_TOKENS} tokens of the first prompt; 1 is a line"
     return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
 
 
@@ -178,22 +165,16 @@ def growth(result: Any) -> go.Figure:
     numbers = (on_both_sides(result.numbers(name), ".2f") for name in ("growth_r2", "growth_slope"))
     titles = [f"{side}: R² {r2}, {slope} a layer" for (side, *_), r2, slope in zip(shown, *numbers, strict=True)]
     panels = Panels(titles, columns=len(shown), row_height=280)
-    styles: list[dict[str, Any]] = [{"mode": "lines+markers"}, {"dash": "dash"}, {"mode": "lines+markers"}]
-    colours = (*COLOURS[:2], NULL_COLOUR)
+    markers, dashes = {"mode": "lines+markers"}, {"dash": "dash"}
+    styles: Any = ((COLOURS[0], markers), (COLOURS[1], dashes), (NULL_COLOUR, markers))
     for number, (_, data, _) in enumerate(shown):
         curves = data["log_norm"].mean("prompt").transpose("curve", "state").values
-        for y, name, colour, style in zip(curves, CURVES, colours, styles, strict=True):
+        for y, name, (colour, style) in zip(curves, CURVES, styles, strict=True):
             panels.add(number, line(data["state"].values, y, name, colour, **style))
     panels.figure.update_xaxes(dtick=max(1, (result.own.sizes["state"] - 1) // 10))
     panels.axes("after block (0: embedding)", "ln |x|")
     subtitle = "mean over prompts; R² and growth: median over tokens; the first token is not in the mean"
     return panels.finish(f"Growth of the residual stream · {model_label(result.own)}", subtitle)
-
-
-def grid(columns: Sequence[str], rows: Sequence[str]) -> Panels:
-    """Return panels under the names of columns, and of rows at their right."""
-    titles = [*columns, *[""] * (len(columns) * (len(rows) - 1))]
-    return Panels(titles, columns=len(columns), row_height=210, horizontal_spacing=0.03, row_titles=list(rows))
 
 
 def add_squares(panels: Panels, maps: Sequence[xr.DataArray], x: str, y: str) -> None:
@@ -221,3 +202,19 @@ FIGURES = {
     "trajectories": trajectories,
     "growth": growth,
 }
+
+
+def path_labels(data: xr.Dataset) -> list[str]:
+    """Return the heading of each token-level picture."""
+    return [f"{data[name].attrs['long_name']} by token, first prompt; {red}" for name, red in PATHS_SHOWN.items()]
+
+
+def coloured_path(data: xr.Dataset, example: int) -> Any:
+    """Return the tokens of the first prompt, coloured by how far a number of their path is from the median's."""
+    first = data[["path", "token_text"]].isel(prompt=0, position=slice(CROP))
+    values = first["path"].sel(quantity=list(PATHS_SHOWN)[example]).values
+    values = np.where(np.isfinite(values), values, np.nan)
+    return token_colours([str(token) for token in first["token_text"].values], values - np.nanmedian(values))
+
+
+TOKENS = TokenView(path_labels, coloured_path)

@@ -1,6 +1,5 @@
 """Coupling across models against a score, with what the models' width and size explain taken out."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.numbers import TRAINED, Number, Numbers
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, format_bound
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.random_inits import check_seeds
 from tl_posgen.core.result import Result, joined
@@ -35,6 +34,13 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Couplin
     "chance": ("chance", {}),
     **{name: (name, {}) for name in ("line_shape_score", "expodistance", "growth_r2")},
 }
+
+SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
+FITTED = {"slope": "slope", "R²": "r2"}  # column of the table -> variable
+CORRELATION: dict[str, Any] = {"dims": ("quantity", "end"), "bounds": (-1, 1)}
+GIVEN_SIZE = "given ln d_model and ln parameters"
+INTERVAL = "Fisher's 95% interval"
+SIZE = "of the table, or counted in the model"
 
 
 @dataclass(frozen=True)
@@ -71,24 +77,10 @@ class CouplingScores(Measure):
             headline="measured",
         ),
         "score": Variable("score", "", "column of the table", ("model_name",), "score"),
-        "d_model": Variable("width", "", "of the table, or counted in the model", ("model_name",), "d_model"),
-        "parameters": Variable(
-            "parameters", "", "of the table, or counted in the model", ("model_name",), "parameters"
-        ),
-        "r": Variable(
-            "correlation with the score",
-            "",
-            "Pearson's r over models, Fisher's 95% interval",
-            ("quantity", "end"),
-            bounds=(-1, 1),
-        ),
-        "partial_r": Variable(
-            "correlation given size",
-            "",
-            "given ln d_model and ln parameters, Fisher's 95% interval",
-            ("quantity", "end"),
-            bounds=(-1, 1),
-        ),
+        "d_model": Variable("width", "", SIZE, ("model_name",), "d_model"),
+        "parameters": Variable("parameters", "", SIZE, ("model_name",), "parameters"),
+        "r": Variable("correlation with the score", "", f"Pearson's r over models, {INTERVAL}", **CORRELATION),
+        "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", **CORRELATION),
         "slope": Variable("slope", "", "of the score against the quantity", ("quantity",)),
         "intercept": Variable("intercept", "", "of the score against the quantity", ("quantity",)),
         "r2": Variable("R²", "", "share of the score's variance that the quantity explains", ("quantity",)),
@@ -112,14 +104,12 @@ class CouplingScores(Measure):
             )
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
-        by_norm = {norm: own.data["width_coupling"].sel(norm=norm) for norm in NORMS}
-        trace, most = by_norm["trace"].values, float(abs(by_norm["frobenius"]).max())
-        bound = math.ceil(round(1000 * most, 6)) / 1000  # rounded up, so that it holds
+        frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
         widths = own.data["width"].values
         sentences.append(
             f"Warning: independent random Jacobians of width {widths[0]} to {widths[-1]} have a trace-normalised "
             f"coupling of {trace[0]:.2f} to {trace[-1]:.2f}, which 1/sqrt(width) explains with R² "
-            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {bound:.3f} of 0."
+            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {format_bound(abs(frobenius))} of 0."
         )
         return sentences
 
@@ -130,8 +120,7 @@ class CouplingScores(Measure):
             numbers = [own(name, quantity=quantity) for quantity in LABELS]
             return [f"{number.with_interval:.3f}" if number else "-" for number in numbers]
 
-        lines = {"slope": "slope", "R²": "r2"}
-        fitted = {title: [float(own(name, quantity=one)) for one in LABELS] for title, name in lines.items()}
+        fitted = {title: [float(own(name, quantity=one)) for one in LABELS] for title, name in FITTED.items()}
         return pd.DataFrame({"quantity": list(LABELS), "r": cells("r"), "given size": cells("partial_r"), **fitted})
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
@@ -161,9 +150,9 @@ def coupling_scores(
 
     The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth, beside them
     signed, swapped and chance coupling. Width and size are held fixed because they can make the whole correlation: at a
-    K that grows with d_model the trace normalisation gives 1 - 1/sqrt(K) for random Jacobians (`width_alone`, part of
-    the result), and wider models score higher for reasons that have nothing to do with coupling. The null: randomly
-    initialised models of the same shapes, against the same scores.
+    K that grows with d_model the trace normalisation gives 1 - 1/sqrt(K) for random Jacobians (part of the result),
+    and wider models score higher for reasons that have nothing to do with coupling. The null: randomly initialised
+    models of the same shapes, against the same scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
@@ -197,22 +186,18 @@ def coupling_scores(
             model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)
             found = Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut)
             for side, data in zip(rows, [found.own, *found.nulls], strict=True):
-                side.append(numbers_of(Numbers(found.measure, data)))
+                numbers = Numbers(found.measure, data)
+                side.append({quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()})
             sizes.append({control: int(found.own.attrs[control]) for control in CONTROLS})
             provenance = dict(found.provenance)
-    kept = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")
-    label = f"{len(table)} models"
-    known = {name: provenance[name] for name in kept} | {"model": label, "models": table["model"].tolist()}
     each = [dataset_of(table, side, pd.DataFrame(sizes), score) for side in rows]
     each[0] = each[0].merge(by_width, combine_attrs="override")
+    label = f"{len(table)} models"
     labels = [label, *map(null_label, null_seeds)]
     dataset = joined(measure, dict(zip([TRAINED, *map(str, null_seeds)], each, strict=True)), labels)
-    return Result(measure, dataset, known | {"score": score, "k": k, "options": measure.options()})
-
-
-def numbers_of(own: Numbers) -> dict[str, Number]:
-    """Return every quantity of a coupling result."""
-    return {quantity: own(name, **labels) for quantity, (name, labels) in QUANTITIES.items()}
+    shared = {name: provenance[name] for name in SHARED}
+    own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
+    return Result(measure, dataset, shared | own)
 
 
 def dataset_of(
@@ -234,9 +219,6 @@ def dataset_of(
 def width_dataset(widths: Sequence[int]) -> xr.Dataset:
     """Return the coupling of independent random Jacobians by width."""
     found = width_alone(widths)
-    arrays = {
-        "width_coupling": (("norm", "width"), found.coupling.numpy()),
-        "width_r2": ("norm", found.r2.numpy()),
-        "width_k": ("width", found.k.numpy()),
-    }
+    coupling = (("norm", "width"), found.coupling.numpy())
+    arrays = {"width_coupling": coupling, "width_r2": ("norm", found.r2.numpy()), "width_k": ("width", found.k.numpy())}
     return xr.Dataset(arrays, {"norm": list(NORMS), "width": list(widths)})

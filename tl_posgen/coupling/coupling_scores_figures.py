@@ -1,6 +1,7 @@
 """Figures of coupling against scores: a row a quantity, given the models' size, and random Jacobians by width."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def scatter(result: Any) -> go.Figure:
 
 
 def given_size(result: Any) -> go.Figure:
-    """Draw the same with what ln d_model and ln parameters explain taken out of both."""
+    """Draw what ln d_model and ln parameters leave of the score against what they leave of every quantity."""
 
     def draw(data: xr.Dataset, quantity: str) -> list[go.Scatter]:
         return [points(data, data["rest"].sel(quantity=quantity).values, data["rest_score"].values)]
@@ -55,14 +56,12 @@ def given_size(result: Any) -> go.Figure:
 def by_quantity(
     result: Any, r: str, draw: Callable[[xr.Dataset, str], list[go.Scatter]], axis: str, title: str, subtitle: str
 ) -> go.Figure:
-    """Return a row of panels a quantity, the null's beside the models', under their correlation."""
+    """Draw a row of panels a quantity, the null's beside the models', under their correlation."""
     shown = sides(result)
-    titles = [
-        f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined"
-        for name in LABELS
-        for side, data, _ in shown
-        for number in [correlation_of(data[r].sel(quantity=name))]
-    ]
+    titles = []
+    for name, (side, data, _) in product(LABELS, shown):
+        number = Number(*map(float, data[r].sel(quantity=name).values))  # value, low and high
+        titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for row, (name, label) in enumerate(LABELS.items()):
         for column, (_, data, _) in enumerate(shown):
@@ -72,12 +71,6 @@ def by_quantity(
     panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
     panels.figure.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": "log2 d", "thickness": 12}})
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
-
-
-def correlation_of(ends: xr.DataArray) -> Number:
-    """Return value, low and high of a correlation as a Number."""
-    value, low, high = (float(one) for one in ends.values)
-    return Number(value, low, high)
 
 
 def width(result: Any) -> go.Figure:

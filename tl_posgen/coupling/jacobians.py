@@ -98,11 +98,7 @@ class ResidualJacobian:
 
 def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
     """Return the number of forward passes for a prompt's residual streams and its Jacobians from these tokens."""
-
-    def pieces(n: int) -> int:
-        return len(_pieces(torch.empty(n)))
-
-    return pieces(n_tokens) + sum(pieces(source) + 1 for source in sources)
+    return sum(len(_pieces(torch.empty(n))) for n in (n_tokens, *sources)) + len(sources)
 
 
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
@@ -144,8 +140,8 @@ def residual_jacobians(
 ) -> list[ResidualJacobian]:
     r"""d f^l(X)_target / d x_source for every layer, from one forward pass of the tokens source .. target.
 
-    The tokens before source enter only through their keys and values, which are computed once. If the layer's attention
-    can be replaced by its derivative (`LinearisedAttention`), a product involves only the tokens source .. target: for
+    The tokens before source enter only through their keys and values, which are computed once. Where a layer's
+    attention can be replaced by its derivative, a product involves only the tokens source .. target: for
     source == target about 24 d_model^2 operations, for every prompt length.
 
     Args:
@@ -171,16 +167,14 @@ def residual_jacobians(
     require("streams", streams, Tensor | None)
     require("dense_up_to", dense_up_to, int)
     streams = residual_streams(model, tokens) if streams is None else streams
-    tokens = tokens.to(model.cfg.device)
+    tokens, context = tokens.to(model.cfg.device), wrap(model).backend.context()
     jacobians: dict[int, ResidualJacobian] = {}
     hooks = []
     for layer in layers:
         hooks += _layer_hooks(model, layer, source, target, jacobians, linearise, dense_up_to)
-    context = wrap(model).backend.context()
-    _read(context, tokens[:source])
-    # free the keys and values of a layer as soon as it has used them
-    for i in range(model.cfg.n_layers):
+    for i in range(model.cfg.n_layers):  # free the keys and values of a layer as soon as it has used them
         hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
+    _read(context, tokens[:source])
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), model.hooks(fwd_hooks=hooks):
         context.extend(tokens[source : target + 1])
     for layer, jacobian in jacobians.items():
@@ -231,7 +225,8 @@ def _read(context: KeyValueContext, tokens: Tensor) -> None:
 def _checked(
     model: Model, tokens: Any, source: int, target: int | None, layers: Sequence[int] | None
 ) -> tuple[Tensor, int, int, list[int]]:
-    wrap(model)
+    """Return tokens, source, target and layers, counted from 0; refuse what the model or the prompt does not have."""
+    kernel = wrap(model).backend.attention_kernel()
     [ids, *others] = [row for batch in given_ids(tokens) for row in batch]
     if others:
         raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
@@ -244,7 +239,6 @@ def _checked(
     source, target = source % n_tokens, target % n_tokens
     if source > target:
         raise InputError(f"input token {source} comes after output token {target}; a causal block has no such Jacobian")
-    kernel = wrap(model).backend.attention_kernel()
     if kernel not in (None, "eager", "sdpa"):
         raise InputError(
             f"attention kernel {kernel!r} has no second derivative; load the model with attn_implementation='eager'"

@@ -13,16 +13,8 @@ CONTROLS = ("d_model", "parameters")  # held fixed; columns of the table, or cou
 
 
 def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:
-    """Return the table of models and scores with checked numbers.
-
-    Args:
-        scores: a CSV file or a frame, with the column `model` and one row per model.
-        score: the column of the scores.
-
-    Raises:
-        InputError: a table that is missing or cannot be read, a missing column, a model named twice or not at all, a
-            score or size that is not a number; the message has the line in the file.
-    """
+    """Return the table of models and scores with checked numbers; InputError with the line in the file where a model
+    is named twice or not at all, or a number is none."""
     require("scores", scores, str | os.PathLike | pd.DataFrame)
     require("score", score, str)
     if isinstance(scores, pd.DataFrame):
@@ -41,13 +33,13 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
             raise InputError(f"{line}: no model named; give a name or a directory in the column model")
         if name in names[:place]:
             raise InputError(f"{line}: {name} is named a second time; keep one row a model")
-    controls = [name for name in CONTROLS if name in table]
-    checked = {name: numbers(table[name], lines, positive=name in controls) for name in (score, *controls)}
-    return table.assign(model=names, **checked)
+    columns = [score, *(name for name in CONTROLS if name in table)]
+    return table.assign(model=names, **{name: numbers(table[name], lines) for name in columns})
 
 
-def numbers(column: pd.Series, lines: list[str], positive: bool) -> list[float]:
-    found = []
+def numbers(column: pd.Series, lines: list[str]) -> list[float]:
+    """Return the numbers of a column, sizes above 0; refuse other cells by their line."""
+    found, positive = [], column.name in CONTROLS
     for line, cell in zip(lines, column, strict=True):
         try:
             found.append(float(cell))

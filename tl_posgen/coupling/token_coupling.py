@@ -1,6 +1,6 @@
 """Coupling between the tokens of a layer: by their own Jacobians, from one input token, to one output token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
@@ -8,22 +8,19 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Each, Whole
+from tl_posgen.core.options import Each
 from tl_posgen.core.run import Run
-from tl_posgen.coupling.coupling import Counts, check_choices, ks_of, settings_of
-from tl_posgen.coupling.coupling_figures import add_squares, grid
-from tl_posgen.coupling.coupling_prompt import Settings, between_different
-from tl_posgen.coupling.jacobians import DENSE_UP_TO, ResidualJacobian, passes_of, residual_streams
+from tl_posgen.coupling.coupling_figures import add_squares
+from tl_posgen.coupling.jacobian_measure import JacobianMeasure, between_different
+from tl_posgen.coupling.jacobians import ResidualJacobian, passes_of, residual_streams
 from tl_posgen.errors import InputError
-from tl_posgen.models.model import Model
-from tl_posgen.report.figures import model_label, sides
+from tl_posgen.report.figures import Panels, model_label, sides
 
 KINDS = {
     "self": "d f(x_t) / d x_t of each token t",
@@ -39,7 +36,9 @@ def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
     def figure(result: Any) -> go.Figure:
         layers, ks = result.own["layer"].values, result.own["k"].values
         rows = list(product(ks, sides(result)))
-        panels = grid([f"layer {layer}" for layer in layers], [f"{side}, K = {k}" for k, (side, *_) in rows])
+        titles = [*(f"layer {layer}" for layer in layers), *[""] * (len(layers) * (len(rows) - 1))]
+        names = [f"{side}, K = {k}" for k, (side, *_) in rows]
+        panels = Panels(titles, columns=len(layers), row_height=210, horizontal_spacing=0.03, row_titles=names)
         maps = [
             data["coupling"].sel(kind=kind, k=k, layer=layer).mean("prompt").transpose("token", "token_2")
             for (k, (_, data, _)), layer in product(rows, layers)
@@ -54,7 +53,7 @@ def map_of_kind(kind: str) -> Callable[[Any], go.Figure]:
 
 
 @dataclass(frozen=True)
-class TokenCoupling(Measure):
+class TokenCoupling(JacobianMeasure):
     r"""coupling = 1 - || |U2' J1 V2| - S1 ||_F / ||S1||_F of two tokens' Jacobians in one layer, as in `Coupling`.
 
     Coupling of the residual Jacobians of two tokens in one layer, in three ways: each token's own, one input token to
@@ -83,15 +82,9 @@ class TokenCoupling(Measure):
         ([3, 7, 11], ('kind', 'prompt', 'k', 'layer', 'token', 'token_2'))
     """
 
-    k: Counts = (10,)
     tokens: Annotated[Sequence[int], Each()] | None = None
-    chance_samples: Count = 10
-    dense_up_to: Whole = DENSE_UP_TO
 
     question = "Does a layer act along the same directions at different tokens?"
-    one_length = True
-    precise = True
-    matrices = 5
     rows = ("kind", "k", "layer", "token", "token_2")
     variables = {
         "coupling": Variable(
@@ -119,25 +112,20 @@ class TokenCoupling(Measure):
         if self.tokens is not None and len(self.tokens) < 2:
             raise InputError("tokens couple with each other: give two positions at least")
 
-    def usual(self) -> Mapping[str, Any]:
-        return {"k": ks_of(self.k)[0]}
-
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "TokenCoupling":
         length = len(tokens[0])
-        positions = spread(length) if self.tokens is None else [int(token) for token in self.tokens]
-        check_choices(model, self, positions, length)
-        if len({token % length for token in positions}) < 2:
+        prepared = replace(self, tokens=spread(length)) if self.tokens is None else self
+        prepared.refuse_choices(model, length)
+        if len({token % length for token in prepared.positions}) < 2:
             raise InputError("tokens couple with each other: give two different positions at least, in longer prompts")
-        return replace(self, tokens=positions)
+        return prepared
 
     def of_model(self, run: Run) -> xr.Dataset:
-        settings = settings_of(run, self, self.tokens or ())
-        first, *later = settings.tokens
-        sources = [*settings.tokens, *(first for _ in later), *settings.tokens[:-1]]
+        first, *later = tokens = self.places(run)[1]
+        sources = [*tokens, *(first for _ in later), *tokens[:-1]]
         run.plan(len(run.rows) * passes_of(run.tokens.shape[1], sources))
-        found = xr.concat([one_prompt(run.model, prompt, settings) for prompt in run.tokens], "prompt")
-        assert isinstance(found, xr.Dataset)
-        return found.assign({name: found[name].transpose(*self.variables[name].dims) for name in self.variables})
+        found: Any = xr.concat([one_prompt(self, run, prompt) for prompt in run.tokens], "prompt")
+        return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 
     def findings(self, own: Numbers) -> list[str]:
         sentences = []
@@ -178,31 +166,28 @@ def spread(length: int) -> list[int]:
     return sorted({length * part // SPREAD - 1 for part in range(1, SPREAD + 1)} - {-1})
 
 
-def one_prompt(model: Model, prompt: Int[Tensor, " pos"], settings: Settings) -> xr.Dataset:
+def one_prompt(measure: TokenCoupling, run: Run, prompt: Int[Tensor, " pos"]) -> xr.Dataset:
     """Return the coupling of every pair of tokens in each layer, in the three ways."""
-    streams, tokens = residual_streams(model, prompt), settings.tokens
-    own = [settings.jacobians(model, prompt, (token, token), streams) for token in tokens]
+    streams, (chosen_layers, tokens) = residual_streams(run.model, prompt), measure.places(run)
+    own = {token: measure.jacobians(run, prompt, token, token, streams) for token in tokens}
 
-    def jacobians(source: int, target: int) -> list[ResidualJacobian]:
-        same = own[tokens.index(source)] if source == target else None
-        return same or settings.jacobians(model, prompt, (source, target), streams)
+    def between(source: int, target: int) -> list[ResidualJacobian]:
+        return own[source] if source == target else measure.jacobians(run, prompt, source, target, streams)
 
     members = {
-        "self": own,
-        "same_input": [jacobians(tokens[0], target) for target in tokens],
-        "same_output": [jacobians(source, tokens[-1]) for source in tokens],
+        "self": [*own.values()],
+        "same_input": [between(tokens[0], target) for target in tokens],
+        "same_output": [between(source, tokens[-1]) for source in tokens],
     }
-    layers = {kind: [settings.pairs(of)[0] for of in zip(*of_kind, strict=True)] for kind, of_kind in members.items()}
+    layers = [[measure.pairs(run, one)[0] for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
     couplings, chances = (
-        np.stack([np.stack([settings.by_k(pairs, "absolute", of) for pairs in found], 1) for found in layers.values()])
-        for of in ("aligned", "chance")
+        np.stack([np.stack([measure.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
+        for bases in ("aligned", "chance")
     )
-    sizes = torch.stack([torch.stack([pairs.values[:, 0] for pairs in found]) for found in layers.values()])
-    known = (sizes > 0).cpu().numpy()[:, None]  # a token outside the layer's window has no Jacobian
+    sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
+    known = (sizes > 0)[:, None]  # a token outside the layer's window has no Jacobian
     couplings = between_different(np.where(known[..., None] & known[..., None, :], couplings, np.nan))
     chances = np.where(known[..., None], chances, np.nan)
-    of_tokens = ("kind", "k", "layer", "token")
-    return xr.Dataset(
-        {"coupling": ((*of_tokens, "token_2"), couplings), "chance": (of_tokens, chances.mean(-1))},
-        {"kind": list(members), "k": settings.ks, "layer": settings.layers, "token": tokens, "token_2": tokens},
-    )
+    dims = ("kind", "k", "layer", "token")
+    labels = {"kind": list(members), "k": measure.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
+    return xr.Dataset({"coupling": ((*dims, "token_2"), couplings), "chance": (dims, chances.mean(-1))}, labels)

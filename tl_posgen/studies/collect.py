@@ -11,16 +11,17 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import TRAINED
+from tl_posgen.core.numbers import ALL, TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import read_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
+from tl_posgen.models.provenance import null_label
 from tl_posgen.studies.curves import numbers_of
 from tl_posgen.studies.job import MAIN, Place, jobs_in
-from tl_posgen.studies.overview import PER_JOB, Study
+from tl_posgen.studies.overview import PER_JOB, Overview
 
 
 def open_study(out: str | os.PathLike) -> xr.Dataset:
@@ -57,12 +58,11 @@ def report_study(out: str | os.PathLike) -> Report:
     page."""
     reports = read_study(Path(out))
     first = next(iter(reports.values())).provenance
-    settings, data = first["study"], laid_out(reports)
-    kept = {key: settings[key] for key in ("length", "seed", "null_seeds", "versions", "measures")}
+    settings, data, measure = first["study"], laid_out(reports), Overview()
     counts = {"model": str(data["init_label"].values[0]), "jobs": data["finished"].size, "finished": len(reports)}
-    provenance = counts | {"prompts": settings["n_prompts"], "mask": first.get("mask")} | kept
-    measure = Study()
-    return Report({"study": Result(measure, measure.describe(data), provenance)}, provenance)
+    shared = {key: settings[key] for key in ("length", "seed", "null_seeds", "versions", "measures")}
+    provenance = counts | {"prompts": settings["n_prompts"], "mask": first.get("mask")} | shared
+    return Report({measure.name: Result(measure, measure.describe(data), provenance)}, provenance)
 
 
 def read_study(out: Path) -> dict[Place, Report]:
@@ -92,31 +92,25 @@ def laid_out(reports: Mapping[Place, Report]) -> xr.Dataset:
     """Return the numbers of finished jobs in their places of arrays over all models, revisions and texts."""
     settings = next(iter(reports.values())).provenance["study"]
     sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
-    coords = in_order(reports, sizes)
     jobs = [numbers_of(report.values()) for report in reports.values()]
     every = xr.concat(
         jobs, "job", data_vars="all", coords="minimal", compat="override", join="outer", combine_attrs="override"
     )
     places = pd.MultiIndex.from_tuples(list(reports), names=PER_JOB)
     whole = every.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
-    whole = whole.reindex({dim: np.array(labels) for dim, labels in coords.items()})
-    inits = [TRAINED, *map(str, settings["null_seeds"])]
-    groups = (
-        {"group": sorted(map(str, whole["group"].values), key=lambda one: one != "all")} if "group" in whole else {}
-    )
-    whole = whole.reindex(init=np.array(inits), **groups)
+    order: dict[str, list[str]] = in_order(reports, sizes) | {"init": [TRAINED, *map(str, settings["null_seeds"])]}
+    if "group" in whole:
+        order["group"] = sorted(map(str, whole["group"].values), key=lambda group: group != ALL)
+    whole = whole.reindex({dim: np.array(labels) for dim, labels in order.items()})
     whole = whole.transpose("init", "group", *PER_JOB, ..., *HEAD, missing_dims="ignore")
-    shape = tuple(map(len, coords.values()))
-    finished = xr.DataArray(np.zeros(shape, dtype=bool), coords, PER_JOB)
-    for place in reports:
-        finished.loc[dict(zip(PER_JOB, place, strict=True))] = True
-    whole["finished"] = finished
-    whole["parameters"] = ("model", np.array([sizes[name] for name in coords["model"]]))
-    by_model = [steps(reports, name, coords["revision"]) for name in coords["model"]]
+    finished = xr.DataArray.from_series(pd.Series(1.0, places))
+    whole["finished"] = finished.reindex({dim: whole[dim] for dim in PER_JOB}).notnull()
+    whole["parameters"] = ("model", np.array([sizes[name] for name in order["model"]]))
+    by_model = [steps(reports, name, order["revision"]) for name in order["model"]]
     whole["step"] = (("model", "revision"), np.array(by_model))
-    n = len(coords["model"])
+    n = len(order["model"])
     label = f"{settings['study']}, {n} model{'s' * (n > 1)}"
-    labels = [label, *(f"{label}, random init (seed {seed})" for seed in settings["null_seeds"])]
+    labels = [label, *(f"{label}, {null_label(seed)}" for seed in settings["null_seeds"])]
     return whole.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
 
 

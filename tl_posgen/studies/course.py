@@ -10,12 +10,68 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import Number, Numbers, intervals_of, mean_of
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, intervals_of, mean_of
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, model_label
 from tl_posgen.studies.curves import Curve, array_of, bounds_in, chance_array, followed, half_way
 
 LOSS = Curve("loss", "loss")
 MOST_ROWS = 20  # of the short table
+
+
+def over_steps(kind: str, title: str) -> Callable[[Any], go.Figure]:
+    """Return a figure with a panel a curve over step + 1, on a logarithmic axis: means, heads or controls."""
+
+    def figure(result: Any) -> go.Figure:
+        own, curves = result.numbers, followed(result.dataset)
+        chosen = {
+            "means": [LOSS, *(curve for curve in curves if not curve.control)],
+            "heads": [LOSS, *(curve for curve in curves if "head" in result.dataset[curve.name].dims)],
+            "controls": [curve for curve in curves if curve.control],
+        }[kind]
+        x = own.data["step"].values + 1
+        panels = Panels([curve.label for curve in chosen], row_height=240)
+        for number, curve in enumerate(chosen):
+            draw = draw_mean if kind != "heads" or curve == LOSS else draw_every_head
+            panels.add(number, *draw(result, curve, x))
+            if own.inits:
+                level = float(mean_of(array_of(own, curve).sel(init=own.inits[0])).isel(checkpoint=0))
+                label = model_label(result.null)
+                panels.add(number, line(x[[0, -1]], np.full(2, level), label, NULL_COLOUR, dash="dot"))
+        panels.figure.update_xaxes(tickangle=0)
+        panels.axes("step + 1", log_x=True)
+        subtitle = "by step + 1, on the same prompts; areas: 95% intervals over prompts; dotted: random init's mean"
+        return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+
+    return figure
+
+
+def draw_mean(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
+    """Draw the mean of a curve with its interval, and random bases where it has them."""
+    own = result.numbers
+    ends = intervals_of(array_of(own, curve), bounds_in(own, curve))
+    shown = {"mode": "lines+markers", "showlegend": False}
+    found: list[Any] = []
+    if bool(ends["low"].notnull().any()):
+        found.append(band(x, ends["low"].values, ends["high"].values, "interval").update(showlegend=False))
+    found.append(line(x, ends["value"].values, model_label(result.own), COLOURS[0], **shown))
+    if curve.chance is not None:
+        chance = mean_of(own.of_side(chance_array(own, curve))).values
+        found.append(line(x, chance, "random bases", COLOURS[1], mode="lines+markers"))
+    return found
+
+
+def draw_every_head(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
+    """Draw a line a head, coloured by layer."""
+    array = mean_of(result.numbers.array(curve.name, **curve.at).sel(init=TRAINED))
+    array = array.mean([dim for dim in array.dims if dim not in ("checkpoint", *HEAD)])
+    found = []
+    for place, layer in enumerate(array["layer"].values):
+        for head in array["head"].values:
+            hover = f"layer {layer}, head {head}: %{{y:.3f}}<extra></extra>"
+            shown = {"width": 1.0, "hovertemplate": hover}
+            y, colour = array.sel(layer=layer, head=head).values, COLOURS[place % len(COLOURS)]
+            found.append(line(x, y, f"layer {layer}", colour, **shown))
+    return found
 
 
 @dataclass(frozen=True)
@@ -64,10 +120,8 @@ class Emergence(Measure):
             if curve.sentence:
                 sentences.append(f"{curve.sentence} {self.course(own, curve)}.")
             if curve.chance is not None:
-                chance = mean_of(chance_array(own, curve).sel(init="trained"))
-                sentences.append(
-                    f"Random bases with the same spectra reach {float(chance.min()):.3f} to {float(chance.max()):.3f}."
-                )
+                chance = mean_of(chance_array(own, curve).sel(init=TRAINED)).values
+                sentences.append(f"Random bases with the same spectra reach {chance.min():.3f} to {chance.max():.3f}.")
         return sentences
 
     def course(self, own: Numbers, curve: Curve) -> str:
@@ -84,9 +138,8 @@ class Emergence(Measure):
         if not np.isfinite(values).all():
             return ends
         (early, for_good), top = half_way(values), int(values.argmax())
-        largest = ""
-        if top not in (0, len(steps) - 1):
-            largest = f", and is largest at step {steps[top]} ({values[top]:{form}})"
+        inside = top not in (0, len(steps) - 1)
+        largest = f", and is largest at step {steps[top]} ({values[top]:{form}})" if inside else ""
         lost = f"at step {steps[early]}, is lost again, and is there for good " if early < for_good else ""
         loss = own("loss", checkpoint=names[for_good]).plain
         return f"{ends}{largest}; half of the change is there {lost}by step {steps[for_good]}, at loss {loss:.3f}"
@@ -109,87 +162,16 @@ class Emergence(Measure):
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         """Return no heads where no measure is of heads, no controls where nothing has any."""
-        curves = followed(data)
-        controls = ["controls"] if any(curve.control for curve in curves) else []
-        return ["means", *(["heads"] if self.per_head else []), *controls]
+        drawn = {"means": True, "heads": self.per_head, "controls": any(curve.control for curve in followed(data))}
+        return [kind for kind, has_data in drawn.items() if has_data]
 
     figures = {
-        "means": lambda result: draw_means(result),
-        "heads": lambda result: draw_heads(result),
-        "controls": lambda result: draw_controls(result),
+        "means": over_steps("means", "Emergence over training"),
+        "heads": over_steps("heads", "Emergence over training, head by head"),
+        "controls": over_steps("controls", "Controls over training"),
     }
 
 
 def values_of(own: Numbers, curve: Curve) -> np.ndarray:
     """Return the value of a curve at every checkpoint."""
-    return mean_of(array_of(own, curve).sel(init="trained")).values.astype(np.float64)
-
-
-def draw_means(result: Any) -> go.Figure:
-    """Draw the loss and every curve by step; heads averaged, intervals over prompts where there are any."""
-    curves = [LOSS, *(curve for curve in followed(result.dataset) if not curve.control)]
-    return over_steps(result, curves, draw_mean, "Emergence over training")
-
-
-def draw_controls(result: Any) -> go.Figure:
-    """Draw the curves that others are compared with."""
-    curves = [curve for curve in followed(result.dataset) if curve.control]
-    return over_steps(result, curves, draw_mean, "Controls over training")
-
-
-def draw_heads(result: Any) -> go.Figure:
-    """Draw the loss, and one line a head, coloured by layer."""
-    curves = [curve for curve in followed(result.dataset) if "head" in result.dataset[curve.name].dims]
-    return over_steps(result, [LOSS, *curves], draw_every_head, "Emergence over training, head by head")
-
-
-def over_steps(result: Any, curves: Sequence[Curve], draw: Callable[..., list[Any]], title: str) -> go.Figure:
-    """Draw a panel a curve over step + 1, on a logarithmic axis."""
-    own = result.numbers
-    x = own.data["step"].values + 1
-    panels = Panels([curve.label for curve in curves], row_height=240)
-    for number, curve in enumerate(curves):
-        panels.add(number, *draw(result, curve, x))
-        if own.inits:
-            level = float(mean_of(array_of(own, curve).sel(init=own.inits[0])).isel(checkpoint=0))
-            label = model_label(result.null)
-            panels.add(number, line(x[[0, -1]], np.full(2, level), label, NULL_COLOUR, dash="dot"))
-    panels.figure.update_xaxes(tickangle=0)
-    panels.axes("step + 1", log_x=True)
-    subtitle = "by step + 1, on the same prompts; areas: 95% intervals over prompts; dotted: random init's mean"
-    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
-
-
-def draw_mean(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
-    """Draw the mean of a curve with its interval, and random bases where it has them."""
-    own = result.numbers
-    ends = intervals_of(array_of(own, curve), bounds_in(own, curve))
-    shown = {"mode": "lines+markers", "showlegend": False}
-    found: list[Any] = []
-    if bool(ends["low"].notnull().any()):
-        found.append(band(x, ends["low"].values, ends["high"].values, "interval").update(showlegend=False))
-    found.append(line(x, ends["value"].values, model_label(result.own), COLOURS[0], **shown))
-    if curve.chance is not None:
-        chance = mean_of(own.of_side(chance_array(own, curve))).values
-        found.append(line(x, chance, "random bases", COLOURS[1], mode="lines+markers"))
-    return found
-
-
-def draw_every_head(result: Any, curve: Curve, x: np.ndarray) -> list[Any]:
-    """Draw a line a head."""
-    if curve == LOSS:
-        return draw_mean(result, curve, x)
-    array = mean_of(result.numbers.array(curve.name, **curve.at).sel(init="trained"))
-    array = array.mean([dim for dim in array.dims if dim not in ("checkpoint", *HEAD)])
-    return [
-        line(
-            x,
-            array.sel(layer=layer, head=head).values,
-            f"layer {layer}",
-            COLOURS[place % len(COLOURS)],
-            width=1.0,
-            hovertemplate=f"layer {layer}, head {head}: %{{y:.3f}}<extra></extra>",
-        )
-        for place, layer in enumerate(array["layer"].values)
-        for head in array["head"].values
-    ]
+    return mean_of(array_of(own, curve).sel(init=TRAINED)).values.astype(np.float64)

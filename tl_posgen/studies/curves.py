@@ -26,7 +26,7 @@ class Curve:
         sentence: how a sentence on it begins; "" for none.
         form: of the number there.
         at: labels of the variable's dims.
-        chance: labels at which, in the variable "<measure>_chance", stands what random bases reach; None for none.
+        chance: labels of what random bases reach, in the variable "<measure>_chance"; None for none.
         control: drawn among the controls only.
         column: whether the short table has it.
     """
@@ -42,6 +42,8 @@ class Curve:
 
 
 ALIGNED = {"version": "absolute", "bases": "aligned"}
+SWAPPED, TRACE = {**ALIGNED, "bases": "swapped"}, {**ALIGNED, "version": "trace"}
+LATER = {"tokens": "without first"}
 CURVES = {
     "three_axis": (
         Curve("three_axis_r", "r"),
@@ -49,20 +51,10 @@ CURVES = {
     ),
     "variance": (
         Curve(
-            "variance_position",
-            "position",
-            "The share of position in the variance that softmax can see",
-            ".0%",
-            {"tokens": "without first"},
+            "variance_position", "position", "The share of position in the variance that softmax can see", ".0%", LATER
         ),
-        Curve("variance_content", "content", at={"tokens": "without first"}),
-        Curve(
-            "variance_interaction",
-            "interaction",
-            "The share of neither position nor content",
-            ".0%",
-            {"tokens": "without first"},
-        ),
+        Curve("variance_content", "content", at=LATER),
+        Curve("variance_interaction", "interaction", "The share of neither position nor content", ".0%", LATER),
     ),
     "loss": (Curve("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis
@@ -72,10 +64,8 @@ CURVES = {
         Curve("coupling_line_shape_score", "line-shape score", "The line-shape score"),
         Curve("coupling_growth_r2", "R² of growth", "R² of exponential growth"),
         Curve("coupling_expodistance", "expodistance", "Expodistance"),
-        Curve("coupling_coupling", "swapped coupling", at={**ALIGNED, "bases": "swapped"}, control=True),
-        Curve(
-            "coupling_coupling", "trace normalisation", at={**ALIGNED, "version": "trace"}, control=True, column=False
-        ),
+        Curve("coupling_coupling", "swapped coupling", at=SWAPPED, control=True),
+        Curve("coupling_coupling", "trace normalisation", at=TRACE, control=True, column=False),
         Curve("coupling_growth_slope", "growth per layer", control=True, column=False),
         Curve("coupling_linearisation", "linearisation", control=True, column=False),
     ),
@@ -88,43 +78,36 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
     Dims are init, group or prompt, tokens, side, layer and head, and dims whose labels are words; along others a
     variable is taken at its measure's usual label, or averaged. A variable that has a curve for every head is left out.
     """
-    found: dict[str, xr.DataArray] = {}
+    headlines: dict[str, xr.DataArray] = {}
+    others: dict[str, xr.DataArray] = {}
     for result in results:
         for name, array in result.dataset.data_vars.items():
-            if array.dtype.kind in "fiub" and (kept := kept_number(result, array)) is not None:
-                variable = result.measure.variables.get(str(name))
-                words = {"measure": result.name, "long_name": variable.label if variable else str(name)}
-                found[f"{result.name}_{name}"] = kept.assign_attrs({**words, "range": bounds_of(variable)})
-    order = {f"{one.name}_{key}": bool(v.headline) for one in results for key, v in one.measure.variables.items()}
-    names = sorted(found, key=lambda name: not order.get(name, False))
-    return xr.Dataset({name: found[name] for name in names})
-
-
-def bounds_of(variable: Any) -> list[float]:
-    """Return the bounds of a variable as an attribute of a file; empty for none."""
-    return [] if variable is None or variable.bounds is None else [float(end) for end in variable.bounds]
+            if array.dtype.kind not in "fiub" or (kept := kept_number(result, array)) is None:
+                continue
+            variable = result.measure.variables.get(str(name))
+            words = {"measure": result.name, "long_name": variable.label if variable else str(name)}
+            bounds = variable.bounds if variable and variable.bounds else ()
+            place = headlines if variable and variable.headline else others
+            place[f"{result.name}_{name}"] = kept.assign_attrs({**words, "range": list(map(float, bounds))})
+    return xr.Dataset({**headlines, **others})
 
 
 def kept_number(result: Result, array: xr.DataArray) -> xr.DataArray | None:
     """Return the part of a variable that a study keeps; None of one that it does not."""
-    array = array.drop_vars("init_label", errors="ignore").astype(float)
-    usual = {
-        dim: label for dim, label in result.measure.usual().items() if dim in array.dims and not is_worded(array, dim)
-    }
-    array = array.sel(usual, drop=True)
-    if "end" in array.dims:
-        array = array.sel(end="value", drop=True)
-    kept = [dim for dim in array.dims if dim in (*KEPT, *OF_HEADS) or is_worded(array, str(dim))]
-    per_head = set(HEAD) <= set(array.dims)
-    others = [dim for dim in array.dims if dim not in kept and not (per_head and dim in HEAD)]
-    if per_head and others:
-        return None
+    worded = [dim for dim in array.dims if is_worded(array, dim)]
+    usual = {dim: label for dim, label in result.measure.usual().items() if dim in array.dims and dim not in worded}
+    usual |= {"end": "value"} if "end" in array.dims else {}
+    array = array.drop_vars("init_label", errors="ignore").astype(float).sel(usual, drop=True)
+    others = [dim for dim in array.dims if dim not in (*KEPT, *OF_HEADS, *worded)]
+    if set(HEAD) <= set(others):
+        others = [dim for dim in others if dim not in HEAD]
+        if others:
+            return None
     array = array.mean(others).mean([dim for dim in ("item",) if dim in array.dims])
-    scalars = [name for name, coord in array.coords.items() if not coord.ndim]
-    return array.drop_vars(scalars)
+    return array.drop_vars([name for name, coord in array.coords.items() if not coord.ndim])
 
 
-def is_worded(array: xr.DataArray, dim: str) -> bool:
+def is_worded(array: xr.DataArray, dim: Any) -> bool:
     """Return whether a dim has a few labels that are words, such as conditions."""
     return dim not in KEPT and dim in array.coords and array[dim].dtype.kind in "OU" and array.sizes[dim] <= MOST_LABELS
 
@@ -133,36 +116,26 @@ def followed(data: xr.Dataset) -> list[Curve]:
     """Return the curves of every measure in the data; the first few numbers of a measure that has none."""
     found = []
     for measure in np.atleast_1d(data.attrs["measures"]):
-        of_measure = [str(name) for name, array in data.data_vars.items() if array.attrs.get("measure") == measure]
+        names = [str(name) for name, array in data.data_vars.items() if array.attrs.get("measure") == measure]
         if measure in CURVES:
-            found += [curve for curve in CURVES[measure] if curve.name in of_measure]
+            found += [curve for curve in CURVES[measure] if curve.name in names]
         else:
-            found += [curve_named(data, name) for name in of_measure[:MOST_OTHERS]]
+            words = {name: name.replace("_", " ") for name in names[:MOST_OTHERS]}
+            found += [Curve(name, label, label[:1].upper() + label[1:]) for name, label in words.items()]
     return found
 
 
-def curve_named(data: xr.Dataset, name: str) -> Curve:
-    """Return the curve of a number of which nothing is declared here."""
-    words = name.replace("_", " ")
-    return Curve(name, words, words[:1].upper() + words[1:])
-
-
 def array_of(own: Numbers, curve: Curve, **labels: Any) -> xr.DataArray:
-    """Return the array of a curve: the mean over heads, its dims init and group or prompt kept."""
+    """Return the array of a curve: means over heads, with the dims init, group or prompt, and those of the study."""
     at = {dim: label for dim, label in {**curve.at, **labels}.items() if dim in own.dataset[curve.name].dims}
-    array = own.array(curve.name, **at)
-    return array.mean([dim for dim in array.dims if dim not in (*KEPT, *labelled_dims(own))])
+    array, rows = own.array(curve.name, **at), [dim for dim in own.measure.rows if dim not in HEAD]
+    return array.mean([dim for dim in array.dims if dim not in (*KEPT, *rows)])
 
 
-def labelled_dims(own: Numbers) -> tuple[str, ...]:
-    """Return the dims of a study: those of its rows that are no heads."""
-    return tuple(dim for dim in own.measure.rows if dim not in HEAD)
-
-
-def chance_array(own: Numbers, curve: Curve, **labels: Any) -> xr.DataArray:
+def chance_array(own: Numbers, curve: Curve) -> xr.DataArray:
     """Return what random bases reach where a curve has that."""
     name = f"{curve.name.split('_')[0]}_chance"
-    return array_of(own, Curve(name, name, at=curve.chance or {}), **labels)
+    return array_of(own, Curve(name, name, at=curve.chance or {}))
 
 
 def bounds_in(own: Numbers, curve: Curve) -> Bounds | None:

@@ -1,4 +1,4 @@
-"""How the measures form during training: the same analysis over a sequence of checkpoints."""
+"""Emergence of the measures during training: one analysis over a sequence of checkpoints."""
 
 import os
 from collections.abc import Sequence
@@ -94,9 +94,9 @@ def emergence(
     last = run.load(-1, precise=precise)
     check_numbers(last, length, n_prompts)
     tokens = prompts_of_one_length(last, prompts, length, n_prompts)
+    options = {measure.name: measure.options() for measure in asked}
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
-    settings = {measure.name: measure.options() for measure in asked}
-    provenance |= {"checkpoints": run.names, "model": run.label, "measures": settings}
+    provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     nulls, rows, random_inits = [], [], RandomInits(last, null_seeds)
     with Parts.kept_in(keep) as parts:
         measured = partial(numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)
@@ -108,10 +108,13 @@ def emergence(
             loaded = run.load(place, precise=precise)
             rows.append(measured(loaded))
             release(loaded)
-    data = side_by_side(rows, nulls, run.names, [str(one) for one in null_seeds])
+    own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
+    inits = [own, *(null.expand_dims(checkpoint=run.names) for null in nulls)]  # the same beside every checkpoint
+    labels = xr.Variable("init", np.array([TRAINED, *map(str, null_seeds)]))
+    data: Any = xr.concat(inits, labels, combine_attrs="override")
     data["step"] = ("checkpoint", run.steps)
     data = data.assign_coords(init_label=("init", [run.label, *map(null_label, null_seeds)]))
-    data = data.assign_attrs(measures=[measure.name for measure in asked])
+    data = data.assign_attrs(measures=list(options))
     measure = Emergence(per_head="head" in data.dims)
     return Result(measure, measure.describe(data), provenance | {"options": measure.options()})
 
@@ -120,18 +123,8 @@ def numbers_of_model(
     model: Model, tokens: Int[Tensor, "prompt pos"], measures: Sequence[Measure], seed: int, parts: Parts
 ) -> xr.Dataset:
     """Return the numbers of every measure of one model under names of their own, and its loss."""
-    with_loss = [*measures, *([] if any(one.name == "loss" for one in measures) else ["loss"])]
-    report = dict(analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), keep=parts, progress=False))
-    loss = report["loss"] if "loss" in [measure.name for measure in measures] else report.pop("loss")
-    numbers = numbers_of(report.values()).sel(init=TRAINED, drop=True)
-    return numbers.assign(loss=loss.own["loss"].drop_vars("init_label", errors="ignore"))
-
-
-def side_by_side(
-    rows: Sequence[xr.Dataset], nulls: Sequence[xr.Dataset], names: Sequence[str], seeds: Sequence[str]
-) -> xr.Dataset:
-    """Return the numbers of checkpoints along `checkpoint`; of random inits, the same at each, along `init`."""
-    own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(names)), combine_attrs="override")
-    each = [own, *(null.expand_dims(checkpoint=list(names)) for null in nulls)]
-    both: Any = xr.concat(each, xr.Variable("init", np.array([TRAINED, *seeds])), combine_attrs="override")
-    return both
+    names = [measure.name for measure in measures]
+    with_loss = measures if "loss" in names else [*measures, "loss"]
+    report = analyze(model, tokens, measures=with_loss, seed=seed, null_seeds=(), keep=parts, progress=False)
+    numbers = numbers_of(report[name] for name in report if name in names).sel(init=TRAINED, drop=True)
+    return numbers.assign(loss=report["loss"].own["loss"].drop_vars("init_label", errors="ignore"))

@@ -18,7 +18,7 @@ STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not eve
 def on_ray(
     groups: Sequence[Sequence[Any]], work: Work, *, bytes_needed: Callable[[Any], int], address: str | None = None
 ) -> Iterator[Outcome]:
-    """Groups of jobs over a Ray cluster, each on one worker, with the memory of its largest job as a resource.
+    """Run groups of jobs on a Ray cluster, each on one worker, with the memory of its largest job as a resource.
 
     A task gets one CPU, and one GPU where the cluster has any. Files are written by the workers: on several machines
     the directory has to be one that all of them see.
@@ -40,8 +40,7 @@ def on_ray(
             if need > most:
                 sizes = f"{need / 1e9:.1f} GB, and the largest node of this Ray has {most / 1e9:.1f} GB"
                 raise InputError(f"{group[0].name} needs about {sizes}; give a shorter length, or a larger node")
-        task = ray.remote(one_group)
-        running = {}
+        task, running = ray.remote(one_group), {}
         for group, need in zip(groups, needs, strict=True):
             how = {"num_cpus": 1, "num_gpus": int(on_gpu), "memory": need, "max_retries": RETRIES}
             running[task.options(name=group[0].name, **how).remote(work, group)] = [job.name for job in group]
@@ -66,7 +65,7 @@ def one_group(work: Work, group: Sequence[Any]) -> Iterator[Outcome]:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module `ray`, connected inside the block; a connection that was there before stays."""
+    """Give the module `ray`, connected inside the block; a connection that was there before stays."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:

@@ -20,16 +20,103 @@ PER_JOB = ("model", "revision", "text")
 FEWEST = 4  # models for a correlation with size
 
 
+def of_init(array: xr.DataArray, init: str) -> xr.DataArray:
+    """Return the part of one init; NaN of a random init that has no such number."""
+    if "init" in array.dims:
+        return array.sel(init=init, drop=True)
+    return array if init == TRAINED else xr.full_like(array, np.nan, dtype=float)
+
+
+def per_job(own: Numbers, curve: Curve, init: str = TRAINED) -> xr.DataArray:
+    """Return the number of every job [model, revision, text]."""
+    array = mean_of(of_init(array_of(own, curve), init))
+    scalars = [name for name, coord in array.coords.items() if not coord.ndim]
+    return array.drop_vars(scalars).transpose(*PER_JOB)
+
+
+def at_the_end(array: xr.DataArray, own: Numbers) -> xr.DataArray:
+    """Return an array over jobs at each model's last finished revision, texts averaged."""
+    there = own.data["finished"].any("text").transpose("model", "revision")
+    last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
+    return array.isel(revision=last.drop_vars("revision", errors="ignore")).mean("text")
+
+
+def r_with_size(own: Numbers, curve: Curve) -> float | None:
+    """Return the correlation over models of a number with ln parameters; None of fewer than four."""
+    values, sizes = at_the_end(per_job(own, curve), own).values, np.log(own.data["parameters"].values)
+    known = np.isfinite(values) & np.isfinite(sizes)
+    if known.sum() < FEWEST or len(np.unique(sizes[known])) < 3:
+        return None
+    return correlation(torch.from_numpy(sizes[known]), torch.from_numpy(values[known])).r
+
+
+def curve_panels(
+    draw: Callable[..., list[Any]], title: str, subtitle: str, **x_axis: Any
+) -> Callable[[Any], go.Figure]:
+    """Return a figure with a panel a curve, the model's and its first random init's."""
+
+    def figure(result: Any) -> go.Figure:
+        own, curves = result.numbers, followed(result.dataset)
+        panels = Panels([curve.label for curve in curves], columns=3, row_height=280)
+        inits = [TRAINED, *own.inits][: len(sides(result))]
+        for number, curve in enumerate(curves):
+            for init, (label, _, colour) in zip(inits, sides(result), strict=True):
+                panels.add(number, *draw(own, curve, init, label, colour))
+        made = panels.finish(f"{title} · {model_label(result.own)}", f"{subtitle}; grey: random init")
+        return made.update_xaxes(**x_axis)
+
+    return figure
+
+
+def models_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
+    """Draw the heads of every model as a box, or its number as a point."""
+    models = [str(name) for name in own.data["model"].values]
+    array = mean_of(of_init(own.array(curve.name, **curve.at), init))
+    if "head" not in array.dims or colour == NULL_COLOUR:
+        return [points(models, at_the_end(per_job(own, curve, init), own), label, colour)]
+    array = array.mean([dim for dim in array.dims if dim not in (*PER_JOB, *HEAD)])
+    heads = at_the_end(array, own).stack(unit=HEAD).transpose("model", "unit")
+    x = np.repeat(models, heads.sizes["unit"])
+    return [go.Box(x=x, y=heads.values.ravel(), name=label, marker={"color": colour, "size": 3}, line={"width": 1})]
+
+
+def revisions_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
+    """Draw one line a model over its revisions."""
+    values, found = per_job(own, curve, init).mean("text"), []
+    for place, model in enumerate(own.data["model"].values):
+        there = own.data["finished"].sel(model=model).any("text").values
+        if there.sum() > 1:
+            x, y = own.data["step"].sel(model=model).values[there] + 1, values.sel(model=model).values[there]
+            is_null = colour == NULL_COLOUR
+            shade = NULL_COLOUR if is_null else COLOURS[place % len(COLOURS)]
+            mode = "lines" if is_null else "lines+markers"
+            found.append(line(x, y, label if is_null else str(model), shade, mode=mode))
+    return found
+
+
+def sizes_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
+    """Draw a point a model over its parameters."""
+    names = [str(name) for name in own.data["model"].values]
+    values = at_the_end(per_job(own, curve, init), own)
+    return [points(own.data["parameters"].values, values, label, colour).update(text=names)]
+
+
+def points(x: Any, y: Any, label: str, colour: str) -> go.Scatter:
+    """Return markers without lines."""
+    return go.Scatter(x=x, y=np.asarray(y), mode="markers", name=label, marker={"color": colour, "size": 8})
+
+
 @dataclass(frozen=True)
-class Study(Measure):
+class Overview(Measure):
     """Measures of many models.
 
-    Every measure of a study over its models, revisions and texts, heads averaged; beside the same of randomly
-    initialised models of the same shapes.
+    Every measure of a study over its models, revisions and texts, heads averaged; beside randomly initialised models of
+    the same shapes.
 
     Source: ours
     """
 
+    name = "study"
     question = "How do models compare?"
     rows = PER_JOB
     variables = {
@@ -75,108 +162,15 @@ class Study(Measure):
         """Return no revisions where no model has several, no sizes where all models have one."""
         several = bool((data["finished"].any("text").sum("revision") > 1).any())
         sizes = data["parameters"].values
-        has = {"models": True, "revisions": several, "size": len(set(sizes[np.isfinite(sizes)].tolist())) > 1}
+        has = {"models": True, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
         return [kind for kind, there in has.items() if there]
 
     figures = {
-        "models": lambda result: side_by_side(result),
-        "revisions": lambda result: over_revisions(result),
-        "size": lambda result: against_size(result),
+        "models": curve_panels(models_of, "Models side by side", "at the last revision, texts averaged; boxes: heads"),
+        "revisions": curve_panels(
+            revisions_of, "Over revisions", "heads and texts averaged, by step + 1", type="log", dtick=1
+        ),
+        "size": curve_panels(
+            sizes_of, "Against size", "by parameters, at the last revision; heads and texts averaged", type="log"
+        ),
     }
-
-
-def of_init(array: xr.DataArray, init: str) -> xr.DataArray:
-    """Return the part of one init; NaN of a random init that has no such number."""
-    if "init" in array.dims:
-        return array.sel(init=init, drop=True)
-    return array if init == TRAINED else xr.full_like(array, np.nan, dtype=float)
-
-
-def per_job(own: Numbers, curve: Curve, init: str = TRAINED) -> xr.DataArray:
-    """Return the number of every job [model, revision, text]."""
-    array = mean_of(of_init(array_of(own, curve), init))
-    scalars = [name for name, coord in array.coords.items() if not coord.ndim]
-    return array.drop_vars(scalars).transpose(*PER_JOB)
-
-
-def at_the_end(array: xr.DataArray, own: Numbers) -> xr.DataArray:
-    """Return an array over jobs at each model's last finished revision, texts averaged."""
-    there = own.data["finished"].any("text").transpose("model", "revision")
-    last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
-    return array.isel(revision=last.drop_vars("revision", errors="ignore")).mean("text")
-
-
-def r_with_size(own: Numbers, curve: Curve) -> float | None:
-    """Return the correlation over models of a number with ln parameters; None of fewer than four."""
-    values = at_the_end(per_job(own, curve), own).values
-    sizes = np.log(own.data["parameters"].values)
-    known = np.flatnonzero(np.isfinite(values) & np.isfinite(sizes))
-    if len(known) < FEWEST or len(set(sizes[known].tolist())) < 3:
-        return None
-    return correlation(torch.from_numpy(sizes[known]), torch.from_numpy(values[known])).r
-
-
-def side_by_side(result: Any) -> go.Figure:
-    """Draw a panel a curve: the heads of every model as a box, or its number as a point; the random init's in grey."""
-    return drawn_over(result, models_of, "Models side by side", "at the last revision, texts averaged; boxes: heads")
-
-
-def over_revisions(result: Any) -> go.Figure:
-    """Draw a panel a curve: one line a model over its revisions."""
-    made = drawn_over(result, revisions_of, "Over revisions", "heads and texts averaged, by step + 1")
-    return made.update_xaxes(type="log", dtick=1)
-
-
-def against_size(result: Any) -> go.Figure:
-    """Draw a panel a curve: a point a model over its parameters."""
-    made = drawn_over(result, sizes_of, "Against size", "by parameters, at the last revision; heads and texts averaged")
-    return made.update_xaxes(type="log")
-
-
-def drawn_over(result: Any, draw: Callable[..., list[Any]], title: str, subtitle: str) -> go.Figure:
-    """Draw a panel a curve, the model's and its first random init's."""
-    own, curves = result.numbers, followed(result.dataset)
-    panels = Panels([curve.label for curve in curves], columns=3, row_height=280)
-    inits = [TRAINED, *own.inits][: len(sides(result))]
-    for number, curve in enumerate(curves):
-        for init, (label, _, colour) in zip(inits, sides(result), strict=True):
-            panels.add(number, *draw(own, curve, init, label, colour))
-    return panels.finish(f"{title} · {model_label(result.own)}", f"{subtitle}; grey: random init")
-
-
-def models_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
-    """Draw the heads of every model as a box, or its number as a point."""
-    models = [str(name) for name in own.data["model"].values]
-    array = mean_of(of_init(own.array(curve.name, **curve.at), init))
-    if "head" not in array.dims or colour == NULL_COLOUR:
-        return [points(models, at_the_end(per_job(own, curve, init), own), label, colour)]
-    array = array.mean([dim for dim in array.dims if dim not in (*PER_JOB, *HEAD)])
-    heads = at_the_end(array, own).stack(unit=HEAD).transpose("model", "unit")
-    x = np.repeat(models, heads.sizes["unit"])
-    return [go.Box(x=x, y=heads.values.ravel(), name=label, marker={"color": colour, "size": 3}, line={"width": 1})]
-
-
-def revisions_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
-    """Draw one line a model over its revisions."""
-    values, found = per_job(own, curve, init).mean("text"), []
-    for place, model in enumerate(own.data["model"].values):
-        there = own.data["finished"].sel(model=model).any("text").values
-        if there.sum() > 1:
-            x, y = own.data["step"].sel(model=model).values[there] + 1, values.sel(model=model).values[there]
-            is_null = colour == NULL_COLOUR
-            shade = NULL_COLOUR if is_null else COLOURS[place % len(COLOURS)]
-            mode = "lines" if is_null else "lines+markers"
-            found.append(line(x, y, label if is_null else str(model), shade, mode=mode))
-    return found
-
-
-def sizes_of(own: Numbers, curve: Curve, init: str, label: str, colour: str) -> list[Any]:
-    """Draw a point a model over its parameters."""
-    names = [str(name) for name in own.data["model"].values]
-    values = at_the_end(per_job(own, curve, init), own)
-    return [points(own.data["parameters"].values, values, label, colour).update(text=names)]
-
-
-def points(x: Any, y: Any, label: str, colour: str) -> go.Scatter:
-    """Return markers without lines."""
-    return go.Scatter(x=x, y=np.asarray(y), mode="markers", name=label, marker={"color": colour, "size": 8})

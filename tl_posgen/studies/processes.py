@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: measured, failed with an error that is kept, or left unfinished as its worker ended."""
+    """State of a job: finished, failed with an error that is kept, or unfinished as its worker ended."""
 
     job: str
     state: Literal["finished", "failed", "unfinished"]
@@ -25,19 +25,16 @@ Work: TypeAlias = Callable[[Sequence[Any]], Iterator[Outcome]]
 
 
 def local(groups: Sequence[Sequence[Any]], work: Work) -> Iterator[Outcome]:
-    """In this process, one group of jobs after the other."""
+    """Run groups of jobs in this process, one after the other."""
     for group in groups:
         yield from work(group)
 
 
 def processes(groups: Sequence[Sequence[Any]], work: Work, *, workers: int) -> Iterator[Outcome]:
-    """Groups of jobs over so many processes, each of which takes a further group when it is done with one.
+    """Run groups of jobs in so many processes, each of which takes a further group when it is done with one.
 
-    Where a worker ends in the middle of a job (killed, out of memory), the job is reported as unfinished, and another
-    worker goes on with the rest of its group. Workers end with this process, however that ends.
-
-    Raises:
-        what `work` raises: the other workers are stopped then.
+    Where a worker ends in the middle of a job (killed, out of memory), the job is unfinished, and another worker goes
+    on with the rest of its group. Workers end with this process, however that ends, and where `work` raises.
     """
     waiting = [list(group) for group in groups]
     started: list[Worker] = []
@@ -93,13 +90,13 @@ class Worker:
             self.connection.send(jobs)
 
     def ended(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         self.process.join()
         code = self.process.exitcode or 0
         return f"its worker was killed ({signal.Signals(-code).name})" if code < 0 else f"its worker ended ({code})"
 
     def stop(self) -> None:
-        """What is half written is removed on its way out."""
+        """End it; on its way out it removes what is half written."""
         self.connection.close()
         if self.process.is_alive():
             self.process.terminate()
@@ -110,8 +107,8 @@ class Worker:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """A process started here never hears Ctrl-C, which reaches every process: the first one stops the others."""
-    if threading.current_thread() is not threading.main_thread():  # only there can it be had
+    """Start processes that never hear Ctrl-C, which reaches every process: the first one stops the others."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,7 +119,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 def serve(connection: Connection, work: Work) -> None:
-    """What a worker does: jobs come, outcomes go, until nobody sends any more."""
+    """Do the jobs that come and send their outcomes, until nobody sends any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for one that was not started without_interrupts
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parent = parent_process()

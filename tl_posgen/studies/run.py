@@ -1,4 +1,4 @@
-"""A study, run: what is finished is passed over, so that any interrupted run is simply started again."""
+"""Running a study: finished jobs are passed over, so that an interrupted run is simply started again."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -34,7 +34,7 @@ STALE = 3600  # seconds after which nobody goes on writing a file
 
 @dataclass(frozen=True)
 class Swept:
-    """What a run of a study leaves.
+    """Outcome of a run of a study.
 
     Attributes:
         out: the directory.
@@ -45,10 +45,10 @@ class Swept:
     """
 
     out: Path
-    finished: tuple[str, ...] = ()
-    failed: Mapping[str, str] = field(default_factory=dict)
-    unfinished: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = False
+    finished: tuple[str, ...]
+    failed: Mapping[str, str]
+    unfinished: Mapping[str, str]
+    is_whole: bool
 
     def __str__(self) -> str:
         counts = {"finished": self.finished, "failed": self.failed, "unfinished": self.unfinished}
@@ -100,28 +100,19 @@ def sweep(
     require("retry", retry, bool)
     if executor not in get_args(Executor) or workers < 1:
         raise InputError(f"executor {executor!r}, workers {workers}: choose {', '.join(get_args(Executor))}, 1 or more")
-    chosen, out = shard_of(shard), Path(out).absolute()
-    jobs = study.jobs()
-    done = finished_in(out, jobs)
+    chosen, out, jobs = shard_of(shard), Path(out).absolute(), study.jobs()
+    done = jobs_in(out, jobs)
     require_writable(out)
-    every = [list(group) for _, group in groupby(jobs, key=lambda job: job.weights)][chosen]
-    mine = [job for group in every for job in group]
+    of_models = [list(group) for _, group in groupby(jobs, key=attrgetter("weights"))][chosen]
+    mine = [job for group in of_models for job in group]
     failed = {} if retry else {job.name: why for job in mine if (why := error_of(out / job.file))}
-    groups = [[job for job in group if job.name not in done and job.name not in failed] for group in every]
-    groups = [group for group in groups if group]
-    for job in (job for group in groups for job in group):
-        _ = job.text.words, job.bytes_needed  # looked at now, by this process alone
+    to_do = [[job for job in group if job.place not in done and job.name not in failed] for group in of_models]
+    to_do = [group for group in to_do if group]
+    outcomes = outcomes_of(to_do, out, executor, workers, address)
     for job, why in failed.items():
         tqdm.write(f"{job} failed before, and is tried again with retry (--retry): {why}", file=sys.stderr)
-    work = partial(attempt, out=out, expected=versions())
-    outcomes: Iterator[Outcome] = iter(())
-    if groups and executor == "ray":
-        outcomes = on_ray(groups, work, bytes_needed=attrgetter("bytes_needed"), address=address)
-    elif groups:
-        require_memory(groups, workers if executor == "processes" else 1)
-        outcomes = local(groups, work) if executor == "local" else processes(groups, work, workers=workers)
     unfinished: dict[str, str] = {}
-    with tqdm(total=sum(map(len, groups)), desc=study.name, unit="job", disable=not progress) as bar:
+    with tqdm(total=sum(map(len, to_do)), desc=study.name, unit="job", disable=not progress) as bar:
         try:
             for outcome in outcomes:
                 bar.update()
@@ -129,29 +120,43 @@ def sweep(
                     (failed if outcome.state == "failed" else unfinished)[outcome.job] = outcome.why
                     bar.write(f"{outcome.job} {outcome.state}: {outcome.why}")
         except (KeyboardInterrupt, SystemExit):
-            kept = sum((out / job.file).is_file() for job in jobs)
+            kept = [*states(study, out).values()].count("finished")
             bar.write(f"{kept} of {len(jobs)} jobs are finished and kept in {out}; the same command goes on from there")
             raise
-    finished = {job.name for job in jobs if (out / job.file).is_file()}
     for left in out.glob(f"{PARTIAL}*"):  # what killed runs left half-written; a younger one may be another shard's
         if left.stat().st_mtime < time.time() - STALE:
             shutil.rmtree(left, ignore_errors=True)
-    lost = {job: why for job, why in unfinished.items() if job not in finished}
-    whole = bool(finished) and all(job.name in finished or error_of(out / job.file) for job in jobs)
-    return Swept(out, tuple(job.name for job in mine if job.name in finished), failed, lost, whole)
+    state = states(study, out)
+    finished = tuple(job.name for job in mine if state[job.name] == "finished")
+    lost = {job: why for job, why in unfinished.items() if state[job] != "finished"}
+    return Swept(out, finished, failed, lost, "finished" in state.values() and "to do" not in state.values())
+
+
+def outcomes_of(
+    groups: Sequence[Sequence[Job]], out: Path, executor: str, workers: int, address: str | None
+) -> Iterator[Outcome]:
+    """Return what will become of each job; texts are read and memory is estimated now, by this process alone."""
+    if not groups:
+        return iter(())
+    for job in (job for group in groups for job in group):
+        _ = job.text.words, job.bytes_needed
+    work = partial(attempt, out=out, expected=versions())
+    if executor == "ray":
+        return on_ray(groups, work, bytes_needed=attrgetter("bytes_needed"), address=address)
+    require_memory(groups, workers if executor == "processes" else 1)
+    return local(groups, work) if executor == "local" else processes(groups, work, workers=workers)
 
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
-    """Every job of a study and what became of it; asks no network, loads nothing."""
-    found = {}
-    for job in Study.of(study).jobs():
-        path = Path(out) / job.file
-        found[job.name] = "finished" if path.is_file() else "failed" if error_of(path) else "to do"
-    return found
+    """Return "finished", "failed" or "to do" of every job of a study; asks no network, loads nothing."""
+    paths = {job.name: Path(out) / job.file for job in Study.of(study).jobs()}
+    return {
+        name: "finished" if path.is_file() else "failed" if error_of(path) else "to do" for name, path in paths.items()
+    }
 
 
 def shard_of(shard: str) -> slice:
-    """The i-th of n parts of a list, of "i/n".
+    """Return the i-th of n parts of a list, of "i/n".
 
     Example:
         >>> [list("abcde")[shard_of(shard)] for shard in ("1/2", "2/2")]
@@ -163,23 +168,8 @@ def shard_of(shard: str) -> slice:
     return slice(int(found[1]) - 1, None, int(found[2]))
 
 
-def finished_in(out: Path, jobs: Sequence[Job]) -> set[str]:
-    """Names of the jobs whose file is there.
-
-    Raises:
-        InputError: results of other settings or versions, or of the same job with other weights; a damaged file.
-    """
-    there = jobs_in(out, jobs[0].settings)
-    for job in jobs:
-        path = there.get(job.place)
-        if path is not None and path.name != job.file:
-            changed = "with other weights, text, tokenizer, dtype, device or backend than it has now"
-            raise InputError(f"{path}: {job.name} {changed}; delete the file, or give another --out")
-    return {job.name for job in jobs if job.place in there}
-
-
 def error_of(path: Path) -> str | None:
-    """The error that a job of this file ended with; None where it did not."""
+    """Return the error that the job of this file ended with; None where it did not."""
     path = path.with_suffix(".json")
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.is_file() else None
@@ -191,7 +181,7 @@ def require_memory(groups: Sequence[Sequence[Job]], workers: int) -> None:
     """Refuse jobs that take more than the memory of their device, so many at a time."""
     workers = min(workers, len(groups))
     for job in (max(group, key=attrgetter("bytes_needed")) for group in groups):
-        device = torch.device(usable(job.weights.device))
+        device = torch.device(usable(job.weights.pretrained.device))
         held, needed = memory_of(device), job.bytes_needed * workers
         if held is not None and needed > held:
             so_many = f"{workers} such jobs need" if workers > 1 else "needs"

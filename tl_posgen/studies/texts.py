@@ -65,14 +65,14 @@ class Text:
 
     @property
     def identity(self) -> Any:
-        """What its jobs are named by: the words themselves, or which dataset they are of."""
+        """The part of a job's name: a digest of the words, or the dataset that they are of."""
         if not self.dataset:
             return hashlib.sha256(self.words.encode()).hexdigest()
         return {key: value for key, value in asdict(self).items() if key not in ("path", "name")}
 
 
 def files_of(path: str) -> Iterator[str]:
-    """The one file, or every file of a directory that is not hidden."""
+    """Yield the one file, or every file of a directory that is not hidden."""
     if path == BUNDLED:
         yield bundled_text()
     elif Path(path).is_dir():
@@ -84,7 +84,7 @@ def files_of(path: str) -> Iterator[str]:
 
 
 def rows_of(text: Text) -> Iterator[str]:
-    """The rows of a dataset, as they come."""
+    """Yield the rows of a dataset."""
     try:
         from datasets import load_dataset
     except ImportError as error:

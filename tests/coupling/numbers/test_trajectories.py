@@ -61,16 +61,13 @@ def test_the_growth_fit_is_the_least_squares_line():
     assert fit.r2.item() == pytest.approx(np.corrcoef(np.arange(9), logs)[0, 1] ** 2)
 
 
-def test_scale_leaves_straightness_and_growth_rates_alone():
-    path = gaussian(6, 4)
-    for measure in (line_shape_score, expodistance, lambda x: growth_fit(x).slope):
-        torch.testing.assert_close(measure(7 * path), measure(path))
-
-
-def test_a_batch_gives_what_each_path_gives_alone():
+@pytest.mark.parametrize(
+    "measure", [line_shape_score, expodistance, lambda x: growth_fit(x).slope, lambda x: growth_fit(x).r2]
+)
+def test_scale_leaves_a_number_alone_and_a_batch_gives_that_of_each_path(measure):
     paths = gaussian(3, 6, 4)
-    for measure in (line_shape_score, expodistance, lambda x: growth_fit(x).r2):
-        torch.testing.assert_close(measure(paths), torch.stack([measure(path) for path in paths]))
+    torch.testing.assert_close(measure(7 * paths), measure(paths))
+    torch.testing.assert_close(measure(paths), torch.stack([measure(path) for path in paths]))
 
 
 def test_principal_coordinates_keep_the_distances_of_a_planar_set():

@@ -12,30 +12,18 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SingularTriplets:
-    """J v_i = s_i u_i and J' u_i = s_i v_i, s descending.
+    """J v_i = s_i u_i and J' u_i = s_i v_i, s descending."""
 
-    Attributes:
-        left, right: orthonormal columns u_i and v_i.
-        values: s_i.
-        left_residual, right_residual: |J v_i - s_i u_i| and |J' u_i - s_i v_i|, in the units of s.
-        products: number of columns multiplied by J or J' (0 for a dense decomposition).
-    """
-
-    left: Float[Tensor, "m k"]
+    left: Float[Tensor, "m k"]  # orthonormal columns u_i
     values: Float[Tensor, " k"]
-    right: Float[Tensor, "n k"]
-    left_residual: Float[Tensor, " k"]
-    right_residual: Float[Tensor, " k"]
-    products: int = 0
+    right: Float[Tensor, "n k"]  # orthonormal columns v_i
+    left_residual: Float[Tensor, " k"]  # |J v_i - s_i u_i|, in the units of s
+    right_residual: Float[Tensor, " k"]  # |J' u_i - s_i v_i|
+    products: int = 0  # columns multiplied by J or J'
 
 
 def dense_triplets(matrix: Float[Tensor, "m n"], k: int) -> SingularTriplets:
-    """J = U S V', cut to the k largest s, by LAPACK's singular value decomposition, with its residuals.
-
-    Example:
-        >>> dense_triplets(torch.diag(torch.tensor([1.0, 3.0, 2.0])), 2).values.tolist()
-        [3.0, 2.0]
-    """
+    """J = U S V', cut to the k largest s, by LAPACK's singular value decomposition, with its residuals."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     left, values, right = left[:, :k], values[:k], right.mT[:, :k]
     left_residual = (matrix @ right - values * left).norm(dim=0)
@@ -58,32 +46,19 @@ def lanczos_triplets(
     r"""J V_j = U_j B_j, J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos with full reorthogonalisation.
 
     V_1 = orth(J' Omega) with Omega Gaussian; U_j = orth(J V_j against all earlier U); V_{j+1} = orth(J' U_j against all
-    earlier V). The small matrix U' J V is decomposed, and its triplets are mapped back by U and V. A Krylov space is
-    needed for flat spectra, on which power iteration with as many products is far from converged.
+    earlier V). The small matrix U' J V is decomposed, and its triplets are mapped back by U and V. Power iteration with
+    as many products is far from converged on flat spectra.
 
     Args:
-        matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b].
+        matvec, rmatvec: V [n, b] -> J V [m, b] and U [m, b] -> J' U [n, b], with block columns b.
         shape: (m, n).
-        k: number of triplets.
-        block: columns per product.
         tolerance: stop when every residual of the k triplets is at most tolerance * s_1; 100 machine epsilons of
             dtype when not given.
-        max_products: stop after this number of multiplied columns, converged or not; see the residuals. Without it,
+        max_products: stop after this number of multiplied columns, converged or not; see the residuals. If left out,
             stop at the latest when the basis spans the whole space.
-        seed: of the Gaussian start, drawn from a separate generator.
-        dtype, device: of the vectors.
-
-    Raises:
-        ValueError: k is not between 1 and min(m, n).
 
     Source: Golub, Luk and Overton 1981 for the block method; full reorthogonalisation and the residuals taken from
     the stored products (no further product is needed) are ours.
-
-    Example:
-        >>> matrix = torch.diag(torch.arange(1.0, 101.0, dtype=torch.float64))
-        >>> found = lanczos_triplets(lambda v: matrix @ v, lambda u: matrix.mT @ u, (100, 100), k=2)
-        >>> found.values.round(decimals=8).tolist()
-        [100.0, 99.0]
     """
     m, n = shape
     if not 1 <= k <= min(m, n):

@@ -29,25 +29,18 @@ def vector_jacobian_products(
 class LinearisedAttention:
     r"""z_t2 ~ z_t2 + C_q (dq_t2) + C_k (dk_t1) + C_v (dv_t1), head by head: hooks that replace hook_z by this.
 
-    The prompt's length enters only through the core softmax(q k') v. The core acts on each head separately, so its
-    Jacobian is block diagonal: d_head backward passes (times the heads that share a key), each for all heads at once,
-    give the whole Jacobian. A product with the Jacobian of the block then involves only the tokens t1 to t2.
+    The prompt's length enters only through the core softmax(q k') v, whose Jacobian is block diagonal over heads:
+    d_head backward passes (times the heads that share a key), each for all heads at once, give the whole of it. A
+    product with the Jacobian of the block then involves only the tokens t1 to t2.
 
-    That a layer's core is such a function of q, k and v is checked: one random product through the replacement is
-    compared with the same product through the layer. If they differ (query norms across heads, gates, hooks that do not
-    fire or have another layout) the layer is not replaced, which is exact but slower.
+    One random product through the replacement is compared with that through the layer. If they differ (query norms
+    across heads, gates, hooks that do not fire or have another layout) the layer is not replaced: exact, but slower.
 
-    Attributes:
-        layer: the block's index.
-        leaf: x_t1, the input of the derivative; set before the attention runs.
-        active: whether the replacement is in place.
-
-    Source: ours.
     """
 
     layer: int
-    leaf: Tensor | None = None
-    active: bool = False
+    leaf: Tensor | None = None  # x_t1, set before the attention runs
+    active: bool = False  # whether the replacement is in place
 
     def hooks(self, available: Any) -> list[tuple[str, Any]]:
         """Return [(hook_name, fn)] for hook_q, hook_k, hook_v and hook_z, or [] if the model lacks one of them."""
@@ -78,11 +71,9 @@ def _linear_core(z: Tensor, q: Tensor, k: Tensor, v: Tensor, leaf: Tensor) -> Te
     same_tokens = q.shape[1] == k.shape[1] == v.shape[1] == z.shape[1]
     if not same_tokens or z[0, -1].numel() != n_heads * d_value or v.shape[2] != n_key_heads or n_heads % n_key_heads:
         return None
-    inputs = (q[0, -1], k[0, 0], v[0, 0])
-    matrices = _core_jacobian(z, q, k, v)
+    inputs, matrices = (q[0, -1], k[0, 0], v[0, 0]), _core_jacobian(z, q, k, v)
     changes = [(x - x.detach()).flatten() @ matrix.mT for x, matrix in zip(inputs, matrices, strict=True)]
-    change = torch.stack(changes).sum(dim=0)
-    last = z[:, -1:].detach() + change.reshape(z[:, -1:].shape)
+    last = z[:, -1:].detach() + torch.stack(changes).sum(dim=0).reshape(z[:, -1:].shape)
     linear = torch.cat([z[:, :-1].detach(), last], dim=1)
     return linear if _same_derivative(z, linear, leaf) else None
 
@@ -102,11 +93,8 @@ def _core_jacobian(z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Float[Ten
         gq, gk, gv = torch.autograd.grad(z, (q, k, v), cotangent, retain_graph=True, materialize_grads=True)
         # copies: a gradient can be a view into that of all cached keys
         rows.append((gq[0, -1].reshape(n_groups, -1).clone(), gk[0, 0].clone(), gv[0, 0].clone()))
-    blocks = []
-    for part in zip(*rows, strict=True):
-        by_group = torch.stack(part, dim=1)  # [group, row, input of the group]
-        blocks.append(torch.block_diag(*by_group))
-    return blocks
+    # a matrix [row, input of the group] for each group
+    return [torch.block_diag(*torch.stack(part, dim=1)) for part in zip(*rows, strict=True)]
 
 
 def _same_derivative(z: Tensor, linear: Tensor, leaf: Tensor) -> bool:
@@ -114,8 +102,7 @@ def _same_derivative(z: Tensor, linear: Tensor, leaf: Tensor) -> bool:
 
     The tolerance is 1e-4, since some norms and rotations are computed in float32 even in a float64 model.
     """
-    w = torch.zeros_like(z)
-    generator = torch.Generator().manual_seed(0)
+    w, generator = torch.zeros_like(z), torch.Generator().manual_seed(0)
     w[:, -1] = torch.randn(z[:, -1].shape, generator=generator, dtype=z.dtype).to(z.device)
     exact, found = (
         torch.autograd.grad(out, leaf, w, retain_graph=True, materialize_grads=True)[0] for out in (z, linear)

@@ -48,19 +48,13 @@ def misalignment(
     r"""m_K = || |A| - diag(s) ||_F / ||s||_p with |A| elementwise; with `signed`, A instead of |A|.
 
     The signs of a left and a right singular vector are free only together, which leaves the diagonal of A unchanged.
-    So |A| discards the sign of negative diagonal entries, which is information: J2 = -J1 has a coupling 1 - m_K of 1
-    with |A| and of -1 with A.
+    So |A| discards information: J2 = -J1 has a coupling 1 - m_K of 1 with |A| and of -1 with A.
 
-    Args:
-        aligned: A of the first Jacobian in the second's bases.
-        values: s_1 .. s_K, the top singular values of the FIRST Jacobian.
-        norm: "frobenius" is p = 2, the headline. "trace" is p = 1, for comparison with published figures only: it
-            gives independent Jacobians a misalignment of about 1 / sqrt(K), so it falls with K for every model.
+    A is the first Jacobian in the bases of the second, s are the top singular values of the FIRST. "frobenius" is
+    p = 2; "trace" is p = 1, for comparison with published figures only, as it falls with K like 1 / sqrt(K) for
+    independent Jacobians. Zero where both share their top bases; not symmetric; NaN where the first Jacobian is zero.
 
-    Zero where the two Jacobians share their top bases. Not symmetric. NaN where the first Jacobian is zero.
-
-    Source: arXiv 2407.07810: its printed formula is signed, the authors' code takes |A|. The warning about p = 1 is
-    ours.
+    Source: arXiv 2407.07810: its printed formula is signed, the authors' code takes |A|. The warning is ours.
 
     Example:
         >>> values = torch.tensor([3.0, 2.0])
@@ -79,17 +73,10 @@ def misalignment(
 def random_bases(
     d: int, k: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> tuple[Float[Tensor, "count d k"], Float[Tensor, "count d k"]]:
-    r"""Return pairs (U, V) of independent, uniformly distributed orthonormal k-frames of R^d.
+    """Return pairs (U, V) of independent, uniformly distributed orthonormal k-frames of R^d.
 
-    A' = U' J V for such a pair is distributed like the alignment of J with a Jacobian of any spectrum whose singular
-    bases are independent of J's: the chance level of the coupling of J, given J's own spectrum.
-
-    Source: ours.
-
-    Example:
-        >>> left, right = random_bases(8, 2, 1, torch.Generator().manual_seed(0))
-        >>> bool((left.mT @ left - torch.eye(2, dtype=left.dtype)).abs().max() < 1e-12)
-        True
+    U' J V is distributed like the alignment of J with a Jacobian of independent singular bases and any spectrum: the
+    chance level of J's coupling.
     """
     gaussian = torch.randn(2, count, d, k, generator=generator, dtype=torch.float64)
     frames = torch.linalg.qr(gaussian)[0].to(dtype)
@@ -98,19 +85,12 @@ def random_bases(
 
 @dataclass(frozen=True)
 class Pairs:
-    """Alignments of a set of Jacobians, each in the top singular bases of every other.
+    """Alignments of Jacobians J_a, a = first, in the top singular bases of every J_b, b = second."""
 
-    Attributes:
-        aligned: U_b' J_a V_b for first = a, second = b.
-        swapped: V_b' J_a U_b.
-        chance: U' J_a V for random orthonormal U and V, one pair of frames per sample.
-        values: top singular values of J_a.
-    """
-
-    aligned: Float[Tensor, "first second k k"]
-    swapped: Float[Tensor, "first second k k"]
-    chance: Float[Tensor, "first sample k k"]
-    values: Float[Tensor, "first k"]
+    aligned: Float[Tensor, "first second k k"]  # U_b' J_a V_b
+    swapped: Float[Tensor, "first second k k"]  # V_b' J_a U_b
+    chance: Float[Tensor, "first sample k k"]  # U' J_a V for random orthonormal U and V
+    values: Float[Tensor, "first k"]  # top singular values of J_a
 
     def coupling(
         self, k: int, norm: Norm = "frobenius", side: Side = "aligned", *, signed: bool = False
@@ -126,33 +106,19 @@ class Pairs:
 def every_pair(
     jacobians: Sequence[Product], triplets: Sequence[SingularTriplets], samples: int, generator: torch.Generator
 ) -> Pairs:
-    r"""U_b' J_a V_b for all a and b, from one product per Jacobian: J_a [V_1 .. V_n, U_1 .. U_n, random frames].
+    """U_b' J_a V_b for all a and b, from one product per Jacobian: J_a [V_1 .. V_n, U_1 .. U_n, random frames].
 
-    Args:
-        jacobians: X -> J_a X for every member.
-        triplets: the k top triplets of every member.
-        samples: number of random frames for the chance level.
-        generator: draws the random frames.
-
-    Example:
-        >>> jacobian = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
-        >>> found = dense_triplets(jacobian, 2)
-        >>> pairs = every_pair([jacobian.matmul] * 2, [found] * 2, 1, torch.Generator().manual_seed(0))
-        >>> pairs.coupling(k=2).tolist()
-        [[1.0, 1.0], [1.0, 1.0]]
+    Jacobians are functions X -> J_a X; triplets are the k top ones of each.
     """
     left, right = (torch.stack([getattr(found, side) for found in triplets]) for side in ("left", "right"))
     n, d, k = left.shape
-    random_left, random_right = random_bases(d, k, samples, generator, left.dtype)
-    random_left, random_right = random_left.to(left.device), random_right.to(left.device)
+    random_left, random_right = (x.to(left.device) for x in random_bases(d, k, samples, generator, left.dtype))
     columns = rearrange(torch.cat([right, left, random_right]), "member d k -> d (member k)")
-    rows = []
+    left_of_columns, rows = torch.cat([left, right, random_left]), []
     for jacobian in jacobians:
         images = rearrange(jacobian(columns), "d (member k) -> member d k", k=k)
-        rows.append(
-            (alignment(left, images[:n]), alignment(right, images[n : 2 * n]), alignment(random_left, images[2 * n :]))
-        )
-    aligned, swapped, chance = (torch.stack(part) for part in zip(*rows, strict=True))
+        rows.append(alignment(left_of_columns, images))
+    aligned, swapped, chance = torch.stack(rows).split([n, n, samples], dim=1)
     return Pairs(aligned, swapped, chance, torch.stack([found.values for found in triplets]))
 
 
@@ -164,12 +130,9 @@ def off_diagonal_mean(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*ba
 
 @dataclass(frozen=True)
 class WidthAlone:
-    """Coupling of independent Gaussian Jacobians of growing width.
+    """Coupling of independent Gaussian Jacobians of growing width, and R^2 of its line against 1 / sqrt(width).
 
-    Attributes:
-        coupling: over ordered pairs of different Jacobians; norms in the order of `NORMS`.
-        k: number of singular vectors at each width.
-        r2: of the line of coupling against 1 / sqrt(width); NaN for fewer than three widths.
+    Norms are in the order of `NORMS`; R^2 is NaN for fewer than three widths.
     """
 
     coupling: Float[Tensor, "norm width"]
@@ -180,12 +143,9 @@ class WidthAlone:
 def width_alone(
     widths: Sequence[int], *, width_per_k: int = 8, members: int = 3, chance_samples: int = 5, seed: int = 0
 ) -> WidthAlone:
-    r"""Return the coupling of `members` independent Gaussian Jacobians at each width d, with K = d / width_per_k.
+    """Return the coupling of `members` independent Gaussian Jacobians at each width d, with K = d / width_per_k.
 
-    This is the coupling by chance where K is a fixed share of the width. With trace normalisation it rises like
-    1 - 1/sqrt(K) towards 1; with Frobenius normalisation it stays near 0.
-
-    Source: ours.
+    With trace normalisation it rises like 1 - 1/sqrt(K) towards 1; with Frobenius normalisation it stays near 0.
 
     Example:
         >>> frobenius, trace = width_alone([64, 256]).coupling

@@ -8,36 +8,22 @@ from torch import Tensor
 
 
 def line_shape_score(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor, "*batch"]:
-    r"""LSS = L / || sum_l unit(x^l - x^{l-1}) ||: 1 for a straight line, sqrt(L) for steps at right angles.
+    """LSS = L / || sum_l unit(x^l - x^{l-1}) ||: 1 for a straight line, sqrt(L) for steps at right angles.
 
-    Args:
-        streams: x^0 .. x^L; converted to float64.
-
-    Infinite for a closed loop of equal steps; NaN where a step is zero.
+    In float64; infinite for a closed loop of equal steps, NaN where a step is zero.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810.
-
-    Example:
-        >>> line_shape_score(torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]])).item()
-        1.0
-        >>> round(line_shape_score(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 5.0]])).item(), 4)
-        1.4142
     """
     steps = streams.double().diff(dim=-2)
     return steps.shape[-2] / (steps / steps.norm(dim=-1, keepdim=True)).sum(dim=-2).norm(dim=-1)
 
 
 def expodistance(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor, "*batch"]:
-    r"""ED = Var_l(alpha) / mean_l(alpha)^2 with alpha^l = ln(|x^l| / |x^{l-1}|): 0 for exactly exponential growth.
+    """ED = Var_l(alpha) / mean_l(alpha)^2 with alpha^l = ln(|x^l| / |x^{l-1}|): 0 for exactly exponential growth.
 
-    The variance is over the L layers (divided by L). Large where the norm hardly grows, as the mean is then near 0;
-    `growth_fit` does not have that weakness.
+    Large where the norm hardly grows, as the mean is then near 0; `growth_fit` does not have that weakness.
 
     Source: arXiv 2407.07810, the formula from memory of the authors' code.
-
-    Example:
-        >>> expodistance(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 4.0]])).item()
-        0.0
     """
     rates = streams.double().norm(dim=-1).log().diff(dim=-1)
     return rates.var(dim=-1, unbiased=False) / rates.mean(dim=-1) ** 2
@@ -45,13 +31,7 @@ def expodistance(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor
 
 @dataclass(frozen=True)
 class GrowthFit:
-    """ln |x^l| ~ intercept + slope l, by least squares.
-
-    Attributes:
-        slope: growth rate per layer.
-        intercept: ln of the fitted norm at l = 0.
-        r2: share of the variance of ln |x^l| explained; NaN where the norm is constant.
-    """
+    """ln |x^l| ~ intercept + slope l, by least squares; r2 is NaN where the norm is constant."""
 
     slope: Float[Tensor, "*batch"]
     intercept: Float[Tensor, "*batch"]
@@ -59,15 +39,7 @@ class GrowthFit:
 
 
 def growth_fit(streams: Float[Tensor, "*batch state d_model"]) -> GrowthFit:
-    r"""slope = Cov_l(l, ln |x^l|) / Var_l(l) over l = 0 .. L, and R^2, in float64.
-
-    Source: ours.
-
-    Example:
-        >>> fit = growth_fit(torch.tensor([[1.0], [2.0], [4.0]]))
-        >>> round(fit.slope.item(), 4), round(fit.r2.item(), 4)
-        (0.6931, 1.0)
-    """
+    """slope = Cov_l(l, ln |x^l|) / Var_l(l) over l = 0 .. L, and R^2, in float64."""
     logs = streams.double().norm(dim=-1).log()
     layer = torch.arange(logs.shape[-1], dtype=logs.dtype, device=logs.device)
     centred_layer, mean = layer - layer.mean(), logs.mean(dim=-1)
@@ -79,27 +51,16 @@ def growth_fit(streams: Float[Tensor, "*batch state d_model"]) -> GrowthFit:
 
 @dataclass(frozen=True)
 class Principal:
-    """Residual streams in the plane that explains most of their variance.
-
-    Attributes:
-        coordinates: coordinates of every token and state along each component, with the origin at the mean.
-        explained: share of the variance along each component.
-    """
+    """Residual streams in the plane that explains most of their variance, the origin at their mean."""
 
     coordinates: Float[Tensor, "token state component"]
     explained: Float[Tensor, " component"]
 
 
 def principal_trajectories(streams: Float[Tensor, "token state d_model"], components: int = 2) -> Principal:
-    r"""x = mean + V c: coordinates c along the top right singular vectors of all states of all tokens, mean removed.
+    """x = mean + V c: coordinates c along the top right singular vectors of all states of all tokens, mean removed.
 
-    The sign of each component makes its largest |coordinate| positive. Computed in float64.
-
-    Example:
-        >>> line = torch.arange(3.0)[None, :, None] * torch.tensor([0.6, 0.8])
-        >>> found = principal_trajectories(line)
-        >>> found.coordinates[0, :, 0].abs().round(decimals=6).tolist(), found.explained.round(decimals=6).tolist()
-        ([1.0, 0.0, 1.0], [1.0, 0.0])
+    The sign of each component makes its largest |coordinate| positive. In float64.
     """
     states = streams.double().flatten(0, 1)
     left, values, _ = torch.linalg.svd(states - states.mean(dim=0), full_matrices=False)
