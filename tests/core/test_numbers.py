@@ -163,6 +163,13 @@ def test_the_summary_has_every_place_of_few_labels_and_no_ids(own, data):
     assert Numbers(MadeUp(), many).summary() == []
 
 
+def test_no_condition_is_missing_from_the_summary_however_many_there_are():
+    names, losses = [f"condition {n}" for n in range(40)], np.arange(40.0)
+    data = xr.Dataset({"loss": (("init", "condition"), losses[None])}, {"init": ["trained"], "condition": names})
+    found = {one["condition"]: one["value"] for one in Numbers(MadeUp(), data).summary()}
+    assert found == dict(zip(names, losses, strict=True))
+
+
 # As text
 
 

@@ -19,7 +19,7 @@ TRAINED = "trained"  # label of the model itself along the dim "init"; random in
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
-MOST_LABELS = 16  # along a dim, of numbers that go into summary.json
+MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
 NO_NULL = "no null measured"
 
 
@@ -217,13 +217,14 @@ class Numbers:
         return at_init(array, TRAINED)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return every number of few labels for summary.json: name, labels, value, interval and random inits."""
+        """Return the numbers of summary.json: name, labels, value, interval, random inits; long curves and maps are left
+        out."""
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
             variable = self.measure.variables.get(str(name))
             is_ids = variable is not None and variable.holds  # which have no mean
-            if is_ids or array.dtype.kind not in "fiub" or any(array.sizes[dim] > MOST_LABELS for dim in over):
+            if is_ids or array.dtype.kind not in "fiub" or any(is_long(array, dim) for dim in over):
                 continue
             for place in np.ndindex(*(array.sizes[dim] for dim in over)):
                 one = array.isel(dict(zip(over, place, strict=True)))
@@ -232,6 +233,12 @@ class Numbers:
                 }
                 found.append({"name": name, **labels, **self.number(one, self._bounds(str(name))).as_dict()})
         return found
+
+
+def is_long(array: xr.DataArray, dim: Any) -> bool:
+    """Return whether a dim has too many labels for summary.json; names, such as conditions, are never too many."""
+    named = dim in array.coords and array[dim].dtype.kind in "OU"
+    return array.sizes[dim] > MOST_LABELS and not named
 
 
 def at_init(array: Any, init: str) -> Any:
