@@ -20,7 +20,11 @@ from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.progress import Passes
 
 CUT = {"length": 18, "n_prompts": 3, "null_seeds": (0,)}
-SEVERAL_DRAWS = {"perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2}}
+MORE = {  # several draws and inner tokens, as each is planned
+    "perturbation": {"ratios": (0.2,), "reaches": ("uniform",), "n_cloze": 2},
+    "coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
+    "token_coupling": {"k": 2, "tokens": (0, 3, -1), "chance_samples": 1},
+}
 QUICK = ("mean_key", "split_examples")
 PROCEDURES = [name for name in registry.measurable() if registry.find(name).runs_model]
 
@@ -54,7 +58,7 @@ def measures_named(*names):
     """Return measures with the options of this file, also those that they come after."""
     found = {name: registry.find(name) for name in names}
     found |= {one.name: one for kind in found.values() for one in kind.after}
-    return [kind.with_options({**OPTIONS, **SEVERAL_DRAWS}.get(name, {})) for name, kind in found.items()]
+    return [kind.with_options({**OPTIONS, **MORE}.get(name, {})) for name, kind in found.items()]
 
 
 @pytest.mark.slow

@@ -63,4 +63,5 @@ def _table(table: Any) -> str:
 def _first_figure(results: Iterable[Result]) -> str:
     """Return the first figure that results have; plotly's script is loaded from its CDN, once for all cells."""
     drawn = next((result for result in results if result.kinds), None)
-    return "" if drawn is None else plotly.io.to_html(drawn.plot(), include_plotlyjs="cdn", full_html=False)
+    how: dict[str, Any] = {"include_plotlyjs": "cdn", "full_html": False}
+    return "" if drawn is None else plotly.io.to_html(drawn.plot(), **how)
