@@ -107,9 +107,9 @@ BROKEN = (
 
 
 @pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
-def test_every_family_computes_the_same_in_two_parts(load, name, backend):
+def test_every_family_computes_the_same_in_two_parts(family_model, name, backend):
     """Check windows whose cache drops keys, ALiBi, soft caps, qk-norms, and attention that Hugging Face computes."""
-    model = load(name, backend)
+    model = family_model(name, backend)
     hooks = replace_scores(model, RowByRow(lambda capture: 0.5 * capture.scores()))
     with torch.no_grad(), streaming_if_chosen(wrap(model), N):
         seen = []

@@ -22,12 +22,9 @@ def hooks_of(model):
     return sum(len(point._forward_hooks) for point in points)
 
 
-@pytest.fixture(params=["hooked", "bridge"])
+@pytest.fixture(params=["mini", "mini_bridge"])
 def model(request):
-    try:
-        return tl_posgen.load_model("mini", backend=request.param)
-    except tl_posgen.PosgenError:
-        pytest.skip(f"this TransformerLens has no {request.param}")
+    return request.getfixturevalue(request.param)
 
 
 def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):

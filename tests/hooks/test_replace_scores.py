@@ -49,8 +49,8 @@ def zeros(capture):
 
 
 @pytest.mark.parametrize(("name", "backend"), BOTH)
-def test_at_the_true_positions_nothing_changes_and_at_others_it_does(load, name, backend):
-    model = load(name, backend)
+def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_model, name, backend):
+    model = family_model(name, backend)
     plain = logits(model)
     assert largest(logits(model, replace_scores(model, at_rest)) - plain) < 1e-5 * max(1, plain.abs().max())
     if name in POSITIONLESS:
@@ -61,9 +61,9 @@ def test_at_the_true_positions_nothing_changes_and_at_others_it_does(load, name,
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
-def test_finished_products_are_the_scores(load, name):
+def test_finished_products_are_the_scores(family_model, name):
     captures = []
-    run_capture(load(name), TOKENS[:1], captures.append)
+    run_capture(family_model(name), TOKENS[:1], captures.append)
     for capture in captures:
         products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
         below = capture.geometry.visible(N)
@@ -71,8 +71,8 @@ def test_finished_products_are_the_scores(load, name):
 
 
 @pytest.mark.parametrize("name", ["opt", "gptj"])
-def test_passes_that_would_throw_edits_away_are_refused(load, name):
-    model = load(name, "bridge")
+def test_passes_that_would_throw_edits_away_are_refused(family_model, name):
+    model = family_model(name, "bridge")
     with pytest.raises(UnsupportedModelError, match=r"layer 0: .*with tl_posgen.streaming"):
         model.run_with_hooks(TOKENS, fwd_hooks=replace_scores(model, zeros))
 

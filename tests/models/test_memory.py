@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import tl_posgen
 from tl_posgen.core.random_inits import RandomInits
-from tl_posgen.errors import InputError, ModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import is_released
 from tl_posgen.models.loading.load import Pretrained, open_model
 from tl_posgen.models.loading.random_like import random_like
@@ -59,7 +59,7 @@ def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(family_directo
     assert dtype_of(tl_posgen.load_model(directory, dtype=asked)) == expected
 
 
-@pytest.mark.parametrize("dtype", ["float", "int8", ""])
+@pytest.mark.parametrize("dtype", ["float", "int8", "", torch.int8, torch.bool, torch.complex64])
 def test_an_unknown_dtype_is_refused(dtype):
     with pytest.raises(InputError, match="give a floating-point one: auto, float32"):
         tl_posgen.load_model("mini", dtype=dtype)
@@ -119,15 +119,6 @@ def test_a_name_and_an_object_give_the_same_numbers(family_directory, backend):
         assert len(found[name].nulls) == len(result.nulls)
         pairs = zip(found[name].nulls, result.nulls, strict=True)
         assert all(one.drop_attrs().equals(other.drop_attrs()) for one, other in pairs)
-
-
-def test_nan_is_found_where_weights_are_converted(family_directory, tmp_path, backend):
-    directory = as_dtype(family_directory("llama"), tmp_path, torch.bfloat16)
-    weights = load_file(directory / "model.safetensors")
-    weights["model.layers.0.self_attn.q_proj.weight"][0, 0] = float("nan")
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"model\.safetensors: model\.layers\.0\.self_attn\.q_proj\.weight holds NaN"):
-        tl_posgen.load_model(directory, backend, "float32")
 
 
 def test_a_device_map_makes_a_bridge_that_stays_where_it_was_put(family_directory):

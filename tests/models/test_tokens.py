@@ -23,13 +23,9 @@ def own(text: str) -> list[int]:
 
 def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default(llama):
     (prompt,) = to_prompts(llama, "the cat")
-    assert prompt.tolist() == own("the cat")
+    assert prompt.tolist() == own("the cat") == llama.to_tokens("the cat")[0].tolist()
     assert prompt[0] == 0
     assert prompt.dtype == torch.int64
-
-
-def test_to_tokens_of_a_loaded_model_agrees(llama):
-    assert llama.to_tokens("the cat")[0].tolist() == to_prompts(llama, "the cat")[0].tolist()
 
 
 def test_a_long_text_is_cut_into_consecutive_prompts_that_each_begin_with_bos(llama):
@@ -155,19 +151,22 @@ def test_the_bundled_text_is_read():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "empty"), (b"\xff\xfe\x00a", "not UTF-8 text"), (b"abc\0def", "zero bytes"), (None, "no such file")],
+    [
+        (b"", "empty"),
+        (b"\xff\xfe\x00a", "not UTF-8 text"),
+        (b"abc\0def", "zero bytes"),
+        (None, "no such file"),
+        ("a directory", "a directory, not"),
+    ],
 )
 def test_unreadable_texts_are_refused(tmp_path, content, message):
     path = tmp_path / "text.txt"
-    if content is not None:
+    if isinstance(content, bytes):
         path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
     with pytest.raises(InputError, match=message):
         read_text(path)
-
-
-def test_a_directory_is_not_a_text(tmp_path):
-    with pytest.raises(InputError, match="a directory"):
-        read_text(tmp_path)
 
 
 @pytest.mark.parametrize(

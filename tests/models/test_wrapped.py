@@ -83,11 +83,6 @@ def test_layers_that_are_not_asked_for_may_be_unsupported(family_directory, back
         model.reset_hooks()
 
 
-def test_a_layer_that_does_not_exist_has_no_geometry(llama):
-    with pytest.raises(InputError, match="layer 5 does not exist"):
-        geometry_of(llama, layers=[5])
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "remedy"),
     [("llama", "hooked", 'backend="bridge"'), ("gpt2", "hooked", "shorter"), ("gpt2", "bridge", "shorter")],

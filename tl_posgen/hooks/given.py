@@ -23,12 +23,7 @@ def under(model: Model, hooks: Hooks) -> Iterator[None]:
 
 
 def check_hooks(model: Model, hooks: Hooks) -> list[str]:
-    """Return the name of each hook, such as "blocks.0.attn.hook_z: zero".
-
-    Raises:
-        InputError: not a list of pairs (hook point, function), the hook point given by its name or by a function of
-            the name; or a hook point that the model lacks.
-    """
+    """Return the name of each hook, such as "blocks.0.attn.hook_z: zero"; InputError for what is no list of hooks."""
     pairs = "give pairs as TransformerLens takes them: [('blocks.0.attn.hook_z', function), ...]"
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise InputError(f"fwd_hooks={hooks!r}: {pairs}")

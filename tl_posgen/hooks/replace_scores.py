@@ -107,9 +107,7 @@ def replace_scores(
 class _LayerEdit:
     """Edit of one layer's scores: hooks that keep q and k, then replace the scores.
 
-    Attributes:
-        past: with `RowByRow`, the keys up to the last pass, and the index at which each prompt begins (-1 where it ends
-            before the last key).
+    With `RowByRow`, `past` holds the keys up to the last pass, and where each prompt begins (-1 if it ends before them).
     """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):

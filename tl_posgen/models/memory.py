@@ -42,11 +42,7 @@ def control_group_limits(root: Path = Path("/")) -> list[int]:
 
 
 def require_pass_fits(model: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
-    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`.
-
-    Raises:
-        InputError: with the estimate, and how many tokens would fit.
-    """
+    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
     cfg, weight = model.cfg, next(model.parameters())
     held, how = memory_of(weight.device), {"is_streamed": is_streamed, "matrices": matrices}
     what, each, power = need_of_pass(cfg.n_heads, cfg.d_vocab + cfg.d_model, weight.element_size(), **how)

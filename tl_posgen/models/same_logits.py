@@ -25,14 +25,8 @@ def centred(logits: Tensor) -> Float[Tensor, "batch pos vocabulary"]:
 def logit_error(
     actual: Float[Tensor, "*batch pos vocabulary"], expected: Float[Tensor, "*batch pos vocabulary"], dtype: torch.dtype
 ) -> tuple[bool, float, float]:
-    """max |actual - expected| <= max(1e-3, 32 units of rounding) max |expected|.
-
-    Args:
-        dtype: of the models' weights.
-
-    Returns:
-        Whether that holds (never of what is no number), max |actual - expected|, and what is allowed.
-    """
+    """max |actual - expected| <= max(1e-3, 32 units of rounding of dtype) max |expected|: whether that holds (never of
+    what is no number), the error, and what is allowed."""
     error = float((actual - expected).abs().max())
     allowed = max(1e-3, 32 * torch.finfo(dtype).eps) * float(expected.abs().max())
     return error <= allowed, error, allowed

@@ -27,13 +27,8 @@ KINDS: dict[str, type[Backend]] = {"HookedTransformer": Hooked, "TransformerBrid
 
 @dataclass
 class Streamed:
-    """State of streaming a model's attention, see `tl_posgen.models.streaming.stream`.
-
-    Attributes:
-        by: the `Stream` that stands in for its attention, while it does.
-        refusal: why none can; "" if one can, None before that was tried.
-        silent: hook points that do not fire meanwhile.
-    """
+    """Streaming of a model: the `Stream` that stands in for its attention, while it does; why none can ("" if one can,
+    None before that was tried); hook points that do not fire meanwhile."""
 
     by: Any = None
     refusal: str | None = None

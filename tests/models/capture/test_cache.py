@@ -50,16 +50,6 @@ def test_a_cache_without_its_batch_dimension_is_read_alike(llama, tokens):
         assert torch.equal(getattr(capture, part), getattr(expected, part)), part
 
 
-def test_layers_and_heads_can_be_chosen(llama, tokens):
-    captures = list(captures_from_cache(cached(llama, tokens), llama, tokens=tokens, layers=[1], heads=[2]))
-    assert [(c.layer, list(c.heads), c.q.shape[0]) for c in captures] == [(1, [2], 1)] * 2
-
-
-def test_needed_names_grow_with_the_needs(llama):
-    assert len(needed_names(llama)) == 4
-    assert len(needed_names(llama, EVERYTHING, layers=[0])) == 6
-
-
 def test_a_cache_that_lacks_queries_says_how_to_get_them(llama, tokens):
     with torch.no_grad():
         _, cache = llama.run_with_cache(tokens, names_filter=["blocks.0.attn.hook_q"])

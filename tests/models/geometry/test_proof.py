@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import FAMILIES
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
@@ -202,7 +201,3 @@ def test_masks_of_either_kind_become_minus_infinity():
     assert plain_scores(half, torch.float16).tolist() == [1.0, -torch.inf]
     assert plain_scores(half.float(), torch.float16).tolist() == [1.0, -torch.inf]
     assert plain_scores(torch.tensor([-60_000.0, -torch.inf]), torch.float32).tolist() == [-60_000.0, -torch.inf]
-
-
-def test_every_family_is_provable_as_a_bridge():
-    assert all(family.bridge for family in FAMILIES.values())

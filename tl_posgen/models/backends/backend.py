@@ -44,12 +44,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class KeyValueContext:
-    """Model and the keys and values of one prompt's tokens so far.
+    """Model with the keys and values of one prompt's tokens so far.
 
     Attributes:
         read: one forward pass of tokens [1, pos] that uses and extends the cache.
-        layers: what the cache holds of each layer.
-        held: names of its keys and its values there; none where later layers read them again.
+        layers, held: the cache by layer, and the names of keys and values there; none where later layers read them.
     """
 
     read: Callable[[Int[Tensor, "1 pos"]], Any]
@@ -94,16 +93,13 @@ class Backend(ABC):
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
     ) -> list[LayerGeometry]:
-        """Return the geometries that the layer may have, not yet proved.
+        """Return the geometries that the layer may have, not yet proved; UnsupportedModelError where none is known.
 
         Args:
             plain: its shapes, without positions.
-            fired: what its hooks carried, by hook: "cos" and "sin" among them where a bridge's layer is rotated.
+            fired: what its hooks carried in the probe's pass, by hook: "cos" and "sin" where a bridge rotates it.
             rotates: whether any layer of the model is rotated by cos and sin that hooks see.
             handed_on: whether its attention is left to Hugging Face.
-
-        Raises:
-            UnsupportedModelError: nothing that we know describes it.
         """
 
     def normed(self, geometry: LayerGeometry, part: str, x: Float[Tensor, "batch pos head d_head"]) -> Tensor:
@@ -131,11 +127,8 @@ class Backend(ABC):
 
     @abstractmethod
     def random_init(self, origin: Origin, *, moved: bool = False) -> tuple[Model, str]:
-        """Make a model of the same cfg with new weights from the CPU's random state, and the rule that made them.
-
-        Args:
-            moved: move every weight off its initial value, so that a forgotten norm or bias shows.
-        """
+        """Make a model of the same cfg with new weights from the CPU's random state, and the rule that made them; with
+        `moved`, every weight is moved off its initial value, so that a forgotten norm or bias shows."""
 
     @abstractmethod
     def copy(self, origin: Origin) -> Model:

@@ -10,14 +10,8 @@ from tl_posgen.models.model import Model
 
 
 def require_evaluation(model: Model) -> None:
-    """Refuse active dropout, autocast, and weights that are quantised or hold no numbers.
-
-    Any floating-point dtype of the weights is taken; what is measured is what the model computes in it.
-
-    Raises:
-        InputError: dropout that is active (training mode), autocast, weights on the "meta" device.
-        UnsupportedModelError: quantised weights.
-    """
+    """Refuse active dropout, autocast, and weights that are quantised or hold no numbers: InputError, and
+    UnsupportedModelError for quantised ones. Any floating-point dtype of two bytes or more is taken."""
     if (found := next(active_dropout(model), None)) is not None:
         raise InputError(f"the model is in training mode and {found} is active; call model.eval() first")
     for name, weight in model.named_parameters():

@@ -1,9 +1,7 @@
-"""Fused attention in a TransformerBridge: where each kind of its attention components is handed queries, keys, values.
-
-A bridge computes attention itself, score by score. For the time of a pass,
+"""Fused attention in a TransformerBridge, which computes attention itself, score by score. For the time of a pass,
 
 - components that keep Hugging Face's projections apart run Hugging Face's own attention module, whose projections and
-  norms are the bridge's and go on firing their hooks, with an implementation of attention that is registered here;
+  norms go on firing the bridge's hooks, with an implementation of attention that is registered here;
 - components that split a joint projection keep all but the step from queries, keys and values to what heads make.
 """
 

@@ -1,11 +1,9 @@
 """Capture: q, k and what else is needed of a forward pass, handed to a consumer layer by layer.
 
-    with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
-        model(tokens)
+with capturing(model, consumer):        # every pass inside the block, with whatever hooks are at work
+    model(tokens)
 
-    run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
-
-Nothing changes in the model. One layer is held at a time, and dropped when the consumer has seen it.
+run_capture(model, tokens, consumer)    # one pass, no further than the last layer asked for
 """
 
 from collections.abc import Iterable, Iterator

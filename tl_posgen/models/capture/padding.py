@@ -46,11 +46,8 @@ class PadToken:
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
-    """Find the text in the ids of every prompt of one batch, by the padding token alone.
-
-    Raises:
-        InputError: padding that cannot be told from text, or nothing but padding.
-    """
+    """Find the text in the ids of every prompt of one batch, by the padding token alone; InputError where that cannot
+    tell."""
     if pad.index is None:
         return [slice(0, len(row)) for row in rows]
     begun = pad.begins and all(row[0] == pad.index for row in rows)  # the padding token begins every text
@@ -114,15 +111,8 @@ def masked_spans(
 def spans_of_scores(
     geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
 ) -> list[slice]:
-    """Find the text of every prompt of a forward pass, by the mask that it used: that of head 0, as all have one.
-
-    Args:
-        dtype: of the model, see `plain_scores`.
-
-    Raises:
-        InputError: a KV cache, gaps, or nothing but padding.
-        UnsupportedModelError: queries that see keys which the geometry hides.
-    """
+    """Find the text of every prompt by the mask that the pass used: that of head 0, as all have one; see
+    `plain_scores`."""
     scores = plain_scores(attn_scores[:, 0], dtype)
     require_whole(geometry.layer, *scores.shape[1:])
     if scores.isnan().any():
@@ -142,17 +132,9 @@ def spans_of_scores(
 def spans_of_pass(
     spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, pad: PadToken
 ) -> list[slice]:
-    """Find the text of every prompt, by the padding token where nothing was masked.
+    """Find the text of every prompt: what a mask leaves (`spans`), else by the padding token, where the ids are known.
 
-    Behind the text it changes nothing before it. Before the text it changes everything, so it is refused.
-
-    Args:
-        spans: what the mask leaves, see `spans_of_scores`.
-        length: of what was run.
-        tokens: the ids that were run, where they are known.
-
-    Raises:
-        InputError: padding that cannot be told from text, or before it.
+    Padding behind the text changes nothing before it. Before the text it changes everything, so it is refused.
     """
     if any(span != slice(0, length) for span in spans):
         return spans
@@ -189,9 +171,6 @@ def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
     """Return token ids, and the mask where there is one: of what a Hugging Face tokenizer returns, or of ids alone.
 
     Prompts of different lengths, each with a mask of its own, come back as lists of ids without what these hide.
-
-    Raises:
-        InputError: a mask of another shape than the ids.
     """
     if not isinstance(prompts, Mapping):
         return prompts, None

@@ -32,10 +32,8 @@ EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # 
 class PassCapture:
     """Gathers the parts of a layer as its hooks fire, cuts them to the text, proves them, and calls the consumer.
 
-    Args:
-        tokens: the ids that will be run; where left out, those that each pass embeds.
-
-    For the other arguments see `tl_posgen.models.capture.capturing.capturing`.
+    `tokens` are the ids that will be run; where left out, those that each pass embeds. For the other arguments see
+    `tl_posgen.models.capture.capturing.capturing`.
     """
 
     def __init__(
@@ -159,12 +157,8 @@ class PassCapture:
     def find_text(
         self, probed: Probed, spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, edited: bool
     ) -> None:
-        """Find where the text of every prompt stands, which must be the same in all layers of a pass.
-
-        Args:
-            spans: what the layer's mask leaves.
-            edited: whether a hook may have hidden tokens.
-        """
+        """Keep where the text of every prompt stands, of what the layer's mask leaves; it must be the same in all
+        layers. `edited`: a hook may have hidden tokens."""
         if edited:
             require_padding(spans, length, tokens, self.pad)
         spans = spans_of_pass(spans, length, tokens, self.pad)

@@ -1,8 +1,8 @@
 """Making HookedTransformer's config of a Hugging Face config, for families whose weights TransformerLens converts.
 
-TransformerLens has such a table that goes by the model's name. Given a directory, that of 3.9 refuses Gemma 2, GPT-2
-and Phi, drops linear and YaRN scaling of RoPE, and gives Mistral and Qwen 3 a context of 2,048. Every converted model
-is compared with the Hugging Face one before it is handed out (see `convert`).
+The table of TransformerLens 3.9, given a directory, fails for Gemma 2, GPT-2 and Phi, drops linear and YaRN scaling of
+RoPE, and gives Mistral and Qwen 3 a context of 2,048. Every converted model is compared with the Hugging Face
+one before it is handed out (see `convert`).
 """
 
 import math
@@ -50,11 +50,8 @@ ALWAYS_GROUPED = {"mistral", "qwen2", "gemma"}  # converters that want n_key_val
 
 
 def hooked_settings(config: Any, architecture: str) -> dict[str, Any]:
-    """Return the fields of HookedTransformerConfig for a Hugging Face config.
-
-    Raises:
-        UnsupportedModelError: an architecture without a recipe, or a RoPE scaling that HookedTransformer lacks.
-    """
+    """Return the fields of HookedTransformerConfig for a Hugging Face config; UnsupportedModelError without a
+    recipe."""
     if architecture not in RECIPES:
         raise UnsupportedModelError(
             f"{architecture} cannot be made a HookedTransformer here (only {', '.join(RECIPES)}); use backend='bridge'"

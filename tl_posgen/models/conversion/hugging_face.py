@@ -27,12 +27,7 @@ POSITIVE = re.compile(
 
 
 def read_config(directory: Path, trust_remote_code: bool) -> Any:
-    """Read the Hugging Face config of a directory, without the network.
-
-    Raises:
-        ModelError: an unknown architecture, a size that is not a whole number above 0, a base of RoPE or a scale
-            that is not a number above 0, NaN anywhere; with the field.
-    """
+    """Read the Hugging Face config of a directory, without the network; ModelError names the field that is wrong."""
     from transformers import AutoConfig
 
     try:
@@ -90,10 +85,7 @@ class Planned(NamedTuple):
 
 def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], trust_remote_code: bool) -> Planned:
     """Plan the model of a directory before weights are read; "auto" is the dtype in config.json, else of the weights.
-
-    Raises:
-        ModelError: an unknown architecture, weights that are not those of the model, or more than memory holds.
-    """
+    ModelError for weights that are not those of the model, or more than memory holds."""
     from transformers import AutoModelForCausalLM
 
     meta = {"dtype": dtype, "device_map": "meta", "use_safetensors": True, "trust_remote_code": trust_remote_code}
@@ -121,11 +113,8 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
 def load_hf_model(
     directory: Path, config: Any, planned: Planned, dtype: torch.dtype, weights: StoredWeights, **more: Any
 ) -> Any:
-    """Load the Hugging Face model of a directory, in evaluation mode, with eager attention; each tensor is read once.
-
-    Raises:
-        ModelError: NaN or inf in a tensor, which is named.
-    """
+    """Load the model of a directory in evaluation mode, with eager attention; each tensor is read once and looked
+    at."""
     options = {"dtype": dtype, "state_dict": dict(weights.tensors), **more}
     hf_model, _ = from_pretrained(planned.kind, directory, config, None, **options)
     weights.require_finite()

@@ -12,13 +12,8 @@ import torch
 @contextmanager
 def quiet(seed: int | None = None) -> Iterator[None]:
     """Suppress prints, warnings, log lines and progress bars; make new tensors on the CPU, whatever torch's default
-    device is.
-
-    After the block everything is as before, the random state of the CPU too.
-
-    Args:
-        seed: inside the block that state is the one after torch.manual_seed(seed), if given.
-    """
+    device is. Afterwards everything is as before, the random state of the CPU too, which begins as after
+    torch.manual_seed(seed)."""
     from transformers.utils import logging as hf_logging
 
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

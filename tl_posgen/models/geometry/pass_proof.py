@@ -1,8 +1,5 @@
-"""Proof of every pass: the scores that it used are those of its queries and keys.
-
-The probe proves a layer's geometry on a few tokens; this proves it for every prompt that is measured, at its length and
-with whatever hooks are at work.
-"""
+"""Proof of every pass, at its length and with whatever hooks are at work: its scores are those of its queries and
+keys."""
 
 import torch
 from jaxtyping import Float, Int
@@ -31,11 +28,8 @@ def as_proved(
     all_scores: bool = True,
     all_patterns: bool = True,
 ) -> LayerCapture:
-    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with.
-
-    Args:
-        all_scores, all_patterns: whether every row is compared, as where hooks may have edited some.
-    """
+    """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with. Hooks
+    may have edited some row where all are compared."""
     heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
     if attn_scores is not None:
         used = as_used(capture, attn_scores, dtype, every_row=all_scores)
@@ -66,11 +60,7 @@ def as_used(
     """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
 
     Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
-    keys they see. ALiBi is compared up to a constant per row.
-
-    Args:
-        attn_scores: those of the pass, all heads of the layer, as hook_attn_scores carries them.
-        dtype: the model's.
+    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's.
     """
     n = capture.q.shape[1]
     rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
@@ -113,13 +103,10 @@ def as_streamed(
     sinks: Float[Tensor, " head"] | None,
     dtype: torch.dtype,
 ) -> StreamedCapture:
-    """Return the capture of a pass that formed no scores, whose rotated q and k give the scores of the pass.
+    """Return the capture of a pass that formed no scores; UnsupportedModelError where its q and k do not give those of the pass.
 
-    Compared are the scores of a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of
-    values, is proved as it runs (`tl_posgen.models.streaming.stream`).
-
-    Raises:
-        UnsupportedModelError: they do not.
+    Compared are a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of values, is proved
+    as it runs (`tl_posgen.models.streaming.stream`).
     """
     n, geometry = capture.length, capture.geometry
     rows = checked_rows(n, STREAMED_ROWS).to(capture.q.device)

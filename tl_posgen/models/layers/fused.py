@@ -26,10 +26,9 @@ Attention: TypeAlias = Callable[..., Float[Tensor, "batch head pos d_value"]]
 
 @dataclass(frozen=True)
 class Mask:
-    """Keys that every query sees, row by row.
+    """Keys that every query sees: `rows(start, stop)` gives them for some queries.
 
     Attributes:
-        rows: (start, stop) -> what the queries start .. stop - 1 see.
         causal: whether that is every key up to their own, and nothing else.
         padding: True for text; None where all of the batch is text, or where `rows` alone knows.
     """

@@ -53,14 +53,7 @@ class Projections:
 
 def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[str, Tensor], Tensor]) -> Projections:
     """Return weights and biases of one layer as the model has them; `prove_projections` shows that they are all.
-
-    Args:
-        attention: the layer's attention module.
-        finish: what follows the affine map: qk-norm and clipping, of part "q" or "k" [head, pos, d_head].
-
-    Raises:
-        UnsupportedModelError: the layer has no W_Q and W_K of the usual shape.
-    """
+    `finish` is what follows the affine map: qk-norm and clipping, of part "q" or "k" [head, pos, d_head]."""
     parts: dict[str, Any] = {}
     for side, (weight, n) in projection_weights(attention, geometry).items():
         bias = getattr(attention, f"b_{side.upper()}", None)
@@ -92,11 +85,8 @@ def prove_projections(
     heads: Sequence[int],
     allowed: float,
 ) -> None:
-    """Recompute the captured queries and keys of `heads`: max |recomputed - captured| / max |captured| <= allowed.
-
-    Raises:
-        UnsupportedModelError: it is more; the message says which, by how much and likely why.
-    """
+    """max |recomputed - captured| <= allowed max |captured| for queries and keys of `heads`, or
+    UnsupportedModelError."""
     for name, made, actual in (("q", projections.queries, q), ("k", projections.keys, k)):
         off, largest = float((made(inputs)[list(heads)] - actual).abs().max()), float(actual.abs().max())
         if not off <= allowed * largest:  # also when it is not a number
@@ -113,12 +103,8 @@ def attention_inputs(
     name: str,
     receive: Callable[[Float[Tensor, "batch pos d_model"]], None],
 ) -> Iterator[None]:
-    """While the block runs, `receive` is called with each layer's attention input: the residual stream after its norm.
-
-    Args:
-        attentions: layer -> its attention module.
-        name: of that argument, the module's first.
-    """
+    """While the block runs, `receive` is called with each layer's attention input, the argument `name` of its module:
+    the residual stream after its norm."""
 
     def see(layer: int, _module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         # asked of the module, as hook_normalized is before the norm's weight in some norms and after it in others

@@ -20,12 +20,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of a model.
-
-    Attributes:
-        parameters: numbers in its weights. dtype: of most of them.
-        heads: of one layer. width: d_vocab + d_model.
-    """
+    """Size of a model: numbers in its weights, the dtype of most, heads of one layer, and d_vocab + d_model as
+    width."""
 
     parameters: int
     dtype: torch.dtype

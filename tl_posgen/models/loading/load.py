@@ -111,11 +111,8 @@ class Pretrained:
             require_device_map(self.device_map, self.device, self.backend)
 
     def load(self, *, precise: bool = False) -> Model:
-        """Load the model.
-
-        Args:
-            precise: in float32, and said so, where the checkpoint holds less and no dtype was chosen.
-        """
+        """Load the model; with `precise` in float32, and said so, where the checkpoint holds less and no dtype was
+        chosen."""
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
         return load_source(find_source(self.name_or_directory, self.revision, self.tokenizer), self, precise=precise)
@@ -220,13 +217,8 @@ def open_model(model: Model | Pretrained | str | os.PathLike, *, precise: bool =
 
 
 def without_context_limit(model: Model | WrappedModel) -> Model:
-    """Load the model as an object that takes longer prompts, where there is one; else return `model`.
-
-    It is loaded anew from where `model` came from, in the dtype and on the device of `model`.
-
-    Raises:
-        ModelError: what is there now predicts otherwise, so that `model` has other weights than it was loaded with.
-    """
+    """Load the model anew as an object that takes longer prompts, in its dtype and on its device; else return `model`.
+    ModelError where what is there now predicts otherwise, so that `model` has other weights than it was loaded with."""
     wrapped = wrap(model)
     model, backend, origin = wrapped.model, wrapped.limit.lifted_as, wrapped.origin
     if backend is None:

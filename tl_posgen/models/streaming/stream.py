@@ -84,11 +84,8 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
 
 @contextmanager
 def chosen(choice: bool | None, matrices: int = 0) -> Iterator[None]:
-    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None).
-
-    Args:
-        matrices: what is measured meanwhile holds so many [head, query, key] matrices of a layer, however it is run.
-    """
+    """While the block runs, captured passes are streamed (True), are not (False), or are if they are long (None); what
+    is measured meanwhile holds `matrices` [head, query, key] matrices of a layer, however it is run."""
     tokens = _choice.set(choice), _matrices.set(matrices)
     try:
         yield
@@ -128,11 +125,7 @@ def require_fits(wrapped: WrappedModel, n: int) -> None:
 
 
 class Stream:
-    """Replacement of a model's attention, layer by layer.
-
-    Attributes:
-        listeners: called with the layer and its `LayerAttention` once it is computed.
-    """
+    """Replacement of a model's attention, layer by layer; listeners are given each layer and its `LayerAttention`."""
 
     def __init__(self, wrapped: WrappedModel):
         self.wrapped = wrapped
