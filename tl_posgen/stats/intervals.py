@@ -31,7 +31,7 @@ def prompts_per_group(n: int) -> int:
     """min {2^k: ceil(n / 2^k) <= MOST_GROUPS}, how many neighbouring prompts are left out together, of n in all.
 
     A power of two, so that groups can be joined in pairs while prompts keep coming: prompt p is in group p // size, and
-    from FEWEST prompts on there are FEWEST to MOST_GROUPS groups, of which the last may be smaller.
+    from FEWEST prompts on there are FEWEST to MOST_GROUPS groups; the last may be smaller.
 
     Example:
         >>> {n: prompts_per_group(n) for n in (4, 6, 7, 8, 12, 13, 16, 100)}

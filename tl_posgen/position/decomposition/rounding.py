@@ -16,14 +16,10 @@ def is_rounding(
     pairs: CausalPairs,
     score_squares: Float[Tensor, " head"],
 ) -> Bool[Tensor, " head"]:
-    """sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs, x a part of the scores.
+    """sum x^2 <= 1e-13 sum |scale q_i|^2 |k_j|^2 over the pairs: `squares` of a part x of the scores are rounding.
 
     A score is a sum that may cancel, so its rounding error scales with the lengths of its query and key. It scales with
-    the score itself where hooks edit the scores, or where the score is larger (ALiBi).
-
-    Args:
-        squares: sum x^2.
-        score_squares: sum W^2.
+    the score itself (`score_squares`) where hooks edit the scores, or where the score is larger (ALiBi).
     """
     size = score_squares
     if not isinstance(capture, EditedCapture):

@@ -67,10 +67,11 @@ def test_the_first_token_left_out_is_the_text_without_it(window):
     torch.testing.assert_close(found.r_within_rows, alone.r_within_rows, equal_nan=True)
 
 
-def test_constant_keys_are_position_alone_and_split_exactly():
+def test_constant_keys_and_planes_that_never_turn_split_exactly():
     q, k = random_qk()
-    found = mean_key_r(q, k[:, :1].expand_as(k), HALF, 0.3, [1000])
-    torch.testing.assert_close(found.r, torch.ones(1, 2, dtype=torch.float64))
+    for keys, rope in ((k[:, :1].expand_as(k), HALF), (k, Rope(torch.zeros(4, dtype=torch.float64)))):
+        found = mean_key_r(q, keys, rope, 0.3, [1000])
+        torch.testing.assert_close(found.r, torch.ones(1, 2, dtype=torch.float64), atol=1e-5, rtol=0)
 
 
 def test_constant_scores_have_no_r():

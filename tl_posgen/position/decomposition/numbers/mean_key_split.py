@@ -55,17 +55,8 @@ def mean_key_r(
         window: as in `CausalPairs`.
         rotated, scores: q and k after RoPE, and the moments of W over all pairs; computed if not given.
 
-    Raises:
-        InputError: fewer than two tokens; a distance below 0.
-
     Source: the estimator with d0 = 1000 is in the public code of the first author of Han & Ji 2025
     (arXiv 2503.13305); this way to compute r is ours.
-
-    Example:
-        >>> rope = Rope(torch.zeros(1, dtype=torch.float64))  # a plane that never turns splits exactly
-        >>> q, k = torch.randn(2, 1, 9, 2, generator=torch.Generator().manual_seed(0))
-        >>> mean_key_r(q, k, rope, 1.0, [0, 1000]).r.round(decimals=5).tolist()
-        [[1.0], [1.0]]
     """
     if wrong := [distance for distance in distances if not distance >= 0]:
         raise InputError(f"dummy distance {wrong[0]}: distances must be 0 or more")

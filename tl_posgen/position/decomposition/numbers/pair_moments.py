@@ -179,11 +179,11 @@ def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) ->
     rest = None
     if pairs.size > 1:
         parts = (x[:, 1:] for x in (q, k, query_part, key_part))
-        rest = _moments_of_parts(*parts, replace(pairs, first_token=False))
+        rest = _moments_of_parts(replace(pairs, first_token=False), *parts)
     return _with_first_key(rest, first_key, pairs)
 
 
-def _moments_of_parts(q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor, pairs: CausalPairs) -> PairMoments:
+def _moments_of_parts(pairs: CausalPairs, q: Tensor, k: Tensor, query_part: Tensor, key_part: Tensor) -> PairMoments:
     """Return the moments of W_ij = <q_i, k_j> + query_part_i + key_part_j over the pairs."""
     counts = pairs.counts(q.device)
     distance, query, key, squares = weighted_sums_over_band(q, k, pairs.own_weights, pairs.width)

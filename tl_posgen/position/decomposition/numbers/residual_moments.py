@@ -30,7 +30,7 @@ class PlaneParts:
         self.scale = scale
 
     def products(self, e: Float[Tensor, "head row key"]) -> Float[Tensor, "head plane_and_rest"]:
-        r"""<W_m, e>: the sum of W_m e over pairs, e 0 at those that do not count; its last row and key are one token.
+        r"""<W_m, e>: the sum of W_m e over pairs, e 0 where none counts; its last row and key are one token.
 
         Divided by <e, e> they add up to 1 if e is the residual of a least-squares fit to W = sum_m W_m. The fit is
         linear, so e = sum_m e_m with e_m the residual of plane m alone, and <e_m, e> = <W_m, e> because e is orthogonal

@@ -75,7 +75,7 @@ class TokenPairTally:
         return self.explained / self.energy[:, None]
 
     def strongest(self) -> "TokenPairTally":
-        """Return the first `keep` kinds, those that explain most first."""
+        """Return the `keep` kinds that explain most, in that order."""
         ranking = self.explained.masked_fill(self.count == 0, -1)
         at = ranking.topk(min(self.keep, ranking.shape[1])).indices
         kind, total, count = (x.gather(1, at) for x in (self.kind, self.total, self.count))

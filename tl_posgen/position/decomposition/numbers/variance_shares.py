@@ -160,13 +160,6 @@ def variance_shares(
 
     Source: functional ANOVA (Hoeffding 1948, Sobol 1993); the closed form for RoPE scores is ours. f(q, d) + g(q, k)
     is the split of Han & Ji 2025 (arXiv 2503.13305).
-
-    Example:
-        >>> rope = Rope(torch.tensor([torch.pi], dtype=torch.float64))
-        >>> ones = torch.ones(1, 5, 2)
-        >>> found = variance_shares(TripleMoments.from_qk(ones, ones, rope), rope, 1.0, n_distances=4)
-        >>> found.share("d").tolist(), found.total.tolist()  # w = 2, -2, 2, -2
-        ([1.0], [4.0])
     """
     turn, p = turning(moments, rope, n_distances, weights)
     distance = weighted_spread(turn, p)
