@@ -31,7 +31,7 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.Dataset
     parts = (known["share_by_plane"] * known["share"] * known["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
     energy = known["energy"].sum("side").mean("head").expand_dims(part=["energy"]) / 2
     found = xr.Dataset({"share": xr.concat([parts, energy], "part"), "wavelength": known["wavelength"]})
-    turning = np.isfinite(found["wavelength"])
+    turning = found["wavelength"] < np.inf
     found = found.where(turning)
     if not by_planes:
         place = xr.DataArray(np.arange(found.sizes["planes"]), dims="planes")

@@ -19,7 +19,7 @@ from tl_posgen.rope.rotation import complex_frequencies
 Distances = Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")]
 
 
-def require_rope(measure: Measure, model: Model) -> None:
+def require_rope(self: Measure, model: Model) -> None:
     """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
     when they run."""
     encoding = encoding_of(model)
