@@ -60,7 +60,8 @@ def by_quantity(
     shown = sides(result)
     titles = []
     for name, (side, data, _) in product(LABELS, shown):
-        number = Number(*map(float, data[r].sel(quantity=name).values))  # value, low and high
+        value, low, high = (float(end) for end in data[r].sel(quantity=name).values)
+        number = Number(value, low, high)
         titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
     for row, (name, label) in enumerate(LABELS.items()):

@@ -116,7 +116,7 @@ class Overview(Measure):
     Source: ours
     """
 
-    name = "study"
+    name = "study"  # pyright: ignore[reportAssignmentType]
     question = "How do models compare?"
     rows = PER_JOB
     variables = {
