@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tl_posgen.core.measure import HEAD, TOKENS
-from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.numbers import TRAINED, Number, Numbers, at_init, mean_of
 
 Entry = tuple[str, dict[str, Any], Number]  # name, labels, number
 
@@ -17,7 +17,7 @@ def expressions_of(result: Any) -> Iterator[dict[str, Any]]:
 
 def n_heads(own: Numbers, name: str) -> Entry:
     """Return how many heads have a value of a per-head variable."""
-    return "n_heads", {}, Number(float(own.data[name].notnull().sum()))
+    return "n_heads", {}, Number(float(mean_of(at_init(own.array(name), TRAINED)).notnull().sum()))
 
 
 def dummy_distance(result: Any) -> Iterator[Entry]:
@@ -38,11 +38,6 @@ def planes(result: Any) -> Iterator[Entry]:
         for side in "qk":
             at = {"tokens": tokens, "side": side}
             yield "concentration", at, result.numbers("concentration", **at)
-
-
-def plane_sufficiency(result: Any) -> Iterator[Entry]:
-    """Yield how many heads there are."""
-    yield n_heads(result.numbers, "interaction")
 
 
 def plane_interaction(result: Any) -> Iterator[Entry]:
@@ -174,10 +169,9 @@ def cone(result: Any) -> Iterator[Entry]:
 
 
 def band_ablation(result: Any) -> Iterator[Entry]:
-    """Yield under each ablation the loss, its rise and the score of slash heads; the largest rise."""
+    """Yield under each ablation the rise of the loss and the score of slash heads; the largest rise."""
     own = result.numbers
     for condition in own.data["condition"].values.tolist():
-        yield "loss", {"condition": condition}, own("loss", condition=condition)
         yield "loss_change", {"condition": condition}, result.measure.loss_change(own, condition)
         yield "slash_score", {"condition": condition}, result.measure.slash_score(own, condition)
     loss = own.array("loss", condition=None).mean("prompt")
@@ -243,7 +237,6 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
     for one in (
         dummy_distance,
         planes,
-        plane_sufficiency,
         plane_interaction,
         any_distance,
         plane_perturbation,

@@ -35,6 +35,11 @@ def test_ranks_are_scipys_average_ranks(x):
     assert ranks(torch.tensor(x, dtype=torch.float64)).tolist() == stats.rankdata(x).tolist()
 
 
+def test_infinite_values_rank_above_and_below_all_others():
+    x = torch.tensor([1.0, torch.inf, 2.0, -torch.inf, 3.0, torch.inf, 1 + 1e-15], dtype=torch.float64)
+    assert ranks(x).tolist() == [2.5, 6.5, 4, 1, 5, 6.5, 2.5]
+
+
 def test_correlation_with_a_constant_is_nan_not_zero():
     assert pearson(torch.full((5,), 0.1), torch.arange(5.0)).isnan()
     assert pearson(torch.arange(5.0), torch.full((5,), 0.1)).isnan()

@@ -217,8 +217,7 @@ class Numbers:
         return at_init(array, TRAINED)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return the numbers of summary.json: name, labels, value, interval, random inits; long curves and maps are left
-        out."""
+        """Return the numbers of summary.json: name, labels, value, interval, random inits; no long curves and maps."""
         found = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]

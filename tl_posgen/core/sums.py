@@ -57,6 +57,8 @@ class First:
 
 def padded(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return values followed by zeros up to a shape."""
+    if values.shape == shape:
+        return values
     return np.pad(values, np.array([(0, n - m) for n, m in zip(shape, values.shape, strict=True)]).reshape(-1, 2))
 
 
@@ -107,6 +109,13 @@ class Sums:
         for place, value in other._sums.items():
             both._sums[place] = both._sums[place] + value if place in both._sums else value
         return both
+
+    def without_rows(self) -> "Sums":
+        """Return the sums without what is kept prompt by prompt, which has no value of a group of prompts."""
+        fewer = Sums({}) + self
+        fewer.dims, fewer.labels = self.dims, self.labels
+        fewer._sums = {place: value for place, value in self._sums.items() if not isinstance(value, Rows)}
+        return fewer
 
     def __contains__(self, name: str) -> bool:
         return any(one == name for one, _ in self._sums)

@@ -109,7 +109,8 @@ class CouplingScores(Measure):
         sentences.append(
             f"Warning: independent random Jacobians of width {widths[0]} to {widths[-1]} have a trace-normalised "
             f"coupling of {trace[0]:.2f} to {trace[-1]:.2f}, which 1/sqrt(width) explains with R² "
-            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {format_bound(abs(frobenius).tolist())} of 0."
+            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within "
+            f"{format_bound(abs(frobenius).tolist())} of 0."
         )
         return sentences
 

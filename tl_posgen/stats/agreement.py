@@ -78,7 +78,7 @@ def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         [2.5, 1.0, 2.5]
     """
     ordered, order = x.sort(-1)
-    apart = ordered.diff(dim=-1) > EQUAL * ordered[..., 1:].abs()
+    apart = ~ordered[..., :-1].isclose(ordered[..., 1:], rtol=EQUAL, atol=0)
     group = pad(apart.long().cumsum(-1), (1, 0))[..., : x.shape[-1]]  # of equal values, in ascending order
     size = torch.zeros_like(group).scatter_add(-1, group, torch.ones_like(group))
     rank = (2 * size.cumsum(-1) - size + 1).double() / 2

@@ -103,10 +103,10 @@ def as_streamed(
     sinks: Float[Tensor, " head"] | None,
     dtype: torch.dtype,
 ) -> StreamedCapture:
-    """Return the capture of a pass that formed no scores; UnsupportedModelError where its q and k do not give those of the pass.
+    """Return the capture of a pass that formed no scores; UnsupportedModelError where q and k do not give its scores.
 
-    Compared are a few rows, as in `as_used`; that the pass made of them what the geometry says, sums of values, is proved
-    as it runs (`tl_posgen.models.streaming.stream`).
+    A few rows are compared, as in `as_used`. That the pass summed the values by these scores is proved as it runs
+    (`tl_posgen.models.streaming.stream`).
     """
     n, geometry = capture.length, capture.geometry
     rows = checked_rows(n, STREAMED_ROWS).to(capture.q.device)

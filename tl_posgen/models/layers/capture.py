@@ -1,8 +1,7 @@
 """The capture of one layer on one prompt, which every measure is given."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +14,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate
 
-PER_HEAD = ("q", "k", "v", "attn_scores", "pattern", "sinks", "_used")
-WITHHELD = ("q", "k", "rotated_q", "rotated_k")  # by an `EditedCapture`
+PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
 
 
 @dataclass
@@ -72,11 +70,10 @@ class LayerCapture:
 
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
-        some, held = copy(self), vars(self)
-        own = {name: held[name][part] for name in PER_HEAD if held.get(name) is not None}
+        held = fields_of(self)
+        held |= {name: held[name][part] for name in PER_HEAD if held[name] is not None}
         rotated = {name: x[part] for name, x in self._rotated.items()}
-        vars(some).update(own, heads=list(self.heads)[part], _rotated=rotated, _shared={})
-        return some
+        return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
 
     @property
     def length(self) -> int:
@@ -136,19 +133,28 @@ class LayerCapture:
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
 
 
-class StreamedCapture(LayerCapture):
-    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows.
+def fields_of(capture: LayerCapture) -> dict[str, Any]:
+    """Return what LayerCapture(...) was given, by name."""
+    return {one.name: vars(capture).get(one.name) for one in fields(LayerCapture) if one.init}
 
-    Attributes:
-        sinks: logits of the chosen heads that join each row's softmax and carry no value, or None.
-    """
+
+class StreamedCapture(LayerCapture):
+    """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
 
     def __init__(self, capture: LayerCapture, sinks: Float[Tensor, " head"] | None):
-        vars(self).update(vars(capture), sinks=sinks, _shared={})
+        """
+        Args:
+            sinks: logits of the chosen heads that join each row's softmax and carry no value.
+        """
+        super().__init__(**fields_of(capture))
         del self.attn_scores, self.pattern  # the properties below stand in for them
+        self.sinks = sinks
 
     attn_scores: Any = cached_property(lambda self: self.scores())
     pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
+
+    def of_heads(self, part: slice) -> "StreamedCapture":
+        return StreamedCapture(super().of_heads(part), None if self.sinks is None else self.sinks[part])
 
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return self.score_rows(start, stop)
@@ -161,27 +167,42 @@ class StreamedCapture(LayerCapture):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
+class Withheld:
+    """An attribute of an `EditedCapture` that it has, and does not give."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, capture: Any, value: Any) -> None:
+        vars(capture)[self.name] = value
+
+    def __get__(self, capture: Any, owner: type | None = None) -> Any:
+        raise UnsupportedModelError(f"{capture.why} What follows from queries and keys says nothing of these scores.")
+
+
 class EditedCapture(LayerCapture):
     """A layer whose pass used other scores than its queries and keys give: a hook edits them, or its geometry is not
     what was proved before.
 
     `scores()`, `attn_scores` and `pattern` are those of the pass. What would need q and k is refused.
-
-    Attributes:
-        why: what differs, and the likely cause.
     """
+
+    q: Any = Withheld()
+    k: Any = Withheld()
+    rotated_q: Any = Withheld()
+    rotated_k: Any = Withheld()
 
     def __init__(self, capture: LayerCapture, used: Float[Tensor, "head query key"] | None, why: str):
         """
         Args:
             used: the pass's scores of the chosen heads, if they are known over the layer's mask.
+            why: what differs, and the likely cause.
         """
-        vars(self).update(vars(capture), why=why, _used=used, _shared={})
+        super().__init__(**fields_of(capture))
+        self.why, self._used = why, used
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in WITHHELD:
-            raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
-        return super().__getattribute__(name)
+    def of_heads(self, part: slice) -> "EditedCapture":
+        return EditedCapture(super().of_heads(part), None if self._used is None else self._used[part], self.why)
 
     @property
     def length(self) -> int:
