@@ -105,12 +105,11 @@ class CouplingScores(Measure):
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
-        widths = own.data["width"].values
+        widths, bound = own.data["width"].values, format_bound(abs(frobenius).tolist())
         sentences.append(
             f"Warning: independent random Jacobians of width {widths[0]} to {widths[-1]} have a trace-normalised "
             f"coupling of {trace[0]:.2f} to {trace[-1]:.2f}, which 1/sqrt(width) explains with R² "
-            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within "
-            f"{format_bound(abs(frobenius).tolist())} of 0."
+            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {bound} of 0."
         )
         return sentences
 
