@@ -107,7 +107,7 @@ def replace_scores(
 class _LayerEdit:
     """Edit of one layer's scores: hooks that keep q and k, then replace the scores.
 
-    With `RowByRow`, `past` holds the keys of the passes before, and where each prompt begins (-1 if it ends before them).
+    With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
     """
 
     def __init__(self, wrapped: WrappedModel, probed: Probed, scores_of: ScoresOf, heads: Sequence[int]):
