@@ -118,6 +118,7 @@ class KeyCut(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         shares, selected = sorted(float(share) for share in self.shares), select_heads(run.model, **run.where)
         run.plan(len(run.rows))
+        loss = run.loss.mean(-1).numpy()  # before the first cells, whose passes are counted
 
         def in_all_layers(share: float) -> Mapping[str, xr.DataArray]:
             return self.by_cut(run, lambda control, seed: in_running_model(run, share, control, seed))
@@ -132,7 +133,7 @@ class KeyCut(Measure):
             return self.by_cut(run, rise)
 
         data = run.grid(in_all_layers, share=shares).merge(run.grid(in_one_layer, layer=list(selected)))
-        data["loss"] = ("prompt", run.loss.mean(-1).numpy())
+        data["loss"] = ("prompt", loss)
         return data.assign({name: data[name].transpose(*one.dims) for name, one in self.variables.items()})
 
     def by_cut(

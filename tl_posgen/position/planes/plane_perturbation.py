@@ -122,6 +122,7 @@ class PlanePerturbation(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         run.plan(len(run.rows))
+        loss = run.loss.mean(-1).numpy()  # before the first cells, whose passes are counted
 
         def all_planes(edit: str, of: str, strength: float) -> Mapping[str, Any]:
             return {"rise": rises(run, edit, strength, of=OF[of], **run.where)}
@@ -132,7 +133,7 @@ class PlanePerturbation(Measure):
         strengths = [float(strength) for strength in self.strengths]
         data = run.grid(all_planes, edit=self.edits, of=list(OF), strength=strengths)
         data = data.merge(run.grid(one_band, edit=self.edits, band=BANDS))
-        data = data.assign(loss=("prompt", run.loss.mean(-1).numpy()))
+        data = data.assign(loss=("prompt", loss))
         return data.merge(self.mapped(run)) if self.map_edits else data
 
     def mapped(self, run: Run) -> xr.Dataset:
