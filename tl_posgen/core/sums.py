@@ -1,6 +1,7 @@
 """Sums over prompts of what a measure computed layer by layer: memory does not grow with the number of prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +113,7 @@ class Sums:
 
     def without_rows(self) -> "Sums":
         """Return the sums without what is kept prompt by prompt, which has no value of a group of prompts."""
-        fewer = Sums({}) + self
-        fewer.dims, fewer.labels = self.dims, self.labels
+        fewer = copy(self)
         fewer._sums = {place: value for place, value in self._sums.items() if not isinstance(value, Rows)}
         return fewer
 
