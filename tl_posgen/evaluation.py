@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError, PosgenError
 from tl_posgen.models.loading.load import open_model
@@ -306,5 +307,5 @@ def score(logits: Float[Tensor, "pos vocabulary"], continuation: Sequence[int]) 
     """(sum_t ln p(x_t), whether every x_t is the most likely token) of the last tokens of a sequence, float64."""
     logits = logits[-len(continuation) :]
     targets = torch.tensor(continuation, device=logits.device)
-    log_p = logits.double().log_softmax(-1).gather(-1, targets[:, None])
+    log_p = double(logits).log_softmax(-1).gather(-1, targets[:, None])
     return float(log_p.sum()), bool((logits.argmax(-1) == targets).all())

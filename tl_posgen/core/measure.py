@@ -10,6 +10,7 @@ import pandas as pd
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.json_values import jsonable
 from tl_posgen.core.options import check_options
 from tl_posgen.errors import InputError
@@ -298,7 +299,7 @@ def by_tokens(everything: Mapping[str, Tensor], rest: Mapping[str, Tensor] | Non
     for name, value in everything.items():
         other = torch.full_like(value, torch.nan) if rest is None else rest[name]
         shape = [max(sizes) for sizes in zip(value.shape, other.shape, strict=True)]
-        both = torch.full((2, *shape), torch.nan, dtype=torch.float64, device=value.device)
+        both = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
         for row, one in zip(both, (value, other), strict=True):
             row[tuple(map(slice, one.shape))] = one
         found[name] = both

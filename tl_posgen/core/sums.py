@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import LABELS, Variable
 
 
@@ -96,7 +96,7 @@ class Sums:
         for name, value in values.items():
             place = name, layer
             if isinstance(value, Tensor):
-                array = value.detach().to("cpu", torch.float64).numpy()
+                array = value.detach().to("cpu", DOUBLE).numpy()
                 is_row = "prompt" in self.dims.get(name, ())
                 value = Rows({prompt: array}) if is_row else Total.from_values(array)
             self._sums[place] = self._sums[place] + value if place in self._sums else value

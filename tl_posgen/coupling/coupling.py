@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each
@@ -216,7 +217,7 @@ def at_token(
         x = streams[0, token]
         for jacobian in jacobians:
             x = x + jacobian.matvec(x[:, None])[:, 0]
-        arrays["linearisation"] = ((), torch.cosine_similarity(x.double(), streams[-1, token].double(), dim=0).item())
+        arrays["linearisation"] = ((), torch.cosine_similarity(double(x), double(streams[-1, token]), dim=0).item())
     labels = {"version": list(VERSIONS), "bases": list(BASES), "k": measure.ks, "layer": layers, "layer_2": layers}
     return xr.Dataset(arrays, labels)
 
@@ -227,8 +228,8 @@ def trajectories(streams: Float[Tensor, "state pos d_model"]) -> xr.Dataset:
     The plane and the mean leave the first token out, since an attention sink's norm would dominate both.
     """
     paths = streams.transpose(0, 1)
-    fit, logs = growth_fit(paths), paths.double().norm(dim=-1).log()
-    states = torch.arange(len(streams), dtype=torch.float64, device=fit.slope.device)
+    fit, logs = growth_fit(paths), double(paths).norm(dim=-1).log()
+    states = torch.arange(len(streams), dtype=DOUBLE, device=fit.slope.device)
     lines = fit.intercept[:, None] + fit.slope[:, None] * states
     plane = principal_trajectories(paths[1:])
     shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import Count, Each, Whole
 from tl_posgen.core.run import Run
@@ -89,4 +90,4 @@ def between_different(squares: Float[np.ndarray, "*place n n"]) -> Float[np.ndar
 
 
 def as_numpy(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
+    return double(x.detach().cpu()).numpy()

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.options import require
 from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
 from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
@@ -247,7 +248,7 @@ def _checked(
 
 
 def _check_streams(streams: Tensor) -> None:
-    if streams.dtype not in (torch.float32, torch.float64):
+    if streams.dtype not in (torch.float32, DOUBLE):
         raise InputError(f"{streams.dtype} is too coarse for Jacobians; load the model with dtype=torch.float32")
     if not streams.isfinite().all():
         raise InputError("the residual stream holds NaN or infinite values; the model's weights are not sound")

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
@@ -38,7 +39,7 @@ def mean_outputs(
     sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def add(layer: int, z: Tensor, hook: object) -> None:
-        sums[layer].append(z.flatten(2).unflatten(-1, (model.cfg.n_heads, -1)).double().mean(1).cpu())
+        sums[layer].append(double(z.flatten(2).unflatten(-1, (model.cfg.n_heads, -1))).mean(1).cpu())
 
     token_losses(model, tokens, [(name_of(layer), partial(add, layer)) for layer in layers])
     if silent := [layer for layer, seen in sums.items() if not seen]:

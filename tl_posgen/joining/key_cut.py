@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, Share
@@ -190,7 +191,7 @@ def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[s
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         keys = cut(capture, share, control, 1, seed)
-        change, energy = (x.double()[:, 1:].square().sum((1, 2)) for x in (keys - capture.k, capture.k))
+        change, energy = (double(x)[:, 1:].square().sum((1, 2)) for x in (keys - capture.k, capture.k))
         moments = TripleMoments.from_qk(capture.q, keys, capture.geometry.rope, first_token=False)
         sums.add_layer(capture, {"energy_taken": change / energy, "moments": moments})
         return scores_with(capture, keys)

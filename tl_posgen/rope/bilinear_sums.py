@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import COMPLEX_DOUBLE, DOUBLE, double
+
 SHORT = 160  # up to SHORT + 3 d_head tokens (measured) the scores themselves cost less than FFTs and second moments
 CHUNK = 64  # tokens whose scores are formed among themselves
 SLAB = 16  # chunks whose second moments are paired one by one
@@ -47,7 +49,7 @@ def weighted_sums_over_band(
     distance, query, key, squares = (far * x for x in sums_over_band(q, k, width))
     if not near:
         return distance, query, key, squares
-    more = _near_sums(q, k, torch.tensor(near, dtype=torch.float64, device=q.device) - far)
+    more = _near_sums(q, k, torch.tensor(near, dtype=DOUBLE, device=q.device) - far)
     return distance + more[0], query + more[1], key + more[2], squares + more[3]
 
 
@@ -101,13 +103,13 @@ def _short_sums(q: Tensor, k: Tensor, width: int) -> Sums:
     """Return the sums of `sums_over_band` from the whole score matrix, which is fastest for short texts."""
     scores = (q @ k.mT).tril_().triu_(1 - width)
     distance, query, key = sums_along_diagonals(scores), scores.sum(-1), scores.sum(-2)
-    return distance.double(), query.double(), key.double(), scores.square_().sum((-2, -1)).double()
+    return double(distance), double(query), double(key), double(scores.square_().sum((-2, -1)))
 
 
 def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
     """Return the weighted sums over distances < len(weights), from blocks of scores."""
     (heads, n, _), reach = q.shape, min(len(weights), q.shape[1])
-    distance, query, key = torch.zeros(3, heads, n, dtype=torch.float64, device=q.device)
+    distance, query, key = torch.zeros(3, heads, n, dtype=DOUBLE, device=q.device)
     squares, index = distance.new_zeros(heads), torch.arange(n, device=q.device)
     step = max(CHUNK, min(reach, WORKING_SET // (heads * reach)))
     for start in range(0, n, step):
@@ -115,7 +117,7 @@ def _near_sums(q: Tensor, k: Tensor, weights: Float[Tensor, " near"]) -> Sums:
         keys = slice(max(0, start - reach + 1), rows.stop)
         apart = index[rows, None] - index[keys]
         counted = torch.where((apart >= 0) & (apart < reach), weights[apart.clamp(0, reach - 1)], 0)
-        scores = (q[:, rows] @ k[:, keys].mT).double()
+        scores = double(q[:, rows] @ k[:, keys].mT)
         weighted = counted * scores
         along = sums_along_diagonals(weighted)[:, :reach]
         distance[:, : along.shape[1]] += along
@@ -147,14 +149,14 @@ def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     queries_after = _exclusive_cumsum(q.sum(2).flip(1)).flip(1).to(q.dtype)
     query = inside.sum(-1) + (q @ keys_before[..., None]).squeeze(-1)
     key = inside.sum(-2) + (k @ queries_after[..., None]).squeeze(-1)
-    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=torch.float64)
+    squares = inside.square_().sum((-2, -1)).sum(-1, dtype=DOUBLE)
     squares += _products_between_chunks({0: q}, {0: k}, [(0, 0)], [(0, 0)])[0]
-    return query.reshape(heads, -1)[:, :n].double(), key.reshape(heads, -1)[:, :n].double(), squares
+    return double(query.reshape(heads, -1)[:, :n]), double(key.reshape(heads, -1)[:, :n]), squares
 
 
 def _exclusive_cumsum(x: Float[Tensor, "head chunk d_head"]) -> Float[Tensor, "head chunk d_head"]:
     """Return the sum over all earlier chunks, in float64."""
-    return pad(x[:, :-1].cumsum(1, dtype=torch.float64), (0, 0, 1, 0))
+    return pad(x[:, :-1].cumsum(1, dtype=DOUBLE), (0, 0, 1, 0))
 
 
 def _in_chunks(x: Float[Tensor, "... pos d_head"], chunk: int) -> Float[Tensor, "... n_chunks chunk d_head"]:
@@ -175,7 +177,7 @@ def _products_over_triangle(
     scores = [(queries[q] @ keys[k].mT).tril_() for q, k in forms]
     for number, (one, other) in enumerate(which):
         inside = torch.einsum("...ij,...ij->...", scores[one], scores[other])
-        found[number] = found[number] + inside.sum(-1, dtype=torch.float64)
+        found[number] = found[number] + inside.sum(-1, dtype=DOUBLE)
     return found
 
 
@@ -192,7 +194,7 @@ def _products_between_chunks(
     """
     pairs = [(forms[one], forms[other]) for one, other in which]
     q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))
-    found = [torch.zeros((), dtype=torch.float64, device=next(iter(queries.values())).device)] * len(which)
+    found = [torch.zeros((), dtype=DOUBLE, device=next(iter(queries.values())).device)] * len(which)
     before: dict[tuple[int, int], Tensor | float] = dict.fromkeys(k_pairs, 0.0)
     for q_slab, k_slab in zip(_slabs(queries), _slabs(keys), strict=True):
         q_moments, k_moments = (
@@ -201,9 +203,9 @@ def _products_between_chunks(
         )
         for number, (q_pair, k_pair) in enumerate(zip(q_pairs, k_pairs, strict=True)):
             q_moment, k_moment = q_moments[q_pair], k_moments[k_pair]
-            inside = (k_moment @ q_moment.mT).triu_(1).sum((-2, -1), dtype=torch.float64)
+            inside = (k_moment @ q_moment.mT).triu_(1).sum((-2, -1), dtype=DOUBLE)
             found[number] = found[number] + inside + (before[k_pair] * q_moment.sum(-2)).sum(-1)
-        before = {pair: before[pair] + moment.sum(-2).double() for pair, moment in k_moments.items()}
+        before = {pair: before[pair] + double(moment.sum(-2)) for pair, moment in k_moments.items()}
     return found
 
 
@@ -216,7 +218,7 @@ def _distance_sums(q: Tensor, k: Tensor, width: int) -> Tensor:
     """sum_i <q_i, k_{i-d}> for d < width, and 0 for larger d, by FFT, a few coordinates at a time."""
     heads, n, _ = q.shape
     length = fft_length(n + width - 1)
-    spectrum = torch.zeros(heads, length // 2 + 1, dtype=torch.complex128, device=q.device)
+    spectrum = torch.zeros(heads, length // 2 + 1, dtype=COMPLEX_DOUBLE, device=q.device)
     group = max(1, WORKING_SET // (heads * length))
     for q_part, k_part in zip(q.mT.split(group, 1), k.mT.split(group, 1), strict=True):
         spectrum += torch.linalg.vecdot(torch.fft.rfft(k_part, length), torch.fft.rfft(q_part, length), dim=1)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope
 
@@ -51,6 +52,6 @@ def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:
 
 def bands_by_wavelength(rope: Rope, n: int, shortest: float = 32.0) -> Bool[Tensor, "band=3 plane"]:
     """Return bands by wavelength 2 pi / theta: high below `shortest` tokens, medium up to n, low above [ours]."""
-    wavelength = 2 * torch.pi / rope.inv_freq.double()
+    wavelength = 2 * torch.pi / double(rope.inv_freq)
     high, low = wavelength < shortest, wavelength > max(n, shortest)
     return torch.stack([high, ~high & ~low, low])

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.rope.rotation import Rope, complex_frequencies, real_coordinates
 
 
@@ -19,7 +20,7 @@ def turning_factors(
     theta = complex_frequencies(rope, d_head).to(distances.device)
     gain = torch.ones_like(theta)
     gain[: len(rope.inv_freq)] = rope.scaling**2
-    angles = distances.double()[:, None] * theta
+    angles = double(distances)[:, None] * theta
     return torch.polar(gain.expand_as(angles).contiguous(), angles)
 
 

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
+
 Pairing = Literal["half", "adjacent"]
 
 
@@ -30,7 +32,7 @@ class Rope:
         ([1.0, 0.1], 4)
     """
 
-    inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=DOUBLE))
     pairing: Pairing = "half"
     scaling: float = 1.0
 
@@ -41,7 +43,7 @@ class Rope:
 
 def inverse_frequencies(rotary_dim: int, base: float = 10_000.0) -> Float[Tensor, " plane"]:
     r"""theta_m = base^(-2m / rotary_dim), m = 0 .. rotary_dim / 2 - 1, in radians per token."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=DOUBLE) / rotary_dim
     return base**-exponents
 
 
@@ -84,7 +86,7 @@ def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batc
 def complex_frequencies(rope: Rope, d_head: int) -> Float[Tensor, " plane_and_rest"]:
     """Return theta of every plane of `complex_planes`: the rotary frequencies, then zeros for the remainder."""
     zeros = torch.zeros((d_head - rope.rotary_dim + 1) // 2, device=rope.inv_freq.device)
-    return torch.cat([rope.inv_freq.double(), zeros])
+    return torch.cat([double(rope.inv_freq), zeros])
 
 
 def rotate(
@@ -104,10 +106,10 @@ def rotate(
     if not rope.rotary_dim:
         return at_least_float32(x).expand(*x.shape[:-2], len(positions), -1)
     z = to_planes(x, rope)
-    angles = positions.double()[:, None] * rope.inv_freq.double().to(positions.device)
+    angles = double(positions)[:, None] * double(rope.inv_freq).to(positions.device)
     turn = torch.polar(torch.full_like(angles, rope.scaling), angles)
     return from_planes(z * turn.to(z.dtype), x[..., rope.rotary_dim :], rope)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x if x.dtype in (torch.float32, DOUBLE) else x.float()

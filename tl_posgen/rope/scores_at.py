@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rotate
@@ -97,7 +98,7 @@ def _positions(q: Tensor, k: Tensor) -> tuple[Int[Tensor, " query"], Int[Tensor,
 
 
 def _scores_at_constant(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: int | float) -> Tensor:
-    every = torch.full((q.shape[1],), float(distance), dtype=torch.float64, device=q.device)
+    every = torch.full((q.shape[1],), float(distance), dtype=DOUBLE, device=q.device)
     return scale * rotate(q, every, rope) @ unturned(k, rope).mT
 
 

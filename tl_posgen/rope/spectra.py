@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
+
 SHARE = 0.95  # of the sum, which the rank holds
 
 
@@ -43,7 +45,7 @@ def spectrum_of_values(values: Float[Tensor, "*batch rank"], *, squared: bool = 
     p_k = s_k^2 / sum s^2 (energy) of singular values s_k given largest first; or s_k / sum s, as in the effective rank
     of Roy & Vetterli (2007).
     """
-    weights = values.double() ** 2 if squared else values.double()
+    weights = double(values) ** 2 if squared else double(values)
     total = weights.sum(-1, keepdim=True)
     p = weights / total
     short = p.cumsum(-1) < SHARE * (1 - 1e-12)  # a partial sum may round to just under the share
@@ -62,7 +64,7 @@ def singular_values(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*ba
 
 def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch column"]:
     r"""v_1 = argmax_{|v|=1} |X v|: the top right-singular vector, float64, signed so that sum_i (X v)_i >= 0."""
-    x = x.double()
+    x = double(x)
     top = torch.linalg.eigh(_gram(x)).eigenvectors[..., -1]
     if x.shape[-2] < x.shape[-1]:  # the smaller Gram matrix was X X', whose eigenvector is the left one
         top = (x.mT @ top[..., None])[..., 0]
@@ -74,10 +76,10 @@ def top_direction(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batc
 def rank_one(x: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch row column"]:
     r"""X v_1 v_1': the best approximation of rank one, in the dtype of x; each row becomes its projection on v_1."""
     v = top_direction(x)[..., None]
-    return (x.double() @ v @ v.mT).to(x.dtype)
+    return (double(x) @ v @ v.mT).to(x.dtype)
 
 
 def _gram(x: Tensor) -> Tensor:
     """Return X'X or XX', whichever is smaller."""
-    x = x.double()
+    x = double(x)
     return x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT

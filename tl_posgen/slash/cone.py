@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import NO_NULL, Number, Numbers
 from tl_posgen.core.sums import Sums
@@ -240,7 +241,7 @@ def of_side(
     squared, plain = spectrum_of_values(values), spectrum_of_values(values, squared=False)
     return {
         "r1": squared.r1,
-        "rank95": squared.rank.double(),
+        "rank95": double(squared.rank),
         "effective_rank": squared.effective_rank,
         "effective_rank_plain": plain.effective_rank,
         **vars(axis_projection(layer.inputs[first:], axis, weight, bias)),

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import torch
 import xarray as xr
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Threshold
@@ -146,7 +147,7 @@ class Slash(Dominance):
         values = {**vars(layer.once(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
             q, k = spectrum(layer.q), spectrum(layer.k)
-            values |= {"r1": torch.stack([q.r1, k.r1]), "rank95": torch.stack([q.rank, k.rank]).double()}
+            values |= {"r1": torch.stack([q.r1, k.r1]), "rank95": double(torch.stack([q.rank, k.rank]))}
         if layer.prompt == 0 and layer.tokens is not None:
             values["examples"] = First((cropped(layer), layer.tokens[:CROP].cpu().numpy()))
         return values

@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.measure import HEAD, TOKENS, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers, format_bound
 from tl_posgen.core.sums import Sums
@@ -229,10 +230,10 @@ def planes_of(rope: Rope, d_head: int, n: int) -> tuple[Float[np.ndarray, " plan
 
     By scheme, bands by wavelength in a prompt of n tokens; the unrotated remainder is a band of its own.
     """
-    wavelength = 2 * np.pi / complex_frequencies(rope, d_head).double().cpu()
+    wavelength = 2 * np.pi / double(complex_frequencies(rope, d_head)).cpu()
     turning = len(rope.inv_freq)
-    masks = torch.zeros(len(SCHEMES), len(ALL_BANDS), len(wavelength), dtype=torch.float64)
-    masks[:, :-1, :turning] = torch.stack([bands_by_thirds(turning), bands_by_wavelength(rope, n).cpu()]).double()
+    masks = torch.zeros(len(SCHEMES), len(ALL_BANDS), len(wavelength), dtype=DOUBLE)
+    masks[:, :-1, :turning] = double(torch.stack([bands_by_thirds(turning), bands_by_wavelength(rope, n).cpu()]))
     masks[:, -1, turning:] = 1
     coords = {"scheme": list(SCHEMES), "band": list(ALL_BANDS)}
     return wavelength.numpy(), xr.DataArray(masks.numpy(), coords, ("scheme", "band", "plane"))

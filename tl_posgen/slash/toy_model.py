@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.errors import InputError
@@ -162,8 +163,8 @@ def measure(
     }
     r1 = torch.stack([spectrum(model.projected(weight, trained)).r1 for weight in (model.w_q, model.w_k)])
     profile = xr.DataArray(torch.stack(profiles).numpy(), dims=("features", "seed", "distance"))
-    by_seed: dict[str, Any] = {name: ("seed", one.double().numpy()) for name, one in numbers.items()}
-    by_seed["r1"] = (("side", "seed"), r1.double().numpy())
+    by_seed: dict[str, Any] = {name: ("seed", double(one).numpy()) for name, one in numbers.items()}
+    by_seed["r1"] = (("side", "seed"), double(r1).numpy())
     return xr.Dataset({**by_seed, "profile": profile, "score": profile.isel(distance=model.settings.distance)})
 
 

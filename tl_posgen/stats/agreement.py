@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import DOUBLE, double
+
 EQUAL = 1e-12  # relative difference of what is equal but for rounding
 
 
@@ -41,7 +43,7 @@ def agreement(first: Float[Tensor, "*batch head"], second: Float[Tensor, "*batch
 
 def pearson(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     r"""r = <x - mean x, y - mean y> / (|x - mean x| |y - mean y|), float64; NaN where x or y is constant."""
-    x, y = (v.double() - v.double().mean(-1, keepdim=True) for v in (x, y))
+    x, y = (double(v) - double(v).mean(-1, keepdim=True) for v in (x, y))
     constant = (x == x[..., :1]).all(-1) | (y == y[..., :1]).all(-1)
     r = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
     return r.clamp(-1, 1).masked_fill(constant, torch.nan)
@@ -57,7 +59,7 @@ def fisher_interval(
         >>> [round(float(one), 2) for one in (*low, *high)]
         [0.73, 1.0, 0.97, 1.0]
     """
-    n = torch.as_tensor(n, dtype=torch.float64)
+    n = torch.as_tensor(n, dtype=DOUBLE)
     reach = torch.where(n > 3, 1.96 / (n - 3) ** 0.5, torch.nan)
     return torch.tanh(torch.atanh(r) - reach), torch.tanh(torch.atanh(r) + reach)
 
@@ -81,10 +83,10 @@ def ranks(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     apart = ~ordered[..., :-1].isclose(ordered[..., 1:], rtol=EQUAL, atol=0)
     group = pad(apart.long().cumsum(-1), (1, 0))[..., : x.shape[-1]]  # of equal values, in ascending order
     size = torch.zeros_like(group).scatter_add(-1, group, torch.ones_like(group))
-    rank = (2 * size.cumsum(-1) - size + 1).double() / 2
+    rank = double(2 * size.cumsum(-1) - size + 1) / 2
     return torch.zeros_like(rank).scatter(-1, order, rank.gather(-1, group))
 
 
 def jaccard(a: Bool[Tensor, "*batch n"], b: Bool[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     r"""|A & B| / |A | B| of two sets given as masks; NaN where both are empty."""
-    return (a & b).sum(-1).double() / (a | b).sum(-1)
+    return double((a & b).sum(-1)) / (a | b).sum(-1)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.stats.agreement import fisher_interval
 
 
@@ -64,20 +65,20 @@ def partial_correlation(
     n, c = controls.shape
     if n < c + 4:
         raise ValueError(f"{n} rows with {c} controls; at least {c + 4} are needed")
-    columns = torch.stack([x, y], dim=1).double()
+    columns = double(torch.stack([x, y], dim=1))
     spread = (columns - columns.mean(dim=0)).norm(dim=0)
     rest = unexplained(columns, controls)
     left_x, left_y = rest.norm(dim=0).tolist()
     varied = spread > 1e-12 * columns.norm(dim=0)  # less is rounding
     defined = varied.all() and left_x > 1e-10 * spread[0] and left_y > 1e-10 * spread[1]
     r = max(-1.0, min(1.0, float(rest[:, 0] @ rest[:, 1]) / (left_x * left_y))) if defined else float("nan")
-    low, high = fisher_interval(torch.tensor(r, dtype=torch.float64), n - c)
+    low, high = fisher_interval(torch.tensor(r, dtype=DOUBLE), n - c)
     return Correlation(r, float(low), float(high), n, c)
 
 
 def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n control"]) -> Float[Tensor, "n column"]:
     """Return the residual of each column after least squares on (1, C), in float64; repeated controls count once."""
-    columns, controls = columns.double(), controls.double()
+    columns, controls = double(columns), double(controls)
     if not (columns.isfinite().all() and controls.isfinite().all()):
         raise ValueError("a value is NaN or infinite; leave such rows out")
     centred, held = columns - columns.mean(dim=0), controls - controls.mean(dim=0)
@@ -90,7 +91,7 @@ def unexplained(columns: Float[Tensor, "n column"], controls: Float[Tensor, "n c
 
 def regression_line(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Line:
     """slope = Cov(x, y) / Var(x), intercept = mean(y) - slope mean(x), R^2 = r^2, in float64."""
-    x, y = x.double(), y.double()
+    x, y = double(x), double(y)
     dx, dy = x - x.mean(), y - y.mean()
     slope = (dx @ dy / (dx @ dx)).item()
     return Line(slope, (y.mean() - slope * x.mean()).item(), ((dx @ dy) ** 2 / ((dx @ dx) * (dy @ dy))).item())

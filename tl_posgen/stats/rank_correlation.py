@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.stats.agreement import ranks
 from tl_posgen.stats.partial_correlation import Correlation, partial_correlation
 
@@ -30,10 +31,10 @@ def rank_correlation(
     known = x.isfinite() & y.isfinite()
     groups = torch.zeros_like(known, dtype=torch.int64) if group is None else group
     _, which = groups[known].unique(return_inverse=True)
-    controls = torch.nn.functional.one_hot(which)[:, 1:].double() if len(which) else torch.zeros(0, 0).double()
+    controls = double(torch.nn.functional.one_hot(which)[:, 1:]) if len(which) else double(torch.zeros(0, 0))
     n, c = controls.shape
     if n < c + 4:
         return Correlation(torch.nan, torch.nan, torch.nan, n, c)
     r = partial_correlation(ranks(x[known]), ranks(y[known]), controls).r
-    z, reach = torch.atanh(torch.tensor(r, dtype=torch.float64)), 1.96 * ((1 + r**2 / 2) / (n - c - 3)) ** 0.5
+    z, reach = torch.atanh(torch.tensor(r, dtype=DOUBLE)), 1.96 * ((1 + r**2 / 2) / (n - c - 3)) ** 0.5
     return Correlation(r, float(torch.tanh(z - reach)), float(torch.tanh(z + reach)), n, c)

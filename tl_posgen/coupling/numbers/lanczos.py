@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -40,7 +42,7 @@ def lanczos_triplets(
     tolerance: float | None = None,
     max_products: int | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = DOUBLE,
     device: torch.device | str = "cpu",
 ) -> SingularTriplets:
     r"""J V_j = U_j B_j, J' U_j = V_{j+1} C_j: block Golub-Kahan-Lanczos with full reorthogonalisation.

@@ -9,6 +9,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.coupling.numbers.lanczos import Product, SingularTriplets, dense_triplets
 from tl_posgen.errors import InputError
 from tl_posgen.stats.partial_correlation import regression_line
@@ -71,14 +72,14 @@ def misalignment(
 
 
 def random_bases(
-    d: int, k: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    d: int, k: int, count: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE
 ) -> tuple[Float[Tensor, "count d k"], Float[Tensor, "count d k"]]:
     """Return pairs (U, V) of independent, uniformly distributed orthonormal k-frames of R^d.
 
     U' J V is distributed like the alignment of J with a Jacobian of independent singular bases and any spectrum: the
     chance level of J's coupling.
     """
-    gaussian = torch.randn(2, count, d, k, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(2, count, d, k, generator=generator, dtype=DOUBLE)
     frames = torch.linalg.qr(gaussian)[0].to(dtype)
     return frames[0], frames[1]
 
@@ -100,7 +101,7 @@ class Pairs:
 
     def negative_share(self, k: int) -> Float[Tensor, "first second"]:
         """Return the share of negative entries among the first k diagonal entries of A: 1/2 for independent bases."""
-        return (self.aligned.diagonal(dim1=-2, dim2=-1)[..., :k] < 0).double().mean(-1)
+        return double(self.aligned.diagonal(dim1=-2, dim2=-1)[..., :k] < 0).mean(-1)
 
 
 def every_pair(
@@ -162,7 +163,7 @@ def width_alone(
         jacobians = torch.randn(members, width, width, generator=generator)
         triplets = [dense_triplets(jacobian, k) for jacobian in jacobians]
         pairs = every_pair([jacobian.matmul for jacobian in jacobians], triplets, chance_samples, generator)
-        found.append(torch.stack([off_diagonal_mean(pairs.coupling(k, norm)).double() for norm in NORMS]))
-    couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=torch.float64) ** -0.5
+        found.append(torch.stack([double(off_diagonal_mean(pairs.coupling(k, norm))) for norm in NORMS]))
+    couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=DOUBLE) ** -0.5
     r2 = [regression_line(inverse_root, row).r2 if len(widths) > 2 else torch.nan for row in couplings]
-    return WidthAlone(couplings, torch.tensor(ks), torch.tensor(r2, dtype=torch.float64))
+    return WidthAlone(couplings, torch.tensor(ks), torch.tensor(r2, dtype=DOUBLE))

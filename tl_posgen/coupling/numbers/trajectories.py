@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
+
 
 def line_shape_score(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor, "*batch"]:
     """LSS = L / || sum_l unit(x^l - x^{l-1}) ||: 1 for a straight line, sqrt(L) for steps at right angles.
@@ -14,7 +16,7 @@ def line_shape_score(streams: Float[Tensor, "*batch state d_model"]) -> Float[Te
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810.
     """
-    steps = streams.double().diff(dim=-2)
+    steps = double(streams).diff(dim=-2)
     return steps.shape[-2] / (steps / steps.norm(dim=-1, keepdim=True)).sum(dim=-2).norm(dim=-1)
 
 
@@ -25,7 +27,7 @@ def expodistance(streams: Float[Tensor, "*batch state d_model"]) -> Float[Tensor
 
     Source: arXiv 2407.07810, the formula from memory of the authors' code.
     """
-    rates = streams.double().norm(dim=-1).log().diff(dim=-1)
+    rates = double(streams).norm(dim=-1).log().diff(dim=-1)
     return rates.var(dim=-1, unbiased=False) / rates.mean(dim=-1) ** 2
 
 
@@ -40,7 +42,7 @@ class GrowthFit:
 
 def growth_fit(streams: Float[Tensor, "*batch state d_model"]) -> GrowthFit:
     """slope = Cov_l(l, ln |x^l|) / Var_l(l) over l = 0 .. L, and R^2, in float64."""
-    logs = streams.double().norm(dim=-1).log()
+    logs = double(streams).norm(dim=-1).log()
     layer = torch.arange(logs.shape[-1], dtype=logs.dtype, device=logs.device)
     centred_layer, mean = layer - layer.mean(), logs.mean(dim=-1)
     centred = logs - mean[..., None]
@@ -62,7 +64,7 @@ def principal_trajectories(streams: Float[Tensor, "token state d_model"], compon
 
     The sign of each component makes its largest |coordinate| positive. In float64.
     """
-    states = streams.double().flatten(0, 1)
+    states = double(streams).flatten(0, 1)
     left, values, _ = torch.linalg.svd(states - states.mean(dim=0), full_matrices=False)
     coordinates = left[:, :components] * values[:components]
     largest = coordinates.gather(0, coordinates.abs().argmax(dim=0, keepdim=True))

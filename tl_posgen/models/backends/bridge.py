@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
@@ -213,7 +214,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
         # (c0, c1, .., c0, c1, ..) in most models, (c0, c0, c1, c1, ..) in Cohere, (c0, c1, ..) in GPT-OSS
         for layout in (lambda x: x.repeat(2), lambda x: x.repeat_interleave(2), lambda x: x):
             expected = (scaling * layout(torch.sin(inv_freq)), scaling * layout(torch.cos(inv_freq)))
-            actual = (sin[0, 1].double().cpu(), cos[0, 1].double().cpu())
+            actual = (double(sin[0, 1]).cpu(), double(cos[0, 1]).cpu())
             if all(
                 a.shape == e.shape and (a - e).abs().max() <= tolerance for a, e in zip(actual, expected, strict=True)
             ):
@@ -229,7 +230,7 @@ def possible_ropes(model: Any, layer: int, sin: Tensor, cos: Tensor) -> Iterator
 def every_rope(model: Any, hf_attn: Any, d_head: int) -> Iterator[Rope]:
     """Yield all rotations that a layer may have, in both pairings."""
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
-        planes = torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu").double()
+        planes = double(torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu"))
         yield Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
     for inv_freq, scaling in frequency_buffers(model.original_model):
         if 2 * len(inv_freq) <= d_head:
@@ -243,7 +244,7 @@ def frequency_buffers(*modules: Any) -> Iterator[tuple[Float[Tensor, " plane"], 
             for name, buffer in child.named_buffers(recurse=False):
                 if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
                     scaling = getattr(child, f"{name.removesuffix('inv_freq')}attention_scaling", 1.0)
-                    yield buffer.detach().double().cpu(), float(scaling)
+                    yield double(buffer.detach()).cpu(), float(scaling)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:

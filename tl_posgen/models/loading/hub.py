@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import ModelError
 from tl_posgen.models.conversion.hugging_face import read_config
 from tl_posgen.models.conversion.source import WEIGHTS, hub_errors, official_name
 from tl_posgen.models.conversion.weights import stored_weights
 from tl_posgen.models.memory import IMPORTS, PEAK, need_of_pass
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F64": DOUBLE, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.options import Whole, Within
@@ -177,7 +178,7 @@ class AcrossPrompts(Measure):
             )
         parts = position_parts(n, window, layer.positions.device)
         scores = layer.scores(n)
-        seen, within = scores[:, parts[0].mask].double(), row_centred(scores, parts[0].mask).square().sum((1, 2))
+        seen, within = double(scores[:, parts[0].mask]), row_centred(scores, parts[0].mask).square().sum((1, 2))
         constant = is_rounding(within, layer, CausalPairs(n, window), seen.square().sum(-1))
         seen, scores = seen.masked_fill(constant[:, None], 0), scores.masked_fill(constant[:, None, None], 0)
         return {"scores": ScoreSums(parts, seen, energies(scores, parts))}

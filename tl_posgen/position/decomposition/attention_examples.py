@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run
@@ -153,7 +154,7 @@ def patterns(layer: LayerCapture) -> dict[tuple[int, int], xr.Dataset]:
     """Return the variables of every head that was captured, by (layer, head)."""
     fit, _ = layer.once(fit_capture)
     n = min(CROP, layer.length)
-    true = layer.scores(n).double().softmax(-1)
+    true = double(layer.scores(n)).softmax(-1)
     additive = fit.fitted(layer.positions[:n], layer.positions[:n]).nan_to_num(-torch.inf).softmax(-1)
     arrays = {
         "pattern": (("scores", "head", "query", "key"), torch.stack([true, additive]).float()),

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_rows
@@ -47,7 +48,7 @@ def fit_by_attention(layer: LayerCapture, diagonal: bool, **how: Any) -> tuple[T
     that follow the scores let a fit of anything look good.
     """
     refuse_long(layer.length)
-    scores = layer.scores().double()
+    scores = double(layer.scores())
 
     def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
         pairs = CausalPairs(layer.length, layer.geometry.window, first_token, diagonal)

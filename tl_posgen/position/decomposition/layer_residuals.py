@@ -7,6 +7,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, by_tokens
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
@@ -108,6 +109,6 @@ def token_pairs(sums: Sums, n_pairs: int) -> dict[str, xr.DataArray]:
 
 def pair_columns(tally: TokenPairTally, n: int) -> dict[str, Tensor]:
     """Return the first n kinds of token pair of a layer [head, rank]."""
-    tokens = torch.stack([tally.query_token, tally.key_token], -1).double()
+    tokens = double(torch.stack([tally.query_token, tally.key_token], -1))
     columns = {"pair_share": tally.share, "pair_residual": tally.mean, "pair_count": tally.count, "pair_token": tokens}
     return {name: column[:, :n] for name, column in columns.items()}

@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, TokenView, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Whole, Within
@@ -161,7 +162,7 @@ class Residual(Measure):
 
     def sums_of(self, sums: ResidualSums) -> dict[str, Tensor]:
         """Return [head, ...] of one prompt; no energy where any scores would be fitted, so nothing is known of e."""
-        n_at = sums.n_distance.double().expand_as(sums.energy_at)
+        n_at = double(sums.n_distance).expand_as(sums.energy_at)
         values = singular_values(sums.corner)
         share = (values.square() / values.square().sum(-1, keepdim=True))[:, : self.components]
         found = {

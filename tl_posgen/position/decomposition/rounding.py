@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 
@@ -23,7 +24,7 @@ def is_rounding(
     """
     size = score_squares
     if not isinstance(capture, EditedCapture):
-        q, k = (x[:, : pairs.n_tokens].double().square().sum(-1) for x in (capture.q, capture.k))
+        q, k = (double(x[:, : pairs.n_tokens]).square().sum(-1) for x in (capture.q, capture.k))
         none = torch.zeros_like(k[:, pairs.first_key :])
         of_keys = torch.stack([none, none, k[:, pairs.first_key :]])
         seen = pairs.normal(of_keys, pairs.counts(k.device))[1].flip(-1)  # by query, over the keys that it sees

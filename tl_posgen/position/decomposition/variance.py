@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Within
@@ -179,7 +180,7 @@ def shares_of(
     """Return the decomposition of a layer's heads over n distances, at most those in its window; ALiBi joins d."""
     n, bias = min(n, geometry.window or n), None
     if geometry.alibi_slopes is not None:
-        distance = torch.arange(n, dtype=torch.float64, device=moments.q.mean.device)
+        distance = torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device)
         bias = -geometry.alibi_slopes.to(distance)[list(heads), None] * distance
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)
 

@@ -12,6 +12,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers, at_init, mean_of
 from tl_posgen.core.options import Count, Each, NonNegative
@@ -131,7 +132,7 @@ class DummyDistance(Measure):
         return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        d0s = torch.tensor(self.labels()["d0"], dtype=torch.float64)
+        d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
         both = by_tokens(*(self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s))))
         return both | {"curve": curve_under_intervention(layer), "a": layer.once(fit_capture)[0].a}
 

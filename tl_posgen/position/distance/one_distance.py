@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import fit_capture, fits_of
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments, pair_moments, pair_moments_from_scores
@@ -18,7 +19,7 @@ from tl_posgen.stats.agreement import pearson
 def curve_under_intervention(capture: LayerCapture) -> Float[Tensor, "head distance"]:
     """mean_{j <= i} scale <R_d q_i, R_0 k_j> - slope d for d = 0 .. n - 1, from one product of cumulative sums."""
     geometry = capture.geometry
-    zq, zk = (complex_planes(x.double(), geometry.rope) for x in (capture.q, capture.k))
+    zq, zk = (complex_planes(double(x), geometry.rope) for x in (capture.q, capture.k))
     n = zq.shape[1]
     pairs = (zq * zk.cumsum(1).conj()).sum(1) / (n * (n + 1) / 2)
     turn = turning_factors(capture.positions, geometry.rope, capture.q.shape[-1])
@@ -43,7 +44,7 @@ def moments_at(capture: LayerCapture, distance: float) -> PairMoments:
     geometry = capture.geometry
     if not capture.bilinear:
         return pair_moments_from_scores(scores_at_distance(capture, distance, None), window=geometry.window)
-    every = torch.full_like(capture.positions, distance, dtype=torch.float64)
+    every = torch.full_like(capture.positions, distance, dtype=DOUBLE)
     turned = rotate(capture.q, every, geometry.rope)
     return pair_moments(turned, unturned(capture.k, geometry.rope), geometry.scale, window=geometry.window)
 

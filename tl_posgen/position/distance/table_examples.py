@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
@@ -48,10 +49,10 @@ def add_tables(
     found: dict[tuple[int, int], np.ndarray], distances: Int[Tensor, " distance"], layer: LayerCapture
 ) -> None:
     """Add the two tables of every captured head of a layer, by (layer, head)."""
-    geometry, q = layer.geometry, layer.q.double()
+    geometry, q = layer.geometry, double(layer.q)
     queries = (q[:, -1], q.mean(1))
     distances = distances.to(q.device)
-    tables = [distance_table(one, layer.k.double(), geometry.rope, geometry.scale, distances) for one in queries]
+    tables = [distance_table(one, double(layer.k), geometry.rope, geometry.scale, distances) for one in queries]
     if geometry.window is not None:  # the table's statistics are over distances in the window
         tables = [one.masked_fill((distances >= geometry.window)[:, None], torch.nan) for one in tables]
     for head, two in zip(layer.heads, torch.stack(tables, 1).float().cpu().numpy(), strict=True):

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, at_positions, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
@@ -38,7 +39,7 @@ def interpolate_positions(model: Model, factor: int | float, *, layers: Layers =
         raise InputError(f"interpolation factor {factor!r} is outside (0, 1]; it is training length / prompt length")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        at = (factor * positions.double() for positions in (capture.query_positions, capture.positions))
+        at = (factor * double(positions) for positions in (capture.query_positions, capture.positions))
         return at_positions(capture, *at)
 
     return replace_scores(model, RowByRow(scores_of), layers, heads, needs_positions=True)

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Within
@@ -167,7 +168,7 @@ def own_frequencies(model: Model, layers: Sequence[int] | None) -> dict[str, Flo
             groups.setdefault(theta, []).append(geometry.layer)
     if not groups:
         raise UnsupportedModelError("any_distance: no chosen layer has RoPE, so there are no frequencies to fit with")
-    return {layer_names(layers): torch.tensor(theta, dtype=torch.float64) for theta, layers in groups.items()}
+    return {layer_names(layers): torch.tensor(theta, dtype=DOUBLE) for theta, layers in groups.items()}
 
 
 def layer_names(layers: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ import xarray as xr
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.position.distance.numbers.distance_table import distance_table
 from tl_posgen.position.planes.numbers.inverse_dft import fit_frequencies, head_for_table
@@ -20,15 +21,15 @@ Table = Float[Tensor, "query_token key_token distance"]
 
 def example_functions(n_distances: int, seed: int, n_tokens: int = 8) -> dict[str, Tensor]:
     """Return a step, a spike, a sawtooth, noise, and noise for each pair of tokens: as entangled as can be."""
-    distance = torch.arange(n_distances, dtype=torch.float64)
+    distance = torch.arange(n_distances, dtype=DOUBLE)
     generator = torch.Generator().manual_seed(seed)
     period = max(2, n_distances // 8)
     return {
-        "step": (distance < n_distances // 2).double(),
-        "spike": (distance == n_distances // 4).double(),
+        "step": double(distance < n_distances // 2),
+        "spike": double(distance == n_distances // 4),
         "sawtooth": (distance % period) / period,
-        "noise": torch.randn(n_distances, generator=generator, dtype=torch.float64),
-        "token pairs": torch.randn(n_tokens, n_tokens, n_distances, generator=generator, dtype=torch.float64),
+        "noise": torch.randn(n_distances, generator=generator, dtype=DOUBLE),
+        "token pairs": torch.randn(n_tokens, n_tokens, n_distances, generator=generator, dtype=DOUBLE),
     }
 
 
@@ -45,7 +46,7 @@ def as_table(name: str, values: Any, n_distances: int) -> Table:
             f"function {name!r} of shape {tuple(values.shape)}: give [{n_distances}] values, one a distance, or "
             f"[query_token, key_token, {n_distances}]"
         )
-    table = values.double().reshape(-1, 1, n_distances) if values.ndim == 1 else values.double()
+    table = double(values).reshape(-1, 1, n_distances) if values.ndim == 1 else double(values)
     if not bool(table.isfinite().all()) or float(table.std(correction=0)) == 0:
         raise InputError(f"function {name!r}: its values must be finite and not all the same")
     return table
@@ -83,7 +84,7 @@ def exact_scores(table: Table) -> tuple[Table, float, int]:
 def additive_r(table: Real[Tensor, "query_token key_token distance"]) -> float:
     """Return the correlation with the best f(q, d) + g(q, k), after the mean of each query is taken off, which softmax
     ignores."""
-    centred = table.double() - table.double().mean((-2, -1), keepdim=True)
+    centred = double(table) - double(table).mean((-2, -1), keepdim=True)
     left = centred - centred.mean(-1, keepdim=True) - centred.mean(-2, keepdim=True)
     return float(1 - left.square().sum() / centred.square().sum()) ** 0.5
 

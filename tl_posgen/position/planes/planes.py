@@ -10,6 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative, Positive
@@ -169,7 +170,7 @@ class Planes(Measure):
             "score": score,
             "score_sum": score.sum(-1) / std,
             "meets": meets[self.eps],
-            "planes_met": meets[self.eps].any(0).double().mean(-1),
+            "planes_met": double(meets[self.eps].any(0)).mean(-1),
             "additive": torch.stack([one.any(0).all(-1) for one in meets.values()], -1),
         }
 

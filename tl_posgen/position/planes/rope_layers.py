@@ -7,6 +7,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import Within
 from tl_posgen.core.sums import Sums
@@ -47,6 +48,6 @@ def over_layers(measure: Measure, sums: Sums, found: Mapping[int, Mapping[str, T
         geometry, _ = sums.layers[layer]
         wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
         for name, value in {**values, "wavelength": wavelength}.items():
-            arrays.setdefault(name, {})[layer] = value.detach().to("cpu", torch.float64).numpy()
+            arrays.setdefault(name, {})[layer] = value.detach().to("cpu", DOUBLE).numpy()
     data = {name: sums.over_layers(name, arrays[name]) for name in measure.variables if name in arrays}
     return xr.Dataset(data).reindex(layer=sorted(sums.layers))

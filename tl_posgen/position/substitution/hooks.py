@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, finished, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
@@ -271,7 +272,7 @@ def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Floa
     """
     exact, window = capture.scores(), capture.geometry.window
     if isinstance(weights, str):
-        fit = fit_pair_weights(exact, exact.double().softmax(-1), CausalPairs(capture.length, window))
+        fit = fit_pair_weights(exact, double(exact).softmax(-1), CausalPairs(capture.length, window))
     else:
         distance_weights = (1.0,) if weights is None else weights
         fit = fit_three_axis(pair_moments_from_scores(exact, window=window, distance_weights=distance_weights))
@@ -291,5 +292,5 @@ def by_constant(
     if threshold == "layer":
         return exact[0, -1, visible[-1]].mean().expand_as(exact)
     replaced = below_quantile(exact, visible, gamma)
-    total = exact.double().masked_fill(~replaced, 0).sum((1, 2), keepdim=True)
+    total = double(exact).masked_fill(~replaced, 0).sum((1, 2), keepdim=True)
     return (total / replaced.sum((1, 2), keepdim=True).clamp(min=1)).to(exact.dtype).expand_as(exact)

@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.models.loss import logits_of, losses_of, token_losses
 from tl_posgen.models.model import Model
@@ -78,7 +79,7 @@ class Search:
     def distribution(self, width: float) -> tuple[xr.Dataset, Float[Tensor, "layer head distance"]]:
         """Return the report of a searched p(d) per head, and p(d); the descent starts from a triangle."""
         config = self.model.cfg
-        logits = (width - torch.arange(N_DISTANCES).double()).clamp(min=0.02).log()
+        logits = (width - double(torch.arange(N_DISTANCES))).clamp(min=0.02).log()
         logits = logits.repeat(config.n_layers, config.n_heads, 1).requires_grad_(True)
         self.optimise("distribution", [logits], lambda: by_split(distributions(logits)))
         n_parameters = len(self.where["heads"]) * N_DISTANCES
@@ -181,10 +182,10 @@ def prediction_kl(model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Sequen
 
 def log_predictions(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
     with torch.no_grad():
-        return logits_of(model, tokens).double().log_softmax(-1)
+        return double(logits_of(model, tokens)).log_softmax(-1)
 
 
 def divergence(
     wanted: Float[Tensor, "prompt pos vocabulary"], logits: Float[Tensor, "prompt pos vocabulary"]
 ) -> Float[Tensor, "prompt pos"]:
-    return (wanted.exp() * (wanted - logits.double().log_softmax(-1))).sum(-1)
+    return (wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1)

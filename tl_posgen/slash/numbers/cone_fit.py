@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.rope.spectra import spectrum, top_direction
 
 
@@ -45,7 +46,7 @@ class AxisProjection:
 
 def fit_cone(inputs: Float[Tensor, "pos d_model"]) -> ConeFit:
     """cos_i = <h_i, u> / |h_i|, u the top right-singular vector of H, the inputs of W_Q and W_K; and r1(H) [ours]."""
-    h = inputs.double()
+    h = double(inputs)
     axis = top_direction(h)
     cosine = torch.nn.functional.normalize(h, dim=-1) @ axis
     return ConeFit(axis, cosine, (h @ axis).square().sum() / h.square().sum())
@@ -61,10 +62,10 @@ def axis_projection(
 
     H are the inputs, u their axis, W and b the weight and bias of W_Q or W_K.
     """
-    h, w = inputs.double(), weight.double()
+    h, w = double(inputs), double(weight)
     along = torch.einsum("m,hmd->hd", axis, w).norm(dim=-1)
     projected = h @ w
-    constant = torch.zeros_like(projected) if bias is None else bias.double()[:, None].expand_as(projected)
+    constant = torch.zeros_like(projected) if bias is None else double(bias)[:, None].expand_as(projected)
     energy, free = (part.square().sum((-2, -1)) for part in (projected, constant))
     return AxisProjection(
         gain=along * w.shape[1] ** 0.5 / w.norm(dim=(-2, -1)),

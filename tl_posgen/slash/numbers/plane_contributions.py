@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.spectra import top_direction
 
@@ -31,14 +32,14 @@ def plane_contributions(
     # a head at a time, as the transforms take several times the room of the result
     heads = zip(q, k, strict=True)
     sums = scale * torch.stack([_cross_correlation(_turned(q_h, rope), _turned(k_h, rope)) for q_h, k_h in heads])
-    counts = torch.arange(n, 0, -1, dtype=torch.float64, device=q.device)
+    counts = torch.arange(n, 0, -1, dtype=DOUBLE, device=q.device)
     visible = slice(window)
     return sums / counts - sums[..., visible].sum(-1, keepdim=True) / counts[visible].sum()
 
 
 def _turned(x: Float[Tensor, "pos d_head"], rope: Rope) -> Complex[Tensor, "plane_and_rest pos"]:
     positions = torch.arange(len(x), device=x.device)
-    return complex_planes(rotate(x.double(), positions, rope), rope).mT
+    return complex_planes(rotate(double(x), positions, rope), rope).mT
 
 
 def _cross_correlation(
@@ -83,7 +84,7 @@ def rank_one_logit(
     ours.
     """
     v_q, v_k = top_direction(q), top_direction(k)
-    constant_q, constant_k = ((x.double().mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
+    constant_q, constant_k = ((double(x).mean(1) * v).sum(-1, keepdim=True) * v for x, v in ((q, v_q), (k, v_k)))
     distance = torch.arange(q.shape[1], device=q.device)
     rotated_q, rotated_k = rotate(constant_q[:, None], distance, rope), rotate(constant_k[:, None], distance[:1], rope)
     return scale * (rotated_q @ rotated_k.mT)[..., 0]
@@ -98,7 +99,7 @@ def score_of_profile(
         >>> score_of_profile(torch.zeros(1, 2)).tolist()
         [[0.75, 0.5]]
     """
-    g = logit.double()
+    g = double(logit)
     if window is not None:
         g = g.masked_fill(torch.arange(g.shape[-1], device=g.device) >= window, -torch.inf)
     log_normaliser = g.logcumsumexp(-1)
@@ -121,8 +122,8 @@ def match_profiles(
     guess, truth = predicted.argmax(-1), measured.argmax(-1)
     # products of rows less their mean, of length one, are Pearson's correlations
     between = _unit_rows(predicted - uniform) @ _unit_rows(measured - uniform).mT
-    same = (guess[:, None] == truth).double()
-    others = 1 - torch.eye(len(same), dtype=torch.float64, device=same.device)
+    same = double(guess[:, None] == truth)
+    others = 1 - torch.eye(len(same), dtype=DOUBLE, device=same.device)
     return ProfileMatch(
         best_distance=truth,
         best_score=measured.amax(-1),
@@ -137,6 +138,6 @@ def match_profiles(
 
 def _unit_rows(x: Float[Tensor, "head distance"]) -> Float[Tensor, "head distance"]:
     """Return rows less their mean, scaled to length one; NaN of rows that are constant up to rounding."""
-    centred = (x - x.mean(-1, keepdim=True)).double()
+    centred = double(x - x.mean(-1, keepdim=True))
     size = centred.norm(dim=-1, keepdim=True)
     return (centred / size).masked_fill(size <= ROUNDING, torch.nan)

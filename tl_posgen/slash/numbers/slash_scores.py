@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.slash.numbers.row_blocks import pattern_blocks, row_entropies, sums_by_distance
 
@@ -69,7 +70,7 @@ def slash_statistics(
 
     def rows_of(heads: slice, start: int, stop: int) -> Tensor:
         rows = pattern[heads, start:stop, :stop]
-        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        return rows if rows.dtype in (torch.float32, DOUBLE) else rows.float()
 
     return slash_statistics_of_rows(rows_of, len(pattern), n, window, entropy, pattern.device)
 
@@ -114,17 +115,17 @@ def slash_statistics_of_rows(
     Each block of rows is read once, through a strided view in which a diagonal is a column; no second N x N is made.
     Sums are taken in the dtype of the rows within a block and in float64 over the blocks.
     """
-    sums = torch.zeros(2, n_heads, n, dtype=torch.float64, device=device)
-    entropies = torch.full((2, n_heads, n), torch.nan, dtype=torch.float64, device=device)
-    first = torch.zeros(n_heads, dtype=torch.float64, device=device)
+    sums = torch.zeros(2, n_heads, n, dtype=DOUBLE, device=device)
+    entropies = torch.full((2, n_heads, n), torch.nan, dtype=DOUBLE, device=device)
+    first = torch.zeros(n_heads, dtype=DOUBLE, device=device)
     for heads, start, stop in pattern_blocks(n_heads, n):
         rows = rows_of(heads, start, stop)
         rest = rows[..., 1:].sum(-1)
         weights = torch.stack([torch.ones_like(rest), torch.where(rest > torch.finfo(rest.dtype).tiny, 1 / rest, 0.0)])
-        sums[:, heads, :stop] += sums_by_distance(rows, weights).double()
-        first[heads] += rows[..., 0].double().sum(-1)
+        sums[:, heads, :stop] += double(sums_by_distance(rows, weights))
+        first[heads] += double(rows[..., 0]).sum(-1)
         if entropy:
-            entropies[:, heads, start:stop] = row_entropies(rows, rest).double()
+            entropies[:, heads, start:stop] = double(row_entropies(rows, rest))
     return _means(sums, entropies, first / n, window)
 
 
@@ -136,12 +137,12 @@ def _means(
 ) -> SlashStatistics:
     """Divide the sums by the numbers of queries: n tokens, and n - 1 without the first."""
     n = sums.shape[-1]
-    distance = torch.arange(n, dtype=torch.float64, device=sums.device)
+    distance = torch.arange(n, dtype=DOUBLE, device=sums.device)
     n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
-    uniform, entropy, relative_entropy = torch.full((2, n), torch.nan, dtype=torch.float64), [], []
+    uniform, entropy, relative_entropy = torch.full((2, n), torch.nan, dtype=DOUBLE), [], []
     for left_out in range(2):
         uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
-        log_seen = visible_keys(n - left_out, window).to(sums.device).double().log()
+        log_seen = double(visible_keys(n - left_out, window).to(sums.device)).log()
         of_queries = entropies[left_out, :, left_out:]
         entropy.append(of_queries.mean(-1))
         relative_entropy.append((of_queries / log_seen)[:, log_seen > 0].mean(-1))
@@ -164,7 +165,7 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
         >>> uniform_scores(2).tolist()
         [0.75, 0.5]
     """
-    each = 1 / visible_keys(n, window).double()
+    each = 1 / double(visible_keys(n, window))
     distance = torch.arange(n)
     mean = each.flip(0).cumsum(0).flip(0) / (n - distance)
     return mean if window is None else mean.where(distance < window, 0.0)

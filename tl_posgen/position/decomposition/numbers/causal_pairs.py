@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import InputError
 from tl_posgen.rope.bilinear_sums import fft_length
 
@@ -128,7 +129,7 @@ class CausalPairs:
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
         """Return w by distance, beginning with the first distance that counts; 0 beyond the window."""
-        given = torch.tensor(self.own_weights, dtype=torch.float64, device=device)
+        given = torch.tensor(self.own_weights, dtype=DOUBLE, device=device)
         far = given[-1:].expand(self.width - len(given))
         return pad(torch.cat([given, far]), (0, self.size - self.width))
 

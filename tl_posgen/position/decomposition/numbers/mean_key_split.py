@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.pair_moments import QUERIES_AT_ONCE, PairMoments, pair_moments
@@ -64,11 +65,11 @@ def mean_key_r(
     if n < 2:
         raise InputError(f"{n} token: none is left for the mean-key split without the first one; give a longer text")
     pairs, positions = CausalPairs(n, window), torch.arange(n, device=q.device)
-    dtype = torch.float64 if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
+    dtype = DOUBLE if pairs.width < n else torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     turned_q, turned_k = (x.to(dtype) for x in rotated or (rotate(x, positions, rope) for x in (q, k)))
     turns, at_once = _turns(distances, rope, q), max(1, QUERIES_AT_ONCE // q[0].numel())
-    mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=torch.float64).to(dtype) for x in (k, k[:, 1:]))
+    mean, mean_of_rest = (x.mean(1, keepdim=True, dtype=DOUBLE).to(dtype) for x in (k, k[:, 1:]))
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, k - mean_of_rest, mean - mean_of_rest, turned_q, turned_k, *turned_means)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
@@ -81,8 +82,8 @@ def mean_key_r(
 
 def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
     """x @ turn = R_d x for each distance d, as matrices from <R_d q, R_0 k>."""
-    factors = turning_factors(torch.tensor(distances, dtype=torch.float64), rope, like.shape[-1])
-    planes = complex_planes(torch.eye(like.shape[-1], dtype=torch.float64), rope)
+    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE), rope, like.shape[-1])
+    planes = complex_planes(torch.eye(like.shape[-1], dtype=DOUBLE), rope)
     return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
 
 
@@ -111,7 +112,7 @@ class _Rows:
 
     def with_first_key(self, w: Float[Tensor, "head row"], split: Tensor, width: int) -> "_Rows":
         """Return the rows with token 0 added, from the scores of its key for every query and its own query."""
-        seen = (torch.arange(1, w.shape[-1], device=w.device) < width).double()
+        seen = double(torch.arange(1, w.shape[-1], device=w.device) < width)
         w_apart, split_apart = w[..., 1:] - self.w, split[..., 1:] - self.split
         share = seen / (self.counts + 1)
         return _Rows(
@@ -156,9 +157,9 @@ def _products(
         split = torch.stack([means[f] + means[g] for g in contents])
         return _Rows(counts, means[w], split, torch.stack([*with_w, *squares]).unflatten(0, (2, -1)))
 
-    first = [(q @ k[:, :1].mT)[..., 0].double() for q, k in forms]
+    first = [double((q @ k[:, :1].mT)[..., 0]) for q, k in forms]
     every = rows(f).with_first_key(first[w], torch.stack([first[f] + first[g] for g in contents]), pairs.width)
-    by_mean = torch.stack([(x @ moved.mT)[..., 0].double() for x in at_distances])
+    by_mean = torch.stack([double((x @ moved.mT)[..., 0]) for x in at_distances])
     return torch.stack([replace(every, split=every.split - by_mean).products(), rows(f_of_rest).products()])
 
 
@@ -172,13 +173,13 @@ def _within_rows(
     queries = {id(q): q[:, 1:] for q, _ in forms}
     keys = {id(k): _centred_keys(k[:, 1:], width) for _, k in forms}
     named = [(queries[id(q)], *keys[id(k)]) for q, k in forms]
-    seen = [torch.linalg.vecdot(q, seen_keys).double() / counts for q, _, _, seen_keys in named]
+    seen = [double(torch.linalg.vecdot(q, seen_keys)) / counts for q, _, _, seen_keys in named]
     products = products_over_band([(q, centred) for q, _, centred, _ in named], which, width)
     found = [
         product - (counts * seen[one] * seen[other]).sum(-1)
         for (one, other), product in zip(which, products, strict=True)
     ]
-    means = [row + (q @ mean.mT)[..., 0].double() for row, (q, mean, *_) in zip(seen, named, strict=True)]
+    means = [row + double((q @ mean.mT)[..., 0]) for row, (q, mean, *_) in zip(seen, named, strict=True)]
     return means, found
 
 

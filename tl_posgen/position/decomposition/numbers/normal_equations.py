@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 
@@ -124,7 +125,7 @@ def preconditioner_band(pairs: CausalPairs) -> int:
     """
     n = pairs.size
     weights = pairs.counts()[0, 0] / n
-    octaves, distances = (torch.arange(stop, dtype=torch.float64, device="cpu") for stop in (n.bit_length(), n))
+    octaves, distances = (torch.arange(stop, dtype=DOUBLE, device="cpu") for stop in (n.bit_length(), n))
     angles = math.pi / n * 2 ** octaves[:, None] * distances
     turned = torch.polar(weights.expand_as(angles), angles).cumsum(-1).abs()
     total = weights.sum()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
@@ -136,7 +137,7 @@ def pair_moments_from_rows(
     """
     pairs = CausalPairs(n_tokens, window, diagonal=diagonal, distance_weights=tuple(map(float, distance_weights)))
     one = rows(0, 1)
-    first_key = torch.zeros(len(one), pairs.size, dtype=torch.float64, device=one.device)
+    first_key = torch.zeros(len(one), pairs.size, dtype=DOUBLE, device=one.device)
     rest = _RowSums(replace(pairs, first_token=False), first_key[:, 1:]) if pairs.size > 1 else None
     for start, stop in query_ranges(len(one), pairs.size):
         block = rows(start, stop) if diagonal else rows(start + 1, stop + 1)[..., :-1]
@@ -165,16 +166,16 @@ def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tenso
 def _moments_of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> PairMoments:
     """W_ij = <q_i - mean q, k_j - mean k> + <mean q, k_j - mean k> + <q_i, mean k>: scores, key part, query part."""
     parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
-    dtype = torch.float64 if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    dtype = DOUBLE if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     if not pairs.diagonal:
         q, k = q[:, 1:], k[:, :-1]
     others = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
     mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
     q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
-    query_part, first_key = (q @ torch.cat([mean_k, k[:, :1]], 1).mT).double().unbind(-1)
-    query_part = query_part + (mean_q @ mean_k.mT)[..., 0].double()
-    key_part = (k @ mean_q.mT)[..., 0].double()
+    query_part, first_key = double(q @ torch.cat([mean_k, k[:, :1]], 1).mT).unbind(-1)
+    query_part = query_part + double((mean_q @ mean_k.mT)[..., 0])
+    key_part = double((k @ mean_q.mT)[..., 0])
     first_key = first_key + query_part + key_part[:, :1]
     rest = None
     if pairs.size > 1:
@@ -208,7 +209,7 @@ class _RowSums:
         """Add the rows from `start` on, over the keys up to the last of these rows."""
         stop, width = block.shape[2], self.pairs.width
         keys = slice(max(0, start - width + 1), stop)
-        block = causal_rows(block[..., keys].double(), width)
+        block = causal_rows(double(block[..., keys]), width)
         weights = causal_rows(along_diagonals(self.weights[None, : stop - keys.start], block.shape[1]), width)
         weighted = block if self.pairs.unweighted else weights * block
         row_sums = weighted.sum(-1)

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs, normal_blocks
 from tl_posgen.position.decomposition.numbers.pair_moments import rounding_of
@@ -63,7 +64,7 @@ def _fit_head(
     index = torch.arange(pairs.size, device=scores.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= pairs.width)
-    w, p = (x[rows, keys].double().masked_fill(hidden, 0) for x in (scores, weights))
+    w, p = (double(x[rows, keys]).masked_fill(hidden, 0) for x in (scores, weights))
     for what, x, wrong in (("score", w, ~w.isfinite()), ("weight", p, ~(p.isfinite() & (p >= 0)))):
         if wrong.any():
             query, key = wrong.nonzero()[0].tolist()

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import normal_blocks
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
@@ -16,7 +17,7 @@ def row_centred(
     scores: Float[Tensor, "head query key"], mask: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
     """W_ij - mean of row i over the keys that count, float64; 0 at other keys."""
-    scores = scores.double().masked_fill(~mask, 0)
+    scores = double(scores).masked_fill(~mask, 0)
     mean = scores.sum(-1) / mask.sum(-1).clamp(min=1)
     return (scores - mean[..., None]).masked_fill_(~mask, 0)
 
@@ -43,7 +44,7 @@ class PositionParts:
         if not (mask.sum(-1) > 1).any():
             raise InputError("no query sees two keys, so nothing varies within rows; give longer prompts")
         self.mask, self.n = mask, len(mask)
-        gram = _gram(mask.double())
+        gram = _gram(double(mask))
         parts = {"distance": slice(self.n), "key": slice(self.n, None), "either": slice(None)}
         self.inverses = {
             name: (part, torch.linalg.pinv(gram[part, part], hermitian=True, rtol=NOTHING))

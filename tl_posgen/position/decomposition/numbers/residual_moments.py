@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.position.decomposition.numbers.pair_moments import causal_rows
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.numbers.token_pairs import TokenSums
@@ -25,7 +26,7 @@ class PlaneParts:
         rope: Rope,
         scale: float,
     ):
-        planes = (complex_planes(x.double(), rope) for x in (rotated_q, rotated_k))
+        planes = (complex_planes(double(x), rope) for x in (rotated_q, rotated_k))
         self.q, self.k = (torch.cat([z.real, z.imag], -1) for z in planes)
         self.scale = scale
 
@@ -49,7 +50,7 @@ def less_fit(
 ) -> Float[Tensor, "head row key"]:
     """W_ij - a_{i-j} - b_i - c_j, float64, of rows that end with their last key's token; meaningless where j > i."""
     rows, keys = scores.shape[1:]
-    e = scores.double() - along_diagonals(a[:, :keys], rows)
+    e = double(scores) - along_diagonals(a[:, :keys], rows)
     return e.sub_(b[:, keys - rows : keys, None]).sub_(c[:, None, :keys])
 
 
@@ -112,9 +113,9 @@ class ResidualSums:
         rows, keys = scores.shape[1:]
         start = keys - rows
         position = torch.arange(keys, device=scores.device)
-        seen = self.pairs.mask(position[start:], position).double()
+        seen = double(self.pairs.mask(position[start:], position))
         width = self.pairs.first_distance + self.pairs.width
-        scores = causal_rows(scores.double(), width).mul_(seen)
+        scores = causal_rows(double(scores), width).mul_(seen)
         left = scores if rest is None else causal_rows(rest, width)
         e = less_fit(left, self._a, self._b, self._c).mul_(seen)
         within = (scores - (scores.sum(-1) / seen.sum(-1).clamp(min=1))[..., None]).mul_(seen)

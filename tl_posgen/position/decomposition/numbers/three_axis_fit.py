@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.position.decomposition.numbers.causal_pairs import SPAN, CausalPairs
 from tl_posgen.position.decomposition.numbers.normal_equations import solve
 from tl_posgen.position.decomposition.numbers.pair_moments import PairMoments
@@ -100,7 +101,7 @@ def fit_three_axis(
     pairs, mean = moments.pairs, moments.mean
     counts = pairs.counts(moments.sums.device)
     centred = pairs.consistent(moments.sums - mean[:, None] * counts, counts)
-    rounding = 8 * torch.finfo(torch.float64).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
+    rounding = 8 * torch.finfo(DOUBLE).eps * (moments.sums.abs() + mean.abs()[:, None] * counts)
     theta, iterations = solve(pairs, counts, centred, ridge, tolerance, rounding)
     r, within = _correlations(moments, counts, centred, theta)
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
@@ -131,7 +132,7 @@ def iid_r(pairs: CausalPairs) -> float:
 
 def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
     """tr((X'WX)^+ X'W^2 X) of short texts, from as many eigenvalues as there are independent parameters."""
-    units = torch.eye(3 * pairs.size, dtype=torch.float64, device="cpu").unflatten(1, (3, -1)).transpose(0, 1)
+    units = torch.eye(3 * pairs.size, dtype=DOUBLE, device="cpu").unflatten(1, (3, -1)).transpose(0, 1)
     units[0, :, pairs.width :] = 0
     whole, of_squares = (one.normal(units, one.counts()).transpose(0, 1).flatten(1) for one in (pairs, squared))
     values, vectors = torch.linalg.eigh(whole)
@@ -142,7 +143,7 @@ def _exact_trace(pairs: CausalPairs, squared: CausalPairs) -> float:
 def _estimated_trace(pairs: CausalPairs, squared: CausalPairs, n_probes: int) -> float:
     """tr((X'WX)^+ X'W^2 X) ~ mean of s' (X'WX)^+ X'W^2 X s over random sign vectors s (Hutchinson)."""
     generator = torch.Generator("cpu").manual_seed(0)
-    probes = torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu").double() * 2 - 1
+    probes = double(torch.randint(0, 2, (3, n_probes, pairs.size), generator=generator, device="cpu")) * 2 - 1
     probes[0, :, pairs.width :] = 0
     right = squared.normal(probes, squared.counts())
     solution, _ = solve(pairs, pairs.counts(), right, 0.0, 1e-6, torch.zeros_like(right))

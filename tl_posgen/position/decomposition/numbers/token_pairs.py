@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
+
 ID_BITS = 32  # kind of pair = query id * 2^32 + key id
 KEEP = 1024  # kinds of pair that a tally keeps per head
 
@@ -96,19 +98,19 @@ class TokenSums:
     def __init__(self, tokens: Int[Tensor, " pos"], n_heads: int, device: torch.device | str):
         self.ids, self._which = tokens.to(device).long().unique(return_inverse=True)
         shape = [len(self.ids)] * 2
-        self.total, self._count = (torch.zeros(n, *shape, dtype=torch.float64, device=device) for n in (n_heads, 1))
+        self.total, self._count = (torch.zeros(n, *shape, dtype=DOUBLE, device=device) for n in (n_heads, 1))
 
     def add(self, e: Float[Tensor, "head row key"], mask: Bool[Tensor, "row key"] | Float[Tensor, "row key"]) -> None:
         """Add some rows over the keys up to the last of them; e must be 0 where the mask is."""
         rows, keys = mask.shape
         of_keys = self._which[:keys]
-        for sums, x in ((self.total, e.double()), (self._count, mask[None].double())):
+        for sums, x in ((self.total, double(e)), (self._count, double(mask[None]))):
             by_key = x.new_zeros(len(x), rows, len(self.ids)).index_add_(2, of_keys, x)
             sums.index_add_(1, of_keys[-rows:], by_key)
 
     def tally(self, energy: Float[Tensor, " head"], keep: int = KEEP) -> TokenPairTally:
         total, count = self.total.flatten(1), self._count.flatten(1)
-        ranking = total.square().div_(count.clamp(min=1)).sub_((count == 0).double())  # kinds that do not occur: last
+        ranking = total.square().div_(count.clamp(min=1)).sub_(double(count == 0))  # kinds that do not occur: last
         at = ranking.topk(min(keep, int(count.count_nonzero()))).indices
         kind = (self.ids[at // len(self.ids)] << ID_BITS) + self.ids[at % len(self.ids)]
         return TokenPairTally(kind, total.gather(1, at), count.expand_as(total).gather(1, at), energy, keep)

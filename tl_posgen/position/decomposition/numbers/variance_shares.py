@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes
@@ -82,7 +83,7 @@ class TripleMoments:
         first = 0 if first_token else 1
         if q.shape[1] <= first:
             raise InputError(f"no token is left of a prompt of {q.shape[1]}; give a longer one")
-        zq, zk = (complex_planes(x[:, first:].double(), rope) for x in (q, k))
+        zq, zk = (complex_planes(double(x[:, first:]), rope) for x in (q, k))
         return cls(Spread.from_samples(zq), Spread.from_samples(zk))
 
     def __add__(self, other: "TripleMoments") -> "TripleMoments":
@@ -186,9 +187,9 @@ def turning(
     """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
-    ones = torch.ones(n_distances, dtype=torch.float64)
+    ones = torch.ones(n_distances, dtype=DOUBLE)
     known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
-    given = known[weights] if isinstance(weights, str) else weights.double()
+    given = known[weights] if isinstance(weights, str) else double(weights)
     return turn, (given / given.sum()).to(turn.device)
 
 

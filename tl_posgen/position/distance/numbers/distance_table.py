@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.planes import SecondMoments, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, rotate
 from tl_posgen.rope.scores_at import scores_at_positions, unturned
@@ -46,7 +47,7 @@ def table_energies(
     query x key x distance x plane. Ours.
     """
     turn = turning_factors(distances.to(q.device), rope, q.shape[-1])
-    z, key = complex_planes(q.double(), rope), complex_planes(k.double(), rope)
+    z, key = complex_planes(double(q), rope), complex_planes(double(k), rope)
     mean_turn, turn_spread = SecondMoments.from_mean_and_spread(turn)
     mean_key, key_spread = SecondMoments.from_mean_and_spread(key)
     parts = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
@@ -65,11 +66,11 @@ def key_agreement(
     Its mean weighted by variance over all pairs of distances of a table, d = d' included, has a closed form by
     `table_energies`: the mean of cov_j(M_d, M_d') over the mean of var_j(M_d) is key / (key + neither). Ours.
     """
-    spread = unturned(k.double(), rope)
+    spread = unturned(double(k), rope)
     spread = spread - spread.mean(dim=1, keepdim=True)
     cov = (spread.mT @ spread / spread.shape[1])[:, None]
-    total = torch.zeros(len(q), len(distances), len(distances), dtype=torch.float64, device=q.device)
-    for block in q.double().split(QUERIES_AT_ONCE, dim=1):
+    total = torch.zeros(len(q), len(distances), len(distances), dtype=DOUBLE, device=q.device)
+    for block in double(q).split(QUERIES_AT_ONCE, dim=1):
         turned = rotate(block[:, :, None].expand(-1, -1, len(distances), -1), distances.to(q.device), rope)
         shared = turned @ cov @ turned.mT
         size = shared.diagonal(dim1=-2, dim2=-1).sqrt()

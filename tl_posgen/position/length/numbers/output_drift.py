@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
+
 
 @dataclass(frozen=True)
 class OutputMoments:
@@ -18,7 +20,7 @@ class OutputMoments:
 
     @classmethod
     def from_outputs(cls, o: Float[Tensor, "head sample d_head"]) -> "OutputMoments":
-        o = o.double()
+        o = double(o)
         return cls(o.shape[1], o.sum(1), o.mT @ o, o.norm(dim=-1).sum(-1))
 
     def __add__(self, other: "OutputMoments") -> "OutputMoments":
@@ -130,9 +132,9 @@ def entropy_and_normaliser(
         >>> round(entropy.exp().item(), 6), round(normaliser.exp().item(), 6)
         (4.0, 4.0)
     """
-    entropy = torch.special.entr(pattern).sum(-1, dtype=torch.float64)
+    entropy = torch.special.entr(pattern).sum(-1, dtype=DOUBLE)
     # p = exp(score - Z), so Z = max score - ln max p needs no further exponential
-    return entropy, scores.amax(-1).double() - pattern.amax(-1).double().log()
+    return entropy, double(scores.amax(-1)) - double(pattern.amax(-1)).log()
 
 
 def _frechet_along(

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
+
 NOTHING = 1e-6  # a spread below this share of the outputs' size is rounding
 
 
@@ -27,7 +29,7 @@ class OutputPlane:
 
     def coordinates(self, o: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch axis=2"]:
         """<o - mean, v_a> / spread_a in float64, in standard deviations inside; NaN along an axis without spread."""
-        along = (o.double() - self.mean) @ self.axes
+        along = (double(o) - self.mean) @ self.axes
         return torch.where(self.spread > 0, along / self.spread, torch.nan)
 
 
@@ -44,7 +46,7 @@ def output_plane(inside: Float[Tensor, "sample d"]) -> OutputPlane:
         >>> plane.coordinates(torch.tensor([0.0, 3 + 8**0.5, 9])).round(decimals=6).tolist()
         [2.0, 0.0]
     """
-    inside = inside.double()
+    inside = double(inside)
     mean = inside.mean(0)
     _, values, vectors = torch.linalg.svd(inside - mean, full_matrices=False)
     spread, axes = values.new_zeros(2), vectors.new_zeros(inside.shape[1], 2)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.option_checks import check_choice, check_share, check_whole
 
@@ -32,7 +33,7 @@ class Swaps:
     @property
     def ratio(self) -> float:
         """Return the share of tokens that was actually moved; rounding and missing partners change it."""
-        return self.moved.double().mean().item()
+        return double(self.moved).mean().item()
 
 
 def swap_tokens(
@@ -128,7 +129,7 @@ def jittered_distances(n: int, ratio: int | float, width: int, *, seed: int) -> 
     check_whole("jitter", 1, width=width)
     check_whole("jitter", 0, n=n, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    chosen, draw = torch.rand(2, n, n, generator=generator, dtype=torch.float64)
+    chosen, draw = torch.rand(2, n, n, generator=generator, dtype=DOUBLE)
     distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(min=0)
     below = distance.clamp(max=width)  # largest step down
     step = (draw * (below + width)).long() - below
@@ -140,7 +141,7 @@ def _matching(free: Sequence[int], reach: int, seed: int) -> list[tuple[int, int
     """Return disjoint pairs of free units at most `reach` apart, in random order, until no further pair is possible."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(free), generator=generator).tolist()
-    draws = torch.rand(len(free), generator=generator, dtype=torch.float64).tolist()
+    draws = torch.rand(len(free), generator=generator, dtype=DOUBLE).tolist()
     if reach >= (free[-1] - free[0] if free else 0):
         return [(free[order[at]], free[order[at + 1]]) for at in range(0, len(order) - 1, 2)]
     left, pairs = set(free), []

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.rope.rotation import Rope, from_planes
 
 
@@ -30,13 +31,13 @@ def head_for_table(table: Real[Tensor, "query_token key_token distance"]) -> Tab
     Source: Han & Ji 2025 argue expressivity by an inverse Fourier transform; the construction is our reconstruction.
     """
     n = table.shape[-1]
-    spectrum = torch.fft.rfft(table.double()) / n
+    spectrum = torch.fft.rfft(double(table)) / n
     # a real cosine is two conjugate exponentials and a plane is one; the ends of the spectrum have no conjugate
     spectrum[..., 1 : (n + 1) // 2] *= 2
     u, s, vh = torch.linalg.svd(spectrum.permute(2, 0, 1), full_matrices=False)
     root = s.sqrt()[:, None]
     z_query, z_key = u * root, vh.mH * root
-    theta = 2 * torch.pi * torch.arange(len(s), dtype=torch.float64) / n
+    theta = 2 * torch.pi * torch.arange(len(s), dtype=DOUBLE) / n
     rope = Rope(theta.repeat_interleave(s.shape[1]).to(table.device))
     return TableHead(rope, _vectors(z_query, rope), _vectors(z_key, rope))
 
@@ -54,10 +55,10 @@ def fit_frequencies(
         sum_m |c_m|, the planes in phase, is far above the values, then planes cancel each other, which is unlikely in
         a trained head.
     """
-    distance = torch.arange(values.shape[-1], dtype=torch.float64, device=values.device)
-    angles = distance[:, None] * inv_freq.double().to(values.device)
+    distance = torch.arange(values.shape[-1], dtype=DOUBLE, device=values.device)
+    angles = distance[:, None] * double(inv_freq).to(values.device)
     design = torch.cat([angles.cos(), -angles.sin()], dim=1)
-    weights = values.double() @ torch.linalg.pinv(design, rtol=rcond).mT
+    weights = double(values) @ torch.linalg.pinv(design, rtol=rcond).mT
     real, imag = weights.chunk(2, dim=-1)
     return weights @ design.mT, torch.complex(real.contiguous(), imag.contiguous())
 

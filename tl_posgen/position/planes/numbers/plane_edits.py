@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
+
 Edit = Literal[
     "shuffle_magnitudes", "shuffle_phases", "shuffle_positions", "mean_magnitude", "mean_phase", "phase_noise"
 ]
@@ -72,8 +74,8 @@ def edited(
             angles = strength * draw.noise[..., 0].to(z.real.dtype)
         case _:  # shuffle_positions
             source = draw.cycle(strength)
-            steps = (source - torch.arange(len(source), device=source.device)).double()
-            angles = steps[:, None] * theta.double().to(z.device)
+            steps = double(source - torch.arange(len(source), device=source.device))
+            angles = steps[:, None] * double(theta).to(z.device)
     return z * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
 
 

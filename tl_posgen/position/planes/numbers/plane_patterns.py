@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, turning, weighted_spread
 from tl_posgen.position.planes.numbers.interaction_matrix import plane_covariance
 from tl_posgen.rope.planes import SecondMoments, turning_factors
@@ -43,7 +44,7 @@ class PlaneMoments:
     ) -> "PlaneMoments":
         """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
         triples = TripleMoments.from_qk(q, k, rope, first_token=first_token)
-        both = torch.stack([complex_planes(x[:, int(not first_token) :].double(), rope) for x in (q, k)])
+        both = torch.stack([complex_planes(double(x[:, int(not first_token) :]), rope) for x in (q, k)])
         zq, zk = both
         spread = (zk - zk.mean(1, keepdim=True)).abs().sum(1)
         return cls(triples, both.abs().sum(2), both.sgn().sum(2), spread, (zq * zk.cumsum(1).conj()).sum(1))
@@ -151,6 +152,6 @@ def _gain_and_reach(
     moments: PlaneMoments, rope: Rope, n_distances: int, reference: int | float
 ) -> tuple[Float[Tensor, " plane"], Float[Tensor, " plane"]]:
     """Return YaRN's factor on a plane's score, and max_d |e^{i theta d} - e^{i theta d0}| over d < n_distances."""
-    away = torch.arange(n_distances, dtype=torch.float64, device=moments.pair.device) - reference
+    away = torch.arange(n_distances, dtype=DOUBLE, device=moments.pair.device) - reference
     turn = turning_factors(away, rope, 2 * moments.pair.shape[-1])
     return turn[0].abs(), (2 * (turn.angle() / 2).sin().abs()).amax(0)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import double
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.position_shares import row_centred
 from tl_posgen.position.substitution.numbers.splits import split_scores, uniform
@@ -61,7 +62,7 @@ def split_maps(
     """
     n, positions = q.shape[1], torch.arange(q.shape[1], device=q.device)
     counted = CausalPairs(n, window, first_token=False).mask(positions, positions)
-    q, k = q.double(), k.double()
+    q, k = double(q), double(k)
     split = split_scores(q, k, rope, scale, uniform(min(n, window or n)), k[:, 1:].mean(1))
     position = split.position
     if slopes is not None:
@@ -78,5 +79,5 @@ def within_rows(
     scores: Float[Tensor, "head query key"], counted: Bool[Tensor, "query key"]
 ) -> Float[Tensor, "head query key"]:
     """W_ij - mean of row i over the keys that count; 0 elsewhere, and 0 where only rounding is left."""
-    centred, size = row_centred(scores, counted), scores.double().masked_fill(~counted, 0).square().sum((1, 2))
+    centred, size = row_centred(scores, counted), double(scores).masked_fill(~counted, 0).square().sum((1, 2))
     return centred.masked_fill_((centred.square().sum((1, 2)) <= NOTHING * size)[:, None, None], 0)

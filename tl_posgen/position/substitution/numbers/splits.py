@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.option_checks import check_share, check_whole, is_number
 from tl_posgen.rope.planes import turning_factors
@@ -50,7 +51,7 @@ def point_mass(distance: int | float) -> DistanceDistribution:
     """p(d0) = 1 at one dummy distance d0: the mean-key estimator."""
     if not is_number(distance):
         raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
-    return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=torch.float64))
+    return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=DOUBLE))
 
 
 WIDEST = 2**24  # tokens: no prompt is longer
@@ -67,7 +68,7 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         [2.0, 1.0]
     """
     known = isinstance(width, Tensor) and width.numel() and not width.is_complex()
-    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=torch.float64)
+    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=DOUBLE)
     if not bool(((widths > 0) & (widths <= WIDEST)).all()):
         raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)
@@ -78,15 +79,15 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
 def uniform(n: int) -> DistanceDistribution:
     """p(d) = 1 / n on the distances 0 .. n - 1."""
     check_whole("uniform distribution of distances", 1, n=n)
-    return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=torch.float64))
+    return DistanceDistribution(torch.arange(n), torch.full((n,), 1 / n, dtype=DOUBLE))
 
 
 def attention_profile(pattern: Float[Tensor, "head query key"]) -> DistanceDistribution:
     """p_h(d) = share of head h's attention that goes d tokens back, over all queries: a row per head."""
     n = pattern.shape[-1]
     query, key = torch.tril_indices(n, n, device=pattern.device)
-    profile = pattern.new_zeros(len(pattern), n, dtype=torch.float64)
-    profile = profile.index_add(1, query - key, pattern[:, query, key].double())
+    profile = pattern.new_zeros(len(pattern), n, dtype=DOUBLE)
+    profile = profile.index_add(1, query - key, double(pattern[:, query, key]))
     return DistanceDistribution(torch.arange(n, device=pattern.device), profile / profile.sum(-1, keepdim=True))
 
 
@@ -108,7 +109,7 @@ def running_mean_key(
     k: Float[Tensor, "head pos d_head"], window: int | None = None
 ) -> Float[Tensor, "head pos d_head"]:
     """kbar_i = mean of the keys that query i sees: those up to i, or the last `window` of them."""
-    total = k.double().cumsum(dim=1)
+    total = double(k).cumsum(dim=1)
     seen = torch.arange(1, k.shape[1] + 1, device=k.device)
     if window is not None and window < k.shape[1]:
         total = torch.cat([total[:, :window], total[:, window:] - total[:, :-window]], dim=1)
@@ -194,7 +195,7 @@ def attention_kl(
     visible: Bool[Tensor, "query key"],
 ) -> Float[Tensor, "head query"]:
     """KL(softmax(exact_i) || softmax(approximate_i)) in nats over the visible keys of each query, in float64."""
-    log_p = exact.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
-    log_q = approximate.double().masked_fill(~visible, -torch.inf).log_softmax(-1)
+    log_p = double(exact).masked_fill(~visible, -torch.inf).log_softmax(-1)
+    log_q = double(approximate).masked_fill(~visible, -torch.inf).log_softmax(-1)
     gap = torch.where(visible, log_p - log_q, 0.0)
     return (log_p.exp() * gap).sum(-1)
