@@ -30,7 +30,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint docs families numbers pages \
+.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices docs families numbers pages \
 	notebooks benchmark pre-commit clean
 
 help: ## this list
@@ -93,6 +93,13 @@ lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# what a simulated accelerator is compiled with
+COMPILER = command -v g++ > /dev/null && test -e "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
+devices: $(VENV)/installed-dev ## every measure, and other paths, on simulated CUDA, two of them, and MPS; SLOW=1: bridges everywhere
+	@$(COMPILER) || echo "not tested: accelerators, as there is no g++ or no Python.h"
+	if $(COMPILER); then for device in cuda two mps; do \
+		OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) tests/devices --device $$device || exit 1; done; fi
 
 docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail; needs npm
 	$(VENV)/bin/python docs/regenerate.py --site

@@ -21,6 +21,11 @@ SHARED = Path(__file__).parents[2] / "shared"
 _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model, and what it was when last looked at
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    kinds = ("cuda", "two", "mps")
+    parser.addoption("--device", choices=kinds, help="simulate this accelerator for tests/devices, which need one")
+
+
 def pytest_sessionstart() -> None:
     """Tiny tensors: a second thread costs more than it brings. Parameters drawn at random while tests are collected
     are the same in every process, as pytest-xdist demands."""

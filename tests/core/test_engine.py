@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 import tl_posgen
-from tl_posgen.core.measure import Measure, Variable
+from tl_posgen.core.measure import DEFINED, Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
 from tl_posgen.position import ThreeAxis, Variance
@@ -205,8 +205,9 @@ def test_a_measure_is_called_like_any_function(mini, alice):
     xr.testing.assert_identical(called.dataset, analysed.dataset)
 
 
-def test_a_saved_result_of_a_measure_that_is_not_installed_is_still_mapped(mini, tmp_path):
+def test_a_saved_result_of_a_measure_that_is_nowhere_is_still_mapped(mini, tmp_path, monkeypatch):
     saved = QueryNorm()(mini, TOKENS, **QUICK)
+    monkeypatch.delitem(DEFINED, "query_norm")  # as in another session
     loaded = tl_posgen.load(saved.save(tmp_path / "norm.nc"))["query_norm"]
     np.testing.assert_allclose(loaded.plot().data[0].z, saved.own["norm"])
 

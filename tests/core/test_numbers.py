@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Number, Numbers, format_bound, format_number, leave_one_out, mean_over
+from tl_posgen.errors import InputError
 from tl_posgen.report.columns import cell, short
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval
 
@@ -96,6 +97,32 @@ def test_labels_are_the_usual_ones_and_none_averages(own, data):
     assert own("r", tokens=None, layer=4).value == pytest.approx(data["r"].values[0, 0, :, 1].mean())
     assert own("loss", condition=None).value == pytest.approx(data["loss"].values[0].mean())
     assert own("alone").inits == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "said"),
+    [
+        ("r", {"tokens": "zzz"}, "made_up.r: no tokens 'zzz'; it has all, without first"),
+        ("r", {"bogus": "x"}, "made_up.r has no dim 'bogus'; it has init, group, tokens, layer, head"),
+        ("r", {"bogus": None}, "made_up.r has no dim 'bogus'; it has init, group, tokens, layer, head"),
+        ("r", {"layer": 2}, "made_up.r: no layer 2; it has 1, 4"),
+        ("r", {"layer": [1, 2]}, "made_up.r: no layer [1, 2]; it has 1, 4"),
+        ("loss", {"tokens": "without first"}, "made_up.loss has no dim 'tokens'; it has init, condition, prompt"),
+        ("loss", {"prompt": 6}, "made_up.loss: no prompt 6; it has 0, 1, 2, 3, 4, 5"),
+        ("loss", {"prompt": "first"}, "made_up.loss: no prompt 'first'; it has 0, 1, 2, 3, 4, 5"),
+        ("s", {}, "made_up has no 's'; it has r, loss, score, gain, alone, ids"),
+    ],
+)
+def test_dims_and_labels_that_a_variable_lacks_are_refused(own, name, labels, said):
+    for choose in (own, own.array, own.intervals, own.extreme, own.of_inits):
+        with pytest.raises(InputError) as refused:
+            choose(name, **labels)
+        assert str(refused.value) == said
+
+
+def test_usual_labels_of_dims_that_a_variable_lacks_are_passed_over(own, data):
+    assert own("alone").value == pytest.approx(data["alone"].values.mean())  # without tokens or condition
+    assert own("score", kind="a").value == pytest.approx(data["score"].values[0, 0].mean())
 
 
 def test_expressions_have_intervals_and_random_inits_as_variables_have(own, data):

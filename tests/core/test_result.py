@@ -96,6 +96,35 @@ def test_what_was_loaded_needs_no_file(tmp_path):
     xr.testing.assert_identical(loaded.dataset, data)
 
 
+def test_a_measure_of_this_session_reads_its_saved_result_as_it_was_defined_last(tmp_path):
+    def define(words):
+        @dataclass(frozen=True)
+        class OfANotebook(Measure):
+            """r = r."""
+
+            power: int = 1
+
+            def findings(self, own):
+                return [f"{words} at power {self.power}: {own('r').plain:.1f}"]
+
+        return OfANotebook
+
+    first = define("first")
+    path = result_of(measure=first(power=3), provenance={"options": {"power": 3}}).save(tmp_path / "r.nc")
+    assert load(path)["of_a_notebook"].findings() == ["first at power 3: 2.5"]
+    unknown_measure("of_a_notebook")  # what stands in for one that is not there is none
+    second = define("second")
+    found = load(path)["of_a_notebook"]
+    assert found.measure == second(power=3)
+    assert found.findings() == ["second at power 3: 2.5"]
+
+
+def test_a_result_of_a_measure_that_is_nowhere_has_head_maps(tmp_path):
+    data = dataset_of(x=(("init", "layer", "head"), np.ones((2, 2, 3))))
+    path = result_of(measure=unknown_measure("nowhere"), dataset=data).save(tmp_path / "r.nc")
+    assert load(path)["nowhere"].kinds == ["map"]
+
+
 def test_a_failed_save_leaves_nothing_behind(tmp_path):
     broken = result_of(provenance={"unserialisable": object()})
     with pytest.raises(TypeError):

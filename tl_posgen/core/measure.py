@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
 ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
+DEFINED: dict[str, type["Measure"]] = {}  # by name, whose newest definition in this session it is
 LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
 
 
@@ -146,6 +147,7 @@ class Measure:
             raise InputError(f"measure {cls.name!r}: its name must be letters, digits and underscores, and not null")
         if odd := [name for name in cls.variables if not str(name).isidentifier()]:
             raise InputError(f"measure {cls.name}: variable {odd[0]!r} must be letters, digits and underscores")
+        DEFINED[cls.name] = cls
 
     def __post_init__(self) -> None:
         check_options(self, self.name)

@@ -10,6 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, TOKENS
+from tl_posgen.errors import InputError
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ ALL = "all"  # label of all prompts along the dim "group"; the others leave one 
 SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
 KEPT = ("init", "group", "end", *SAMPLED)
 MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
+MOST_SHOWN = 20  # labels that a message lists
 NO_NULL = "no null measured"
 
 
@@ -122,7 +124,8 @@ class AtHead:
 class Numbers:
     """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
 
-    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim.
+    Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim. Dims and
+    labels that the variable lacks are refused, so that no number passes for its control.
 
     Args:
         measure: of the result.
@@ -166,10 +169,17 @@ class Numbers:
 
     def array(self, name: str, **labels: Any) -> xr.DataArray:
         """Return a variable at these labels and the usual ones, with its dims init, group and prompt: expressions of
-        such arrays are given to `number`."""
+        such arrays are given to `number`.
+
+        Raises:
+            InputError: a variable that the result lacks, a dim or a label that the variable lacks.
+        """
+        if name not in self.dataset:
+            raise InputError(f"{self.measure.name} has no {name!r}; it has {', '.join(map(str, self.dataset))}")
         array = self.dataset[name]
-        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
-        return array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and label is not None})
+        usual = {"tokens": TOKENS[0], **self.measure.usual()}
+        chosen = {dim: label for dim, label in usual.items() if dim in array.dims} | labels
+        return at_labels(array, chosen, f"{self.measure.name}.{name}")
 
     def number(self, array: xr.DataArray, bounds: Bounds | None = None) -> Number:
         """Return the mean of an array over all its dims, as a `Number`: its interval from the dims prompt, item, group
@@ -238,6 +248,32 @@ def is_long(array: xr.DataArray, dim: Any) -> bool:
     """Return whether a dim has too many labels for summary.json; names, such as conditions, are never too many."""
     named = dim in array.coords and array[dim].dtype.kind in "OU"
     return array.sizes[dim] > MOST_LABELS and not named
+
+
+def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
+    """Return the part of a dataset or array at these labels; None leaves a dim whole.
+
+    Args:
+        of: its name in messages.
+
+    Raises:
+        InputError: a dim or a label that it lacks.
+
+    Example:
+        >>> share = xr.DataArray([0.2, 0.8], {"part": ["q", "k"]})
+        >>> at_labels(share, {"part": "k"}, "share").item(), at_labels(share, {"part": None}, "share").size
+        (0.8, 2)
+    """
+    dims = data.dims
+    for dim, label in labels.items():
+        if dim not in dims:
+            raise InputError(f"{of} has no dim {dim!r}; it has {', '.join(map(str, dims)) or 'none'}")
+        try:
+            data = data if label is None else data.sel({dim: label})
+        except (LookupError, TypeError, ValueError) as error:
+            known = ", ".join(map(str, data[dim].values[:MOST_SHOWN]))
+            raise InputError(f"{of}: no {dim} {label!r}; it has {known}") from error
+    return data
 
 
 def at_init(array: Any, init: str) -> Any:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tl_posgen.core import registry
 from tl_posgen.core.files import as_path, require_free, write_together, write_whole
-from tl_posgen.core.measure import Measure
+from tl_posgen.core.measure import DEFINED, Measure
 from tl_posgen.core.netcdf import netcdf_bytes, read_attributes, read_netcdf, readable
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
@@ -189,10 +189,11 @@ def load_provenance(path: Path) -> dict[str, Any]:
 
 
 def measure_named(name: str, options: Mapping[str, Any]) -> Measure:
-    """Return the measure of a saved result with its options; one that maps heads where it is not installed."""
+    """Return the measure of a saved result with its options: a registered one, or one that this session has defined;
+    one that maps heads where there is neither."""
     from tl_posgen.report.unknown import unknown_measure
 
-    kind = registry.find_or_none(name)
+    kind = registry.find_or_none(name) or DEFINED.get(name)
     if kind is None:
         return unknown_measure(name)
     try:

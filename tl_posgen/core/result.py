@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
-from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, mean_of, one_side
+from tl_posgen.core.numbers import SAMPLED, TRAINED, Numbers, at_labels, mean_of, one_side
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
 from tl_posgen.report.caveats import caveat
@@ -50,17 +50,7 @@ class Result:
         Raises:
             InputError: a label or a dim that the result lacks.
         """
-        data = self._of_init(str(init))
-        for dim, label in labels.items():
-            if dim not in data.dims:
-                dims = ", ".join(map(str, data.dims))
-                raise InputError(f"{self.name} has no dim {dim!r}; it has {dims}")
-            try:
-                data = data.sel({dim: label})
-            except (KeyError, ValueError) as error:
-                known = ", ".join(map(str, data[dim].values[:20]))
-                raise InputError(f"{self.name}: no {dim} {label!r}; it has {known}") from error
-        return data
+        return at_labels(self._of_init(str(init)), labels, self.name)
 
     def _of_init(self, init: str) -> xr.Dataset:
         known = [str(one) for one in self.dataset["init"].values]
@@ -223,11 +213,7 @@ class Result:
         by = by or next(iter(headlines or known), "")
         if by not in known:
             raise InputError(f"by={by!r}: {self.name} has, per head, {', '.join(known) or 'nothing'}")
-        self.sel(**labels)
-        if wrong := [dim for dim in labels if dim not in self.own[by].dims]:
-            raise InputError(f"{wrong[0]}={labels[wrong[0]]!r}: {by} of {self.name} has no dim {wrong[0]}")
-        chosen = {"tokens": TOKENS[0], **self.measure.usual(), **labels}
-        array = self.own[by].sel({dim: label for dim, label in chosen.items() if dim in self.own[by].dims})
+        array = Numbers(self.measure, self.own).array(by, **labels)
         if more := [str(dim) for dim in array.dims if dim not in HEAD]:
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=...")
         series = array.transpose(*HEAD).to_series().dropna().astype(float)

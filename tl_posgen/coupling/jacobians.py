@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.arithmetic import DOUBLE, double_device
 from tl_posgen.core.options import require
 from tl_posgen.coupling.numbers.lanczos import SingularTriplets, dense_triplets, lanczos_triplets
 from tl_posgen.coupling.numbers.linearised_attention import LinearisedAttention, vector_jacobian_products
@@ -39,6 +39,7 @@ class ResidualJacobian:
         layer, source, target: block l, input token t1, output token t2 >= t1.
         touched: number of tokens that a product involves: source .. target if the attention was replaced by its
             derivative, else the whole context.
+        home: the device of its matrix and triplets, one for all layers of a model spread over devices.
 
     Source: the definition is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810. J v is computed as the
     derivative of u -> J' u, a backward pass through the backward pass, so no forward-mode rules are needed.
@@ -48,6 +49,7 @@ class ResidualJacobian:
     source: int
     target: int
     touched: int
+    home: torch.device
     _leaf: Tensor = field(repr=False)
     _output: Tensor = field(repr=False)
     _adjoint: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
@@ -58,10 +60,9 @@ class ResidualJacobian:
         return self._leaf.shape[-1]
 
     def matvec(self, v: Float[Tensor, "d_model k"]) -> Float[Tensor, "d_model k"]:
-        """J V, all columns at once."""
-        v = v.to(self._leaf)
+        """J V, all columns at once; on the device of V."""
         if self._matrix is not None:
-            return self._matrix @ v
+            return (self._matrix @ v.to(self._matrix)).to(v.device)
         if self._adjoint is None:
             u = torch.zeros_like(self._output, requires_grad=True)
             with torch.enable_grad():
@@ -70,14 +71,15 @@ class ResidualJacobian:
         return self._product(self._adjoint[1], self._adjoint[0], v)
 
     def rmatvec(self, u: Float[Tensor, "d_model k"]) -> Float[Tensor, "d_model k"]:
-        """J' U, all columns at once."""
-        u = u.to(self._leaf)
-        return self._product(self._output, self._leaf, u) if self._matrix is None else self._matrix.mT @ u
+        """J' U, all columns at once; on the device of U."""
+        if self._matrix is not None:
+            return (self._matrix.mT @ u.to(self._matrix)).to(u.device)
+        return self._product(self._output, self._leaf, u)
 
     def dense(self) -> Float[Tensor, "d_model d_model"]:
         """Return the matrix, row i for output coordinate i; built once from J' e_i, then kept instead of the graph."""
         if self._matrix is None:
-            self._matrix = self.rmatvec(torch.eye(self.d_model, device=self._leaf.device)).mT
+            self._matrix = self.rmatvec(torch.eye(self.d_model, dtype=self._leaf.dtype, device=self.home)).mT
             self._leaf, self._output, self._adjoint = self._leaf.detach(), self._output.detach().clone(), None
         return self._matrix
 
@@ -87,13 +89,13 @@ class ResidualJacobian:
             raise InputError(f"k = {k} singular vectors of a Jacobian of d_model {self.d_model}; choose 1 to d_model")
         if self.d_model <= dense_up_to:
             return dense_triplets(self.dense(), k)
-        shape, like = (self.d_model, self.d_model), self._leaf
-        return lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=like.dtype, device=like.device)
+        shape, dtype = (self.d_model, self.d_model), self._leaf.dtype
+        return lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=dtype, device=self.home)
 
     def _product(self, output: Tensor, argument: Tensor, columns: Tensor) -> Tensor:
-        rows = columns.mT.reshape(-1, *output.shape)
+        rows = columns.to(output).mT.reshape(-1, *output.shape)
         (images,) = vector_jacobian_products(output, [argument], rows, self.touched * self.d_model)
-        image = images.reshape(len(rows), -1).mT
+        image = images.reshape(len(rows), -1).mT.to(columns.device)
         return image - columns if self.source == self.target else image
 
 
@@ -103,7 +105,8 @@ def passes_of(n_tokens: int, sources: Sequence[int]) -> int:
 
 
 def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "state pos d_model"]:
-    """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm).
+    """x_i^l, l = 0 .. n_layers: the residual stream entering block 0, then leaving every block (before the final norm);
+    on the device of the first block, or the host where that has no float64.
 
     Long prompts are read in pieces with a KV cache, so that no score matrix of the whole prompt is formed.
 
@@ -123,7 +126,8 @@ def residual_streams(model: Model, tokens: Int[Tensor, " pos"]) -> Float[Tensor,
             model(tokens[None], return_type=None, **backend.options(tokens[None]))
         else:
             _read(backend.context(), tokens)
-    streams = torch.stack([torch.cat(pieces) for pieces in states.values()])
+    home = double_device(tokens.device)
+    streams = torch.stack([torch.cat(pieces).to(home) for pieces in states.values()])
     _check_streams(streams)
     return streams
 
@@ -172,7 +176,7 @@ def residual_jacobians(
     jacobians: dict[int, ResidualJacobian] = {}
     hooks = []
     for layer in layers:
-        hooks += _layer_hooks(model, layer, source, target, jacobians, linearise, dense_up_to)
+        hooks += _layer_hooks(model, layer, source, target, streams.device, jacobians, linearise, dense_up_to)
     for i in range(model.cfg.n_layers):  # free the keys and values of a layer as soon as it has used them
         hooks.append((f"blocks.{i}.hook_resid_post", lambda x, hook, layer=i: context.forget(layer)))
     _read(context, tokens[:source])
@@ -188,6 +192,7 @@ def _layer_hooks(
     layer: int,
     source: int,
     target: int,
+    home: torch.device,
     found: dict[int, ResidualJacobian],
     linearise: bool,
     dense_up_to: int,
@@ -202,7 +207,7 @@ def _layer_hooks(
     def leave(x: Tensor, hook: Any) -> None:
         assert attention.leaf is not None
         touched = target - source + 1 if attention.active else target + 1
-        found[layer] = ResidualJacobian(layer, source, target, touched, attention.leaf, x[0, -1])
+        found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, x[0, -1])
         if model.cfg.d_model <= dense_up_to:
             found[layer].dense()
             attention.leaf = None
@@ -262,7 +267,7 @@ def _check_streams(streams: Tensor) -> None:
 
 
 def _check_output(layer: int, found: Tensor, expected: Tensor) -> None:
-    error = (found - expected).norm() / expected.norm()
+    error = (found.to(expected.device) - expected).norm() / expected.norm()
     if not error <= 1e-3:
         raise UnsupportedModelError(
             f"layer {layer}: with cached keys and values the block's output differs by {float(error):.1e} of its norm "

@@ -150,7 +150,7 @@ class _LayerEdit:
                     f"and {list(own.shape)} [head, query, key] are needed"
                 )
             visible = plain_scores(own, dtype) != -torch.inf
-            edited[row, self.heads, rows, span] = torch.where(visible, scores.to(own.dtype), own)
+            edited[row, self.heads, rows, span] = torch.where(visible, scores.to(own), own)
         return edited[..., -n_keys:]
 
     def with_past(self, k: Tensor, attn_scores: Tensor) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, double_device
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.streaming.stream import streaming_if_chosen
@@ -57,7 +57,8 @@ def losses_of(
 ) -> Float[Tensor, "prompt target"]:
     """-ln softmax(logits_t)[token_{t+1}]: cross-entropy of each next token, float64."""
     # log_softmax in the logits' own precision would round away small differences, in float64 it takes 8 times theirs
-    blocks = zip(logits[:, :-1].split(AT_ONCE, 1), tokens[:, 1:, None].split(AT_ONCE, 1), strict=True)
+    targets = tokens[:, 1:, None].to(double_device(logits.device))
+    blocks = zip(logits[:, :-1].split(AT_ONCE, 1), targets.split(AT_ONCE, 1), strict=True)
     return torch.cat([-double(some).log_softmax(-1).gather(-1, next_)[..., 0] for some, next_ in blocks], 1)
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, double_device
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -73,12 +73,12 @@ def numbers_of(weights: Sequence[Tensor]) -> list[tuple[Float[Tensor, " part"], 
     for device in {one.device for one in weights}:
         places = [place for place, one in enumerate(weights) if one.device == device]
         sizes = [size for place in places for size in parts[place]]
-        together = torch.empty(sum(sizes), dtype=DOUBLE, device=device)
+        together = torch.empty(sum(sizes), dtype=DOUBLE, device=double_device(device))
         views = together.split(sizes)
         for number, place in enumerate(places):
             flat = weights[place].detach().flatten()
             sums, norms, some = views[3 * number : 3 * number + 3]
-            some.copy_(flat[:: steps[place]])
+            some.copy_(double(flat[:: steps[place]]))
             for at, part in enumerate(flat.split(PART)):
                 exact = double(part)
                 sums[at], norms[at] = exact.sum(), torch.linalg.vector_norm(exact)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
@@ -179,12 +180,13 @@ class WrappedModel:
 
     def projections(self, layer: int) -> Projections:
         """Return W_Q and W_K of one layer with their biases, and what follows them; see `projections_of`."""
-        probed = self.layer(layer)
+        probed, attention = self.layer(layer), self.attention(layer)
 
         def finish(part: str, x: Tensor) -> Tensor:
-            return probed.sites.read(part, self.backend.normed(probed.geometry, part, x.transpose(0, 1)[None]))[0]
+            projected = x.transpose(0, 1)[None].to(attention.W_Q.device)
+            return summable(probed.sites.read(part, self.backend.normed(probed.geometry, part, projected))[0])
 
-        return projections_of(self.attention(layer), probed.geometry, finish)
+        return projections_of(attention, probed.geometry, finish)
 
 
 def wrap(model: Model | WrappedModel) -> WrappedModel:

@@ -32,7 +32,7 @@ class Rope:
         ([1.0, 0.1], 4)
     """
 
-    inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=DOUBLE))
+    inv_freq: Float[Tensor, " plane"] = field(default_factory=lambda: torch.zeros(0, dtype=DOUBLE, device="cpu"))
     pairing: Pairing = "half"
     scaling: float = 1.0
 
@@ -43,7 +43,7 @@ class Rope:
 
 def inverse_frequencies(rotary_dim: int, base: float = 10_000.0) -> Float[Tensor, " plane"]:
     r"""theta_m = base^(-2m / rotary_dim), m = 0 .. rotary_dim / 2 - 1, in radians per token."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=DOUBLE) / rotary_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=DOUBLE, device="cpu") / rotary_dim
     return base**-exponents
 
 
@@ -106,10 +106,11 @@ def rotate(
     if not rope.rotary_dim:
         return at_least_float32(x).expand(*x.shape[:-2], len(positions), -1)
     z = to_planes(x, rope)
-    angles = double(positions)[:, None] * double(rope.inv_freq).to(positions.device)
+    angles = double(positions)[:, None]
+    angles = angles * double(rope.inv_freq).to(angles.device)
     turn = torch.polar(torch.full_like(angles, rope.scaling), angles)
-    return from_planes(z * turn.to(z.dtype), x[..., rope.rotary_dim :], rope)
+    return from_planes(z * turn.to(z.dtype).to(z.device), x[..., rope.rotary_dim :], rope)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, DOUBLE) else x.float()
+    return x.to(torch.promote_types(x.dtype, torch.float32))

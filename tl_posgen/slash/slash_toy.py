@@ -155,7 +155,9 @@ def slash_toy(
     settings = SlashToy(**{name: value for name, value in locals().items() if name != "progress"})
     described = {"experiment": "slash_toy", **settings.options()}
     provenance = {**described, "options": settings.options(), "dtype": "float32", "torch": torch.__version__}
-    return Result(settings, joined(settings, {TRAINED: train(settings, progress)}, ["toy"]), provenance)
+    with torch.device("cpu"):  # whatever torch's default device is: tensors this small are slower anywhere else
+        trained = train(settings, progress)
+    return Result(settings, joined(settings, {TRAINED: trained}, ["toy"]), provenance)
 
 
 def train(settings: ToySettings, progress: bool) -> xr.Dataset:

@@ -136,7 +136,8 @@ def hooked_rope(attn: Any) -> Rope:
     theta_m is below pi. The table in use would do in float32, but in a bfloat16 model it has three digits.
     """
     cfg = attn.cfg
-    table = attn.calculate_sin_cos_rotary(cfg.rotary_dim, 2, base=attn._rotary_base(), dtype=DOUBLE)
+    with torch.device("cpu"):  # whatever torch's default device is
+        table = attn.calculate_sin_cos_rotary(cfg.rotary_dim, 2, base=attn._rotary_base(), dtype=DOUBLE)
     sin: Float[Tensor, " plane"]
     sin, cos = (x[1, 0::2] if cfg.rotary_adjacent_pairs else x[1].chunk(2)[0] for x in table)
     scaling = float(torch.hypot(sin, cos).mean())

@@ -6,6 +6,7 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import summable
 from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.geometry.pass_proof import as_proved
 from tl_posgen.models.geometry.probe import Probed
@@ -23,23 +24,26 @@ def layer_capture(
     tokens: Int[Tensor, " pos"] | None,
     span: slice = slice(None),
 ) -> LayerCapture:
-    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it, cut to its text."""
+    """Make a LayerCapture of one prompt's parts, each [head, pos, d] as `Sites.read` gives it, cut to its text.
+
+    Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
+    """
     geometry, parts = probed.geometry, {part: cut(part, value, span) for part, value in parts.items()}
     of_heads = partial(chosen_heads, heads, geometry.n_heads)
     capture = LayerCapture(
         geometry,
         heads,
         prompt,
-        None if tokens is None else tokens[span],
+        None if tokens is None else summable(tokens[span]),
         of_heads(parts["q"]),
         of_heads(parts["k"]),
         v=of_heads(parts["v"]) if "v" in needs else None,
         pattern=of_heads(parts["pattern"]) if "pattern" in needs else None,
-        resid=at_least_float32(parts["resid"]) if "resid" in needs else None,
-        inputs=at_least_float32(parts["inputs"]) if "inputs" in needs else None,
+        resid=at_least_float32(summable(parts["resid"])) if "resid" in needs else None,
+        inputs=at_least_float32(summable(parts["inputs"])) if "inputs" in needs else None,
     )
     if "attn_scores" in needs:
-        capture.attn_scores = plain_scores(parts["attn_scores"][list(heads)], parts["q"].dtype)
+        capture.attn_scores = plain_scores(summable(parts["attn_scores"][list(heads)]), parts["q"].dtype)
         if geometry.alibi_slopes is not None:
             capture.attn_scores = without_row_offsets(capture.attn_scores, capture.q, capture.k, geometry.scale)
     return capture
@@ -64,11 +68,11 @@ def proved_capture(
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:
-    """Return the rows of some of `n_heads` query heads, in float32 at least."""
+    """Return the rows of some of `n_heads` query heads, in float32 at least, where sums can be formed."""
     group = n_heads // len(x)  # 1 where keys are already one per query head
     rows = [head // group for head in heads]
     # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
-    return at_least_float32(x if rows == list(range(len(x))) else x[rows])
+    return at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
 
 
 def cut(part: str, value: Tensor, span: slice) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
@@ -35,13 +36,13 @@ def as_proved(
         used = as_used(capture, attn_scores, dtype, every_row=all_scores)
         if pattern is not None:
             some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
-            own = plain_scores(attn_scores[some], dtype)
-            used.edited_pattern = not is_softmax(own, pattern[some], pattern.dtype, sinks=sinks)
+            own = plain_scores(summable(attn_scores[some]), dtype)
+            used.edited_pattern = not is_softmax(own, summable(pattern[some]), pattern.dtype, sinks=sinks)
         return used
     if pattern is None:
         capture.proved = False
         return capture
-    if is_softmax(capture.scores(), pattern[heads], dtype, sinks=sinks):
+    if is_softmax(capture.scores(), summable(pattern[heads]), dtype, sinks=sinks):
         return capture
     why = (
         f"layer {capture.layer}: the cached pattern is not the softmax of the scores that the cached q and k give "
@@ -66,7 +67,7 @@ def as_used(
     rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
     positions = capture.query_positions[rows]
     heads = torch.as_tensor(list(capture.heads), device=attn_scores.device)
-    used = plain_scores(attn_scores[heads[:, None], rows], dtype)
+    used = plain_scores(attn_scores[heads[:, None], rows.to(heads.device)].to(capture.device), dtype)
     q, k, geometry = capture.rotated_q[:, rows], capture.rotated_k, capture.geometry
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
     seen = used != -torch.inf
@@ -90,7 +91,7 @@ def as_used(
     )
     if masked.any():
         return EditedCapture(capture, None, why)
-    whole = plain_scores(attn_scores[heads], dtype)
+    whole = plain_scores(attn_scores[heads].to(capture.device), dtype)
     if geometry.alibi_slopes is not None:
         whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry.scale)
     return EditedCapture(capture, whole, why)

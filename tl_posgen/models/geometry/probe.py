@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tl_posgen.arithmetic import summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.backends.sites import Sites, plain_scores
@@ -65,10 +66,10 @@ def probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotat
                 '(load_model(..., backend="hooked")) where that supports it'
             )
         sites = backend.sites(layer, fired, handed_on)
-        q, k = (sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0] for part in ("q", "k"))
+        q, k = (summable(sites.read(part, fired[sites.names[part].rpartition("hook_")[2]])[0]) for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
         drafts = backend.drafts(plain, fired, rotates, handed_on)
-        geometry = prove(drafts, q, k, plain_scores(fired["attn_scores"][0], q.dtype))
+        geometry = prove(drafts, q, k, plain_scores(summable(fired["attn_scores"][0]), q.dtype))
         pattern = fired.get("pattern")
         sinks = pattern is not None and bool((pattern.float().sum(-1) < 1 - SINK).any())
         return Probed(replace(geometry, sinks=sinks), sites, handed_on)

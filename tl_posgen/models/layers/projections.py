@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.rope.rotation import at_least_float32
@@ -58,8 +59,8 @@ def projections_of(attention: Any, geometry: LayerGeometry, finish: Callable[[st
     for side, (weight, n) in projection_weights(attention, geometry).items():
         bias = getattr(attention, f"b_{side.upper()}", None)
         # TransformerLens may give shared keys once for every query head
-        parts[f"w_{side}"] = at_least_float32(weight.detach())[:: len(weight) // n]
-        parts[f"b_{side}"] = None if bias is None else at_least_float32(bias.detach())[:: len(bias) // n]
+        parts[f"w_{side}"] = at_least_float32(summable(weight.detach()))[:: len(weight) // n]
+        parts[f"b_{side}"] = None if bias is None else at_least_float32(summable(bias.detach()))[:: len(bias) // n]
     return Projections(geometry.layer, n_heads=geometry.n_heads, _finish=finish, **parts)
 
 

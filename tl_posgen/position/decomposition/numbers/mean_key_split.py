@@ -82,8 +82,8 @@ def mean_key_r(
 
 def _turns(distances: Sequence[int | float], rope: Rope, like: Tensor) -> Float[Tensor, "distance d_head d_head"]:
     """x @ turn = R_d x for each distance d, as matrices from <R_d q, R_0 k>."""
-    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE), rope, like.shape[-1])
-    planes = complex_planes(torch.eye(like.shape[-1], dtype=DOUBLE), rope)
+    factors = turning_factors(torch.tensor(distances, dtype=DOUBLE, device="cpu"), rope, like.shape[-1])
+    planes = complex_planes(torch.eye(like.shape[-1], dtype=DOUBLE, device="cpu"), rope)
     return (real_coordinates(planes * factors[:, None]) @ real_coordinates(planes).mT).to(like)
 
 

@@ -1,0 +1,100 @@
+"""Whole analyses on an accelerator that is simulated: `make devices`, or pytest tests/devices --device cuda.
+
+    --device cuda   one CUDA device
+    --device two    two CUDA devices, the layers of a model spread over them
+    --device mps    an Apple GPU: no float64, no complex128
+
+torch stays changed until the process ends, so these tests run in processes of their own, and are left out without
+--device. Each compares with the CPU, in the same process.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import save_small
+
+
+@dataclass(frozen=True)
+class Device:
+    """A simulated accelerator, and how near its numbers must come to the CPU's.
+
+    Attributes:
+        name: as --device has it.
+        place: torch's name of the (first) device.
+        error: largest |difference| as a share of the largest value of an array.
+    """
+
+    name: str
+    place: str
+    error: float
+
+    def load(self, directory: Path, backend: str = "auto", dtype: str = "auto") -> Any:
+        """Load a model onto the device; the last layer onto the second where there are two."""
+        import tl_posgen
+
+        if self.name != "two":
+            return tl_posgen.load_model(directory, backend, dtype, self.place)
+        if backend == "bridge":
+            return tl_posgen.load_model(directory, dtype=dtype, device_map=SPREAD)
+        model = tl_posgen.load_model(directory, "hooked", dtype, self.place)
+        model.cfg.n_devices = 2  # from which TransformerLens tells where each layer should be
+        for module in (model.blocks[1], model.ln_final, model.unembed):
+            module.to("cuda:1")
+        return model
+
+
+SPREAD = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.layers.0": 0, "model.layers.1": 1} | {
+    "model.norm": 1,
+    "lm_head": 1,
+}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the folder out where no device is asked for."""
+    return None if config.getoption("--device") else True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--device"):
+        start(name)
+
+
+@cache
+def start(name: str) -> None:
+    from devices import simulated
+
+    if name == "mps":
+        simulated.mps()
+    else:
+        simulated.cuda(2 if name == "two" else 1)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> Device:
+    name = pytestconfig.getoption("--device")
+    return Device(name, "mps" if name == "mps" else "cuda:0", 1e-5)
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
+def models(device: Device, directory: Path) -> Any:
+    """(backend, dtype) -> the small model on the device, and the same on the CPU."""
+    import tl_posgen
+
+    def pair(backend: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
+        return device.load(directory, backend, dtype), tl_posgen.load_model(directory, backend, dtype, "cpu")
+
+    return cache(pair)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)

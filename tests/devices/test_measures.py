@@ -1,0 +1,34 @@
+"""Every measure on an accelerator: the numbers of the CPU, with random init, and its pictures."""
+
+import numpy as np
+import pytest
+from quick_options import OPTIONS
+
+from tl_posgen.core import registry
+from tl_posgen.models.tokens import bundled_text
+
+KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
+NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
+ROUNDING = ("triplet_residual",)  # quantities that are nothing but rounding
+CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
+
+
+@pytest.mark.parametrize("backend", ["hooked", pytest.param("bridge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_measure_gives_the_numbers_of_the_cpu(name, backend, models, device):
+    asked = KINDS[name].with_options(OPTIONS.get(name, {}))
+    there, here = (asked(model, bundled_text(), **CUT) for model in models(backend))
+    for kind in there.kinds:
+        there.plot(kind)
+    for variable, expected in here.dataset.data_vars.items():
+        if expected.dtype.kind == "f":
+            assert_near(there.dataset[variable].values, expected.values, device.error, variable)
+
+
+def assert_near(actual, expected, error, name):
+    assert actual.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected), err_msg=name)
+    seen = np.isfinite(expected)
+    off = np.abs(actual[seen] - expected[seen])
+    largest = np.abs(expected[seen]).max(initial=1e-3)
+    assert off.max(initial=0) <= (error if name in ROUNDING else error * largest), name

@@ -1,0 +1,118 @@
+"""What is no measure on an accelerator: hooks, streaming, caches, generation, the harness' LM, the toy."""
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen.joining import cut_keys
+from tl_posgen.models.tokens import bundled_text
+from tl_posgen.position import (
+    at_dummy_distance,
+    by_split,
+    by_three_axis,
+    interpolate_positions,
+    lm_infinite,
+    own_profile,
+    permute_positions,
+    perturb_planes,
+    retrieve_blocks,
+    rotate_keys,
+    substitute,
+    triangle,
+)
+from tl_posgen.slash import ablate_bands
+
+N = 24
+TOKENS = torch.randint(2, 2000, (1, N), generator=torch.Generator().manual_seed(1))
+PLACES = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+HOOKS = {
+    "lm_infinite": lambda m: lm_infinite(m, 8, 2),
+    "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
+    "interpolate_positions": lambda m: interpolate_positions(m, 0.5),
+    "one dummy distance": lambda m: at_dummy_distance(m, 3),
+    "distances frozen": lambda m: at_dummy_distance(m, beyond=8),
+    "a function of distances": lambda m: at_dummy_distance(m, lambda d: 1.5 * d),
+    "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
+    "frequencies frozen": lambda m: ablate_bands(m, "freeze", [0, 2]),
+    "no RoPE": lambda m: ablate_bands(m, "no_rope"),
+    "planes dropped": lambda m: ablate_bands(m, "drop", [0, 2]),
+    "means": lambda m: ablate_bands(m, "means"),
+    "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
+    "own profile": lambda m: substitute(m, by_split(own_profile), residual=0.3),
+    "quantile": lambda m: substitute(m, by_split(triangle(8)), gamma=0.9),
+    "three axes": lambda m: substitute(m, by_three_axis),
+    "keys cut": lambda m: cut_keys(m, 0.5),
+    "positions": lambda m: permute_positions(m, PLACES),
+    "keys rotated": lambda m: rotate_keys(m, PLACES),
+    "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_change_logits_as_on_the_cpu(name, streamed, models, device):
+    found = []
+    for model in models("hooked"):
+        with torch.no_grad():
+            if streamed:
+                with tl_posgen.streaming(model):
+                    found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
+            else:
+                found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
+    assert_near(*found, device.error)
+
+
+@pytest.mark.parametrize("name", ["lm_infinite", "distances frozen", "frequencies frozen", "split"])
+def test_generation_with_a_cache_writes_as_without(name, models):
+    model, _ = models("hooked")
+    options = {"do_sample": False, "stop_at_eos": False, "verbose": False, "max_new_tokens": 5}
+    with model.hooks(fwd_hooks=HOOKS[name](model)):
+        written = [
+            model.generate(TOKENS.to(at(model)), use_past_kv_cache=cached, **options) for cached in (True, False)
+        ]
+    assert torch.equal(*written)
+
+
+def test_streamed_passes_measure_as_on_the_cpu(models, device):
+    options = {"length": 40, "n_prompts": 2, "null_seeds": (0,), "streaming": True, "progress": False}
+    there, here = (tl_posgen.analyze(model, bundled_text(), **options) for model in models("hooked"))
+    assert_near(*(torch.tensor(one["three_axis"].dataset["r"].values) for one in (there, here)), device.error)
+
+
+def test_attached_passes_and_caches_measure_as_on_the_cpu(models, device):
+    attached, cached = [], []
+    for model in models("hooked"):
+        with tl_posgen.attach(model, "three_axis") as found:
+            _, cache = model.run_with_cache(TOKENS.to(at(model)))
+        reports = found.report(), tl_posgen.analyze_cache(model, cache, tokens=TOKENS, measures="three_axis")
+        for kept, report in zip((attached, cached), reports, strict=True):
+            kept.append(torch.tensor(report["three_axis"].dataset["r"].values))
+    assert_near(*attached, device.error)
+    assert_near(*cached, device.error)
+
+
+def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):
+    from tl_posgen.slash import slash_toy
+
+    short = {"steps": 4, "batch": 8, "seeds": (0,), "progress": False}
+    here = slash_toy(**short)
+    with torch.device(device.place):
+        there = slash_toy(**short)
+    assert_near(*(torch.tensor(one.dataset["loss"].values) for one in (there, here)), device.error)
+
+
+def test_a_model_is_loaded_where_the_accelerator_is_the_default_device(device, directory):
+    with torch.device(device.place):
+        model = tl_posgen.load_model(directory, "hooked", device=device.place)
+    with torch.device("cpu" if device.name == "mps" else device.place):
+        report = tl_posgen.analyze(model, bundled_text(), length=18, n_prompts=2, progress=False)
+    assert report["three_axis"].frame()["r"].notna().all()
+
+
+def at(model):
+    return next(model.parameters()).device
+
+
+def assert_near(actual, expected, error):
+    seen = expected.isfinite()
+    assert (actual - expected)[seen].abs().max() <= error * expected[seen].abs().max()
