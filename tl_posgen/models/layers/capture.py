@@ -9,20 +9,17 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate
 
 PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
-ASKED = {name: name for name in ("v", "attn_scores", "pattern", "resid", "inputs")} | {"projections": "inputs"}  # needs
 
 
-@dataclass(eq=False)
+@dataclass
 class LayerCapture:
     """Queries, keys and what else was asked for of one layer's chosen heads on one prompt, float32 at least.
-
-    What was not asked for is refused when it is read (InputError).
 
     Attributes:
         geometry: what the layer does with positions.
@@ -32,14 +29,15 @@ class LayerCapture:
         q, k: queries and keys BEFORE RoPE and after qk-norm; k is repeated for grouped heads, one row a query head.
             Where scores are replaced with a KV cache (`tl_posgen.hooks.replace_scores.RowByRow`), q holds the last
             tokens only.
-        v: values, repeated likewise; if needed.
+        v: values, repeated likewise; None unless needed.
         attn_scores: scaled pre-softmax scores as the model has them, -inf where invisible; with ALiBi in the gauge
-            where distance 0 carries no bias (models differ by constants per row, which softmax cannot tell); if
+            where distance 0 carries no bias (models differ by constants per row, which softmax cannot tell). None
+            unless needed.
+        pattern: post-softmax; None unless needed.
+        resid: the residual stream entering the layer; None unless needed.
+        inputs: what enters W_Q and W_K: the residual stream after the attention's norm; None unless needed.
+        projections: how q and k are made from `inputs`, for all heads of the layer, proved; None unless `inputs` are
             needed.
-        pattern: post-softmax; if needed.
-        resid: the residual stream entering the layer; if needed.
-        inputs: what enters W_Q and W_K: the residual stream after the attention's norm; if needed.
-        projections: how q and k are made from `inputs`, for all heads of the layer, proved; if `inputs` are needed.
     """
 
     geometry: LayerGeometry
@@ -59,14 +57,6 @@ class LayerCapture:
 
     _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
     _shared: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for name in ASKED:
-            if vars(self)[name] is None:
-                del vars(self)[name]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(layer {self.layer}, prompt {self.prompt}, heads {list(self.heads)})"
 
     def once(self, function: Callable[..., Any]) -> Any:
         """Return function(this capture), computed once for all measures that ask for it of this layer and prompt."""
@@ -128,12 +118,12 @@ class LayerCapture:
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return the pattern of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
-        assert self.pattern is not None
+        assert self.pattern is not None, "the pattern was not asked for"
         return self.pattern[:, start:stop, :stop]
 
     def attn_score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return `attn_scores` of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""
-        assert self.attn_scores is not None
+        assert self.attn_scores is not None, "the scores were not asked for"
         return self.attn_scores[:, start:stop, :stop]
 
     def score_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
@@ -141,25 +131,6 @@ class LayerCapture:
         invisible."""
         q, k = self.rotated_q[:, start:stop], self.rotated_k[:, :stop]
         return scores_from(q, k, self.geometry, self.heads, self.positions[start:stop])
-
-
-class NotCaptured:
-    """An attribute of a `LayerCapture` that was not asked for: what a capture holds is found before it."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def __get__(self, capture: Any, owner: type | None = None) -> Any:
-        if capture is None:
-            return self
-        needs = f'needs = frozenset({{"{ASKED[self.name]}"}})'
-        raise InputError(
-            f"layer.{self.name} was not captured: add {needs} to the measure, or to the call that captures"
-        )
-
-
-for name in ASKED:
-    setattr(LayerCapture, name, NotCaptured(name))  # in place of the default, None, which `__post_init__` takes away
 
 
 def fields_of(capture: LayerCapture) -> dict[str, Any]:
@@ -176,6 +147,7 @@ class StreamedCapture(LayerCapture):
             sinks: logits of the chosen heads that join each row's softmax and carry no value.
         """
         super().__init__(**fields_of(capture))
+        del self.attn_scores, self.pattern  # the properties below stand in for them
         self.sinks = sinks
 
     attn_scores: Any = cached_property(lambda self: self.scores())
