@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, summable
 from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError, PosgenError
 from tl_posgen.models.loading.load import open_model
@@ -305,7 +305,7 @@ def batches(rows: Iterable[Row], length: Callable[[Row], int], size: int) -> Ite
 
 def score(logits: Float[Tensor, "pos vocabulary"], continuation: Sequence[int]) -> tuple[float, bool]:
     """(sum_t ln p(x_t), whether every x_t is the most likely token) of the last tokens of a sequence, float64."""
-    logits = logits[-len(continuation) :]
+    logits = summable(logits[-len(continuation) :])
     targets = torch.tensor(continuation, device=logits.device)
     log_p = double(logits).log_softmax(-1).gather(-1, targets[:, None])
     return float(log_p.sum()), bool((logits.argmax(-1) == targets).all())

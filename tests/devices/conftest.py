@@ -47,10 +47,8 @@ class Device:
         return model
 
 
-SPREAD = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.layers.0": 0, "model.layers.1": 1} | {
-    "model.norm": 1,
-    "lm_head": 1,
-}
+FIRST, SECOND = ("embed_tokens", "rotary_emb", "layers.0"), ("layers.1", "norm")
+SPREAD = {f"model.{name}": number for number, names in enumerate((FIRST, SECOND)) for name in names} | {"lm_head": 1}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

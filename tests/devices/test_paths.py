@@ -1,18 +1,22 @@
-"""What is no measure on an accelerator: hooks, streaming, caches, generation, the harness' LM, the toy."""
+"""What is no measure on an accelerator: hooks, streaming, caches, generation, scores of continuations, the toy."""
 
 import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.evaluation import score
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
     at_dummy_distance,
+    by_constant,
     by_split,
     by_three_axis,
     interpolate_positions,
+    jitter_distances,
     lm_infinite,
     own_profile,
+    permute_position_part,
     permute_positions,
     perturb_planes,
     retrieve_blocks,
@@ -41,8 +45,11 @@ HOOKS = {
     "own profile": lambda m: substitute(m, by_split(own_profile), residual=0.3),
     "quantile": lambda m: substitute(m, by_split(triangle(8)), gamma=0.9),
     "three axes": lambda m: substitute(m, by_three_axis),
+    "a constant": lambda m: substitute(m, by_constant),
     "keys cut": lambda m: cut_keys(m, 0.5),
     "positions": lambda m: permute_positions(m, PLACES),
+    "the position part permuted": lambda m: permute_position_part(m, PLACES),
+    "distances jittered": lambda m: jitter_distances(m, (PLACES[:, None] - PLACES).abs()),
     "keys rotated": lambda m: rotate_keys(m, PLACES),
     "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
 }
@@ -89,6 +96,11 @@ def test_attached_passes_and_caches_measure_as_on_the_cpu(models, device):
             kept.append(torch.tensor(report["three_axis"].dataset["r"].values))
     assert_near(*attached, device.error)
     assert_near(*cached, device.error)
+
+
+def test_a_continuation_scores_as_on_the_cpu(models):
+    there, here = (score(model(TOKENS.to(at(model)))[0].detach(), [5, 7, 9]) for model in models("hooked"))
+    assert there == (pytest.approx(here[0], rel=1e-5), here[1])
 
 
 def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):
