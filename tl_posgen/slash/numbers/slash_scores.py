@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.errors import InputError
+from tl_posgen.rope.rotation import at_least_float32
 from tl_posgen.slash.numbers.row_blocks import pattern_blocks, row_entropies, sums_by_distance
 
 SHORT_DISTANCES = range(5)
@@ -69,8 +70,7 @@ def slash_statistics(
         raise InputError("the first query attends to later keys: slash scores are defined for causal attention only")
 
     def rows_of(heads: slice, start: int, stop: int) -> Tensor:
-        rows = pattern[heads, start:stop, :stop]
-        return rows if rows.dtype in (torch.float32, DOUBLE) else rows.float()
+        return at_least_float32(pattern[heads, start:stop, :stop])
 
     return slash_statistics_of_rows(rows_of, len(pattern), n, window, entropy, pattern.device)
 
