@@ -96,9 +96,9 @@ lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 
 # what a simulated accelerator is compiled with
 COMPILER = command -v g++ > /dev/null && test -e "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
-devices: $(VENV)/installed-dev ## every measure, and other paths, on simulated CUDA, two of them, and MPS; SLOW=1: bridges everywhere
+devices: $(VENV)/installed-dev ## every measure, and other paths, on simulated CUDA, two of them, and MPS; SLOW=1: bridges, bfloat16 and TF32 too
 	@$(COMPILER) || echo "not tested: accelerators, as there is no g++ or no Python.h"
-	if $(COMPILER); then for device in cuda two mps; do \
+	if $(COMPILER); then for device in cuda two mps $(if $(SLOW),tf32); do \
 		OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) tests/devices --device $$device || exit 1; done; fi
 
 docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail; needs npm

@@ -22,7 +22,7 @@ _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    kinds = ("cuda", "two", "mps")
+    kinds = ("cuda", "two", "mps", "tf32")
     parser.addoption("--device", choices=kinds, help="simulate this accelerator for tests/devices, which need one")
 
 

@@ -3,6 +3,7 @@
     --device cuda   one CUDA device
     --device two    two CUDA devices, the layers of a model spread over them
     --device mps    an Apple GPU: no float64, no complex128
+    --device tf32   one CUDA device whose float32 products round to ten bits, as torch allows on request
 
 torch stays changed until the process ends, so these tests run in processes of their own, and are left out without
 --device. Each compares with the CPU, in the same process.
@@ -25,12 +26,14 @@ class Device:
     Attributes:
         name: as --device has it.
         place: torch's name of the (first) device.
-        error: largest |difference| as a share of the largest value of an array.
+        error: largest |difference| as a share of the largest value of an array, in passes of `analyze`.
+        error_of_passes: in passes that a test makes, where TF32 may be at work.
     """
 
     name: str
     place: str
     error: float
+    error_of_passes: float
 
     def load(self, directory: Path, backend: str = "auto", dtype: str = "auto") -> Any:
         """Load a model onto the device; the last layer onto the second where there are two."""
@@ -69,12 +72,13 @@ def start(name: str) -> None:
         simulated.mps()
     else:
         simulated.cuda(2 if name == "two" else 1)
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
 
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> Device:
     name = pytestconfig.getoption("--device")
-    return Device(name, "mps" if name == "mps" else "cuda:0", 1e-5)
+    return Device(name, "mps" if name == "mps" else "cuda:0", 1e-5, 0.02 if name == "tf32" else 1e-5)
 
 
 @pytest.fixture(scope="session")

@@ -5,24 +5,38 @@ import pytest
 from quick_options import OPTIONS
 
 from tl_posgen.core import registry
+from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 ROUNDING = ("triplet_residual",)  # quantities that are nothing but rounding
+SEARCHED = ("search_loss",)  # of the steps of a search, which carries the rounding of one step into the next
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
 
 
-@pytest.mark.parametrize("backend", ["hooked", pytest.param("bridge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("hooked", "float32"),
+        pytest.param("hooked", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("bridge", "float32", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_measure_gives_the_numbers_of_the_cpu(name, backend, models, device):
+def test_a_measure_gives_the_numbers_of_the_cpu(name, backend, dtype, models, device):
     asked = KINDS[name].with_options(OPTIONS.get(name, {}))
-    there, here = (asked(model, bundled_text(), **CUT) for model in models(backend))
+    if dtype == "bfloat16" and name.endswith("coupling"):
+        with pytest.raises(InputError, match="float32"):
+            asked(models(backend, dtype)[0], bundled_text(), **CUT)
+        return
+    there, here = (asked(model, bundled_text(), **CUT) for model in models(backend, dtype))
     for kind in there.kinds:
         there.plot(kind)
     for variable, expected in here.dataset.data_vars.items():
         if expected.dtype.kind == "f":
-            assert_near(there.dataset[variable].values, expected.values, device.error, variable)
+            error = 2**-8 if dtype == "bfloat16" and variable in SEARCHED else device.error
+            assert_near(there.dataset[variable].values, expected.values, error, variable)
 
 
 def assert_near(actual, expected, error, name):

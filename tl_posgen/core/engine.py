@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.measure import Measure
@@ -40,6 +41,7 @@ Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
 
 
+@full_precision()
 def analyze(
     model: Any,
     prompts: Prompts,

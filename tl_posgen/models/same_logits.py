@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import rounding_unit
+
 
 def random_tokens(d_vocab: int, n: int, device: torch.device | str = "cpu") -> Int[Tensor, "1 pos"]:
     """Draw n token ids, the same ones every time and on every device.
@@ -28,5 +30,5 @@ def logit_error(
     """max |actual - expected| <= max(1e-3, 32 units of rounding of dtype) max |expected|: whether that holds (never of
     what is no number), the error, and what is allowed."""
     error = float((actual - expected).abs().max())
-    allowed = max(1e-3, 32 * torch.finfo(dtype).eps) * float(expected.abs().max())
+    allowed = max(1e-3, 32 * rounding_unit(dtype, actual.device)) * float(expected.abs().max())
     return error <= allowed, error, allowed

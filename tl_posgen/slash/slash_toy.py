@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from tqdm.auto import trange
 
+from tl_posgen.arithmetic import full_precision
 from tl_posgen.core.measure import Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers
 from tl_posgen.core.result import Result, joined
@@ -102,6 +103,7 @@ class SlashToy(ToySettings):
         return own.frame(columns, "seed")
 
 
+@full_precision()
 def slash_toy(
     distance: int = 3,
     planes: Planes | str = "all",

@@ -104,13 +104,9 @@ MPS_FALLBACKS = {  # MPSFallback.mm: these run on the CPU, with a warning
 }  # fmt: skip
 
 
-def cuda(n: int = 1, *, tf32: bool = False) -> None:
-    """Let torch have n CUDA devices.
-
-    Args:
-        tf32: whether float32 matrix products round as under torch.set_float32_matmul_precision("high").
-    """
-    backend.configure("cuda", n, True, False, False, tf32, _lacking("CUDA"))
+def cuda(n: int = 1) -> None:
+    """Let torch have n CUDA devices."""
+    backend.configure("cuda", n, True, False, False, _lacking("CUDA"))
     _patch_cuda(n)
 
 
@@ -122,7 +118,7 @@ def mps(*, float64: bool = False, records: bool = False) -> None:
         records: whether to let all through that such a GPU lacks, and tell `events` of it: kinds "float64" and
             "lacking", an operator without a Metal kernel.
     """
-    backend.configure("mps", 1, float64 or records, True, records, False, _lacking("MPS"))
+    backend.configure("mps", 1, float64 or records, True, records, _lacking("MPS"))
     torch.backends.mps.is_available = torch.backends.mps.is_built = lambda: True
     torch._C._mps_emptyCache = lambda: None
     torch._C._mps_deviceSynchronize = lambda: None

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import summable
+from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
 from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
@@ -145,7 +145,7 @@ def is_softmax(
     """
     expected, pattern = scores.softmax(-1), pattern.float()
     most, at = expected.max(-1, keepdim=True)
-    allowed = max(1e-3, 8 * torch.finfo(dtype).eps)
+    allowed = max(1e-3, 8 * rounding_unit(dtype, scores.device))
     share = pattern.gather(-1, at) / most if sinks else torch.ones_like(most)
     near = (pattern - share * expected).abs() <= allowed * share * torch.maximum(expected, 1e-3 * most)
     possible = (share > 0) & (share <= 1 + allowed)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tl_posgen.arithmetic import summable
+from tl_posgen.arithmetic import full_precision, summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.backends.sites import Sites, plain_scores
@@ -40,6 +40,7 @@ class Probed:
 Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
 
 
+@full_precision()
 def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
     """Return what was found in every layer, supported or not."""
     fired = probe_run(model, backend)

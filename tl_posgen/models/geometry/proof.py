@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
@@ -63,13 +64,13 @@ def allowed_error(
     geometry: LayerGeometry,
     dtype: torch.dtype,
 ) -> Float[Tensor, "head query key"]:
-    """(UNITS eps + n eps32) scale |q_i| |k_j|: what rounding may do to a score over n tokens.
+    """(UNITS eps + n eps32) scale |q_i| |k_j|: what rounding may do to a score over n tokens, eps as `rounding_unit`.
 
     n eps32 radians are what models lose that take the angle of the last position in float32, as all do. ALiBi adds
     UNITS eps of its bias at the largest distance.
     """
     n, single = rotated_k.shape[1], torch.finfo(torch.float32).eps
-    eps = max(torch.finfo(dtype).eps, single)
+    eps = rounding_unit(dtype, rotated_q.device)
     norms = rotated_q.norm(dim=-1)[..., None] * rotated_k.norm(dim=-1)[:, None]
     allowed = (UNITS * eps + n * single) * geometry.scale * norms + torch.finfo(torch.float32).tiny
     if geometry.alibi_slopes is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from tqdm.auto import tqdm
 
+from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
@@ -118,6 +119,7 @@ class Pretrained:
         return load_source(find_source(self.name_or_directory, self.revision, self.tokenizer), self, precise=precise)
 
 
+@full_precision()
 def load_source(source: Source, asked: Pretrained, *, precise: bool = False) -> Model:
     """Load the model of a directory, and remember its origin."""
     trust, spread = asked.trust_remote_code, asked.device_map

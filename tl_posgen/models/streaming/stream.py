@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
 from tl_posgen.models.backends.sites import is_hooked
 from tl_posgen.models.conversion.source import first_line
@@ -215,7 +216,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
         return  # positions of keys in a cache are its own affair
     rows = torch.linspace(0, n - 1, min(n, ROWS), device=done.q.device).round().long()
     group = done.q.shape[1] // done.k.shape[1]
-    eps = max(torch.finfo(done.q.dtype).eps, torch.finfo(torch.float32).eps)
+    eps = rounding_unit(done.q.dtype, done.q.device)
     for prompt in range(len(done.q)):
         text = None if done.mask.padding is None else done.mask.padding[prompt].to(rows.device)
         own = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]

@@ -1,0 +1,85 @@
+"""Whole pieces of work on an accelerator: a report that is kept and taken up, a sweep, emergence, the command, the LM
+for evaluation harnesses, large Jacobians, models of other families."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from families import save_family
+
+import tl_posgen
+from tl_posgen.cli import main
+from tl_posgen.coupling import Coupling
+from tl_posgen.evaluation import LensLM
+from tl_posgen.models.tokens import bundled_text
+
+FAMILIES = ("llama3", "neox", "gemma2", "gpt2", "bloom", "mistral")
+CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
+
+
+def assert_same_numbers(there, here, error):
+    for variable, expected in here.data_vars.items():
+        if expected.dtype.kind == "f":
+            found, largest = there[variable].values, np.nanmax(np.abs(expected.values), initial=1e-3)
+            np.testing.assert_allclose(found, expected.values, rtol=0, atol=error * largest, err_msg=str(variable))
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
+def test_default_measures_of_other_families_give_the_numbers_of_the_cpu(family, tmp_path, device):
+    directory = save_family(family, tmp_path / family)
+    models = device.load(directory, "hooked"), tl_posgen.load_model(directory, "hooked", device="cpu")
+    tokens = torch.randint(2, 64, (4, 18), generator=torch.Generator().manual_seed(3))
+    options = {"skip_unsupported": True, "null_seeds": (0,), "progress": False}
+    there, here = (tl_posgen.analyze(model, tokens, **options) for model in models)
+    assert there.keys() == here.keys() != set()
+    for name in here:
+        assert_same_numbers(there[name].dataset, here[name].dataset, device.error)
+
+
+def test_kept_parts_are_taken_up(tmp_path, models, device):
+    there, here = models("hooked")
+    first = tl_posgen.analyze(there, bundled_text(), measures=["three_axis", "loss"], keep=tmp_path, **CUT)
+    parts = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = tl_posgen.analyze(there, bundled_text(), measures=["three_axis", "loss"], keep=tmp_path, **CUT)
+    assert parts == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} != {}
+    plain = tl_posgen.analyze(here, bundled_text(), measures=["three_axis", "loss"], **CUT)
+    for name in plain:
+        assert_same_numbers(again[name].dataset, first[name].dataset, 0)
+        assert_same_numbers(again[name].dataset, plain[name].dataset, device.error)
+
+
+def test_jacobians_too_large_for_matrices_couple_as_on_the_cpu(models, device):
+    measure = Coupling(k=2, tokens=(-1,), chance_samples=1, dense_up_to=8)
+    there, here = (measure(model, bundled_text(), **CUT) for model in models("hooked"))
+    assert_same_numbers(there.dataset[["coupling"]], here.dataset[["coupling"]], 1e-3)  # Lanczos ends at a tolerance
+
+
+def test_continuations_are_scored_under_hooks_as_on_the_cpu(models, device):
+    instance = pytest.importorskip("lm_eval.api.instance", reason="lm-evaluation-harness is missing: extra eval")
+    found = []
+    for model in models("hooked"):
+        lm = LensLM(model, tl_posgen.position.lm_infinite(model, 8, 2), batch_size=2, progress=False)
+        pairs = [("Once upon a time", " there was"), ("The sun", " rose"), ("", "He")]
+        found.append(
+            lm.loglikelihood([instance.Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)])
+        )
+        written = lm.generate_until([instance.Instance("generate_until", {}, ("The sun", {"max_gen_toks": 3}), 0)])
+        assert isinstance(written[0], str)
+    np.testing.assert_allclose(*([score for score, _ in scores] for scores in found), rtol=device.error_of_passes)
+
+
+def test_the_command_writes_a_report(tmp_path, directory, device, monkeypatch):
+    asked = ["analyze", "--model", str(directory), "--device", device.place, "--length", "18", "--prompts", "4"]
+    monkeypatch.setattr(sys, "argv", ["tl-posgen", *asked, "--out", str(tmp_path / "report")])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_a_sweep_runs_there(tmp_path, directory, device):
+    study = {"name": "one", "length": 18, "n_prompts": 4, "measures": ["three_axis"], "null_seeds": [0]}
+    study["models"] = [{"name": str(directory), "label": "small", "device": device.place}]
+    swept = tl_posgen.sweep(study, out=tmp_path, progress=False)
+    assert swept.finished
+    assert not swept.failed
