@@ -11,7 +11,10 @@ from tl_posgen.models.tokens import bundled_text
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 ROUNDING = ("triplet_residual",)  # quantities that are nothing but rounding
-SEARCHED = ("search_loss",)  # of the steps of a search, which carries the rounding of one step into the next
+SEARCHED = (
+    "search_loss",
+    "chosen_on_loss",
+)  # of the steps of a search, which carries the rounding of one step into the next
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
 
 

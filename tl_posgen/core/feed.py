@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.core.groups import PromptGroups
+from tl_posgen.core.host_copies import HostCopies
 from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
@@ -62,6 +63,7 @@ class Feed:
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
+        self._copies: HostCopies | None = None
 
     def __call__(self, capture: LayerCapture) -> None:
         capture.prompt += self.first_prompt
@@ -73,10 +75,17 @@ class Feed:
             self._edits.setdefault(capture.layer, capture.why)
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
-        for measure in self.measures:
-            sums = self._groups[measure.name].sums_of(capture.prompt)
-            if type(measure).of_layer is not Measure.of_layer:
-                sums.add_layer(capture, measure.of_layer(capture))
+        layer_by_layer = (one for one in self.measures if type(one).of_layer is not Measure.of_layer)
+        values = {measure.name: measure.of_layer(capture) for measure in layer_by_layer}
+        self.add_copies()
+        self._copies = HostCopies.start(capture, values)
+
+    def add_copies(self) -> None:
+        """Add the values of the last layer, which were copied to the host while the next one was computed."""
+        if self._copies is not None:
+            copies, self._copies = self._copies.arrived(), None
+            for name, values in copies.values.items():
+                self._groups[name].sums_of(copies.place.prompt).add_layer(copies.place, values)
 
     def add_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
         """Give the logits of a whole prompt to the measures that need them."""
@@ -113,6 +122,7 @@ class Feed:
         """
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
+        self.add_copies()
         whole = max(self._n_layers.values()) if n_layers is None else n_layers
         if short := [prompt for prompt, layers in self._n_layers.items() if layers < whole]:
             raise InputError(

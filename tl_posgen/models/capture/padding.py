@@ -115,18 +115,45 @@ def spans_of_scores(
     `plain_scores`."""
     scores = plain_scores(attn_scores[:, 0], dtype)
     require_whole(geometry.layer, *scores.shape[1:])
-    if scores.isnan().any():
+    visible = scores != -torch.inf
+    extra = (visible > geometry.visible(scores.shape[2], visible.device)).any()
+    no_numbers, extra, *seen = torch.cat(
+        [torch.stack([scores.isnan().any(), extra]), visible.any(1).flatten()]
+    ).tolist()
+    if no_numbers:
         raise InputError(
             f"layer {geometry.layer}: scores are NaN: broken weights, or padding that this model does not mask "
             "cleanly; run prompts one at a time"
         )
-    visible = scores != -torch.inf
-    if (visible > geometry.visible(scores.shape[2], visible.device)).any():
+    if extra:
         raise UnsupportedModelError(
             f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
             f"(window {geometry.window}), should hide from them"
         )
-    return spans_of_mask(visible.any(1))
+    return spans_of_mask(torch.tensor(seen, device="cpu").unflatten(0, (len(scores), -1)))
+
+
+def masks_as(
+    geometry: LayerGeometry,
+    attn_scores: Float[Tensor, "batch head query key"],
+    dtype: torch.dtype,
+    seen: Bool[Tensor, "batch pos"],
+) -> Bool[Tensor, ""]:
+    """Tell, without waiting for the device, whether `spans_of_scores` would refuse nothing and find the text to be
+    `seen`."""
+    scores = plain_scores(attn_scores[:, 0], dtype)
+    require_whole(geometry.layer, *scores.shape[1:])
+    visible = scores != -torch.inf
+    extra = visible > geometry.visible(scores.shape[2], visible.device)
+    return ~scores.isnan().any() & ~extra.any() & (visible.any(1) == seen.to(visible.device)).all()
+
+
+def rows_of_spans(spans: Sequence[slice], length: int, device: torch.device) -> Bool[Tensor, "batch pos"]:
+    """Return which tokens of every prompt are inside its span."""
+    rows = torch.zeros(len(spans), length, dtype=torch.bool, device=device)
+    for row, span in zip(rows, spans, strict=True):
+        row[span] = True
+    return rows
 
 
 def spans_of_pass(
@@ -138,7 +165,7 @@ def spans_of_pass(
     """
     if any(span != slice(0, length) for span in spans):
         return spans
-    if tokens is None:
+    if tokens is None or pad.index is None:
         if len(spans) > 1 and pad.index is not None:
             raise InputError(
                 f"{len(spans)} prompts in one pass, no mask and no token ids: padding cannot be told from text; give "

@@ -7,17 +7,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.backends.sites import PARTS, checked_needs, hook_points
-from tl_posgen.models.capture.padding import PadToken, masked_spans, require_padding, require_whole, spans_of_pass
+from tl_posgen.models.capture.padding import (
+    PadToken,
+    masked_spans,
+    masks_as,
+    require_padding,
+    require_whole,
+    rows_of_spans,
+    spans_of_pass,
+)
 from tl_posgen.models.capture.reading import layer_capture, proved_capture
 from tl_posgen.models.geometry.pass_proof import as_streamed
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import tolerance
-from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import attention_inputs, projection_weights, prove_projections
 from tl_posgen.models.model import Model
@@ -54,7 +62,8 @@ class PassCapture:
         self.pad = PadToken.of_tokenizer(wrapped.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
         self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
-        self.spans: list[slice] = []
+        self.spans: list[slice] = []  # the text of each prompt
+        self.seen: Tensor | None = None  # [batch, pos]: what the first layer's mask leaves of them
         self.fired: set[int] = set()  # layers that were handed over
         self.owner, self.stream = wrapped.owner, wrapped.streamed.by
         self.prompts_before = self.prompts_seen = 0
@@ -131,41 +140,73 @@ class PassCapture:
         formed = "attn_scores" in parts
         edited = formed and any(self.is_hooked(layer, name) for name in EDITED)
         padding = None if streamed is None else streamed.mask.padding
-        self.find_text(probed, masked_spans(probed.geometry, parts, padding), length, tokens, edited)
-        needs = self.needs if formed else self.needs - set(FORMED)
-        compared = {"all_scores": edited, "all_patterns": self.is_hooked(layer, "pattern")}
+        if first := probed is self.layers[0]:
+            self.wrapped.require_evaluation()
+            self.prompts_before, self.spans = self.prompts_seen, [slice(0, length)] * batch
+            plain = batch == 1 and self.pad.index is None
+            self.seen = rows_of_spans(self.spans, length, parts["q"].device) if plain else None
+        find_text = partial(self.find_text, probed, parts, padding, tokens, edited)
+        captures_of = partial(self.captures_of, probed, parts, tokens, streamed, edited)
+        captures = None
+        if formed and not edited and self.seen is not None:  # the mask is looked at together with the scores
+            captures = captures_of(masks_as(probed.geometry, parts["attn_scores"], parts["q"].dtype, self.seen))
+        if captures is None or any(isinstance(capture, EditedCapture) for capture in captures):
+            find_text()
+            captures = captures_of()
         projections = self.wrapped.projections(layer) if "inputs" in self.needs else None
+        for capture in captures:
+            if projections is not None and capture.inputs is not None:
+                allowed = tolerance(parts["q"].dtype)
+                prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
+                capture.projections = projections
+        if first:
+            self.prompts_seen += batch
+        self.fired.add(layer)
+        for capture in captures:
+            self.consumer(capture)
+
+    def captures_of(
+        self,
+        probed: Probed,
+        parts: Mapping[str, Tensor],
+        tokens: Int[Tensor, "batch pos"] | None,
+        streamed: LayerAttention | None,
+        edited: bool,
+        masked: Bool[Tensor, ""] | None = None,
+    ) -> list[LayerCapture]:
+        """Return the proved capture of each prompt; where `masked` is false, `EditedCapture`s."""
+        layer, formed = probed.geometry.layer, "attn_scores" in parts
+        needs = self.needs if formed else self.needs - set(FORMED)
+        compared = {"all_scores": edited, "all_patterns": self.is_hooked(layer, "pattern"), "and_also": masked}
         captures = []
         for row, span in enumerate(self.spans):
             prompt = {part: value[row] for part, value in parts.items()}
             ids, number = None if tokens is None else tokens[row], self.prompts_before + row
             what = probed, prompt, self.heads[layer], needs, number, ids, span
             if formed or streamed is None:
-                capture = proved_capture(*what, **compared)
+                captures.append(proved_capture(*what, **compared))
             else:
                 rotated = streamed.of_prompt(row, span, self.heads[layer])
-                capture = as_streamed(layer_capture(*what), *rotated, parts["q"].dtype)
-            if projections is not None and capture.inputs is not None:
-                allowed = tolerance(parts["q"].dtype)
-                prove_projections(projections, capture.inputs, capture.q, capture.k, capture.heads, allowed)
-                capture.projections = projections
-            captures.append(capture)
-        self.fired.add(layer)
-        for capture in captures:
-            self.consumer(capture)
+                captures.append(as_streamed(layer_capture(*what), *rotated, parts["q"].dtype))
+        return captures
 
     def find_text(
-        self, probed: Probed, spans: list[slice], length: int, tokens: Int[Tensor, "batch pos"] | None, edited: bool
+        self,
+        probed: Probed,
+        parts: Mapping[str, Tensor],
+        padding: Bool[Tensor, "batch pos"] | None,
+        tokens: Int[Tensor, "batch pos"] | None,
+        edited: bool,
     ) -> None:
         """Keep where the text of every prompt stands, of what the layer's mask leaves; it must be the same in all
         layers. `edited`: a hook may have hidden tokens."""
+        length = parts["q"].shape[2]
+        spans = masked_spans(probed.geometry, parts, padding)
         if edited:
             require_padding(spans, length, tokens, self.pad)
-        spans = spans_of_pass(spans, length, tokens, self.pad)
+        masked, spans = spans, spans_of_pass(spans, length, tokens, self.pad)
         if probed is self.layers[0]:
-            self.wrapped.require_evaluation()
-            self.spans, self.prompts_before = spans, self.prompts_seen
-            self.prompts_seen += len(spans)
+            self.spans, self.seen = spans, rows_of_spans(masked, length, parts["q"].device)
         elif spans != self.spans:
             raise InputError(
                 f"layer {probed.geometry.layer} masks other tokens for every query than layer "

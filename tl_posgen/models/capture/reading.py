@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
@@ -60,11 +60,13 @@ def proved_capture(
     *,
     all_scores: bool = True,
     all_patterns: bool = True,
+    and_also: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Make a `layer_capture`, held against the scores and the pattern among its parts; see `as_proved`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
     used, pattern = (cut(part, parts[part], span) if part in parts else None for part in ("attn_scores", "pattern"))
-    return as_proved(capture, used, pattern, parts["q"].dtype, all_scores=all_scores, all_patterns=all_patterns)
+    how = {"all_scores": all_scores, "all_patterns": all_patterns, "and_also": and_also}
+    return as_proved(capture, used, pattern, parts["q"].dtype, **how)
 
 
 def chosen_heads(heads: Sequence[int], n_heads: int, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 keys."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit, summable
@@ -13,6 +13,7 @@ from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, Streame
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
 STREAMED_ROWS = 8
+SURELY_FINITE = 1e15  # scores whose squares over all pairs stay far below float32's largest number
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
@@ -28,12 +29,13 @@ def as_proved(
     *,
     all_scores: bool = True,
     all_patterns: bool = True,
+    and_also: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with. Hooks
     may have edited some row where all are compared."""
     heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
     if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=all_scores)
+        used = as_used(capture, attn_scores, dtype, every_row=all_scores, and_also=and_also)
         if pattern is not None:
             some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
             own = plain_scores(summable(attn_scores[some]), dtype)
@@ -57,11 +59,13 @@ def as_used(
     dtype: torch.dtype,
     *,
     every_row: bool = False,
+    and_also: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
 
     Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
-    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's.
+    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's. `and_also` must be true besides.
+    The host waits for the device once.
     """
     n = capture.q.shape[1]
     rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
@@ -75,7 +79,11 @@ def as_used(
     if geometry.alibi_slopes is not None:
         used = without_row_offsets(used, q, k, geometry.scale, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
-    if not masked.any() and bool((error <= allowed_error(q, k, geometry, dtype)).all()):
+    largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]  # NaN, where some number is
+    fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
+    fine = fine if and_also is None else fine & and_also.to(fine.device)
+    fine, capture.finite = torch.stack([fine, largest < SURELY_FINITE]).tolist()
+    if fine:
         return capture
     head, row, _ = worst(masked.float() if masked.any() else error)
     place = f"layer {capture.layer}: head {capture.heads[head]}, query {int(positions[row])}"

@@ -53,6 +53,7 @@ class LayerCapture:
     inputs: Float[Tensor, "pos d_model"] | None = None
     projections: Projections | None = None
     edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
+    finite: bool = False  # whether every score is known to be a finite number
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
     _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for

@@ -75,7 +75,7 @@ def moments_of(
     geometry, weights = layer.geometry, (1.0,) if weights is None else weights
     how: dict[str, Any] = {"window": geometry.window, "diagonal": diagonal, "distance_weights": weights}
     if layer.bilinear:
-        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, **how)
+        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, finite=layer.finite, **how)
     return pair_moments_from_rows(layer.score_rows, layer.length, **how)
 
 

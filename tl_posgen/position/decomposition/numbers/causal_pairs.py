@@ -129,9 +129,10 @@ class CausalPairs:
 
     def weights(self, device: torch.device | str) -> Float[Tensor, " size"]:
         """Return w by distance, beginning with the first distance that counts; 0 beyond the window."""
-        given = torch.tensor(self.own_weights, dtype=DOUBLE, device=device)
-        far = given[-1:].expand(self.width - len(given))
-        return pad(torch.cat([given, far]), (0, self.size - self.width))
+        *near, far = self.own_weights
+        rest = torch.full((self.width - len(near),), far, dtype=DOUBLE, device=device)
+        given = torch.cat([torch.tensor(near, dtype=DOUBLE, device=device), rest]) if near else rest
+        return pad(given, (0, self.size - self.width))
 
     def counts(self, device: torch.device | str = "cpu") -> Float[Tensor, "axis=3 1 size"]:
         """Return the summed weight of the pairs at every index of every axis, in corner coordinates."""

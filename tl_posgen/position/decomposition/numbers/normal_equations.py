@@ -16,6 +16,7 @@ from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 MAX_ITERATIONS = 10_000
 SPREAD = 8.0  # largest estimated ratio of eigenvalues: about 25 steps
 BANDS = (64, 128, 256, 512, 1024)
+LOOK_AFTER = 16  # steps between two looks at the residual on an accelerator, where a look makes the host wait
 BAND_ENTRIES = 2**22  # largest tokens times band: 192 MiB of factors
 
 
@@ -33,7 +34,8 @@ def solve(
     b and c leave. The system for b and c is solved by conjugate gradients. On a full triangle without weights its
     diagonal is a sufficient preconditioner: averaging over the pairs of an index maps a polynomial of degree p to one
     of degree p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of
-    which three are zero and the others lie between 5/8 and 3/2 at any length.
+    which three are zero and the others lie between 5/8 and 3/2 at any length. How many steps are enough is then known
+    beforehand (`sufficient_steps`); on an accelerator as many are made, and no residual is looked at.
 
     A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
     and the diagonal would need about 4 n / width steps. Then the preconditioner is the matrix of b and c up to some
@@ -76,12 +78,18 @@ Operator = Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 h
 def _conjugate_gradients(
     pairs: CausalPairs, image: Operator, precondition: Operator, right: Tensor, tolerance: float, rounding: Tensor
 ) -> tuple[Tensor, int]:
-    x, residual = torch.zeros_like(right), right.clone()
+    x, residual, on_host = torch.zeros_like(right), right.clone(), right.device.type == "cpu"
+    most = MAX_ITERATIONS if on_host else sufficient_steps(pairs, tolerance)
     direction = precondition(residual)
     size = (residual * direction).sum((0, 2))
     enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
     steps = 0
-    while (unfinished := size > enough).any():
+    while True:
+        unfinished = size > enough
+        if steps == most < MAX_ITERATIONS:
+            return x, steps
+        if (on_host or (steps and steps % LOOK_AFTER == 0)) and not unfinished.any():
+            return x, steps
         if steps == MAX_ITERATIONS:
             cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
             raise InputError(
@@ -96,7 +104,15 @@ def _conjugate_gradients(
         preconditioned = precondition(residual)
         size, before = (residual * preconditioned).sum((0, 2)), size
         direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
-    return x, steps
+
+
+def sufficient_steps(pairs: CausalPairs, tolerance: float) -> int:
+    """log(2 sqrt(c) / tolerance) / log((sqrt(c) + 1) / (sqrt(c) - 1)), c = 12/5 the ratio of the extreme eigenvalues
+    of a full triangle without weights, see `solve`; MAX_ITERATIONS for other pairs."""
+    if not pairs.unweighted or pairs.width < pairs.size:
+        return MAX_ITERATIONS
+    root = math.sqrt((3 / 2) / (5 / 8))
+    return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))
 
 
 def _preconditioner(pairs: CausalPairs, ridge: float, device: torch.device) -> Operator:
