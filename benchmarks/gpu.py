@@ -1,30 +1,115 @@
-"""What share of a GPU's memory bandwidth the hot kernels reach; without a GPU it says so and ends.
+"""What an analysis costs on a GPU: whole analyses beside a forward pass, hot kernels beside the memory's bandwidth.
 
-    python benchmarks/gpu.py [--heads 32] [--d-head 128] [--lengths 1024 4096 16384] [--rounds 20]
+    python benchmarks/gpu.py [--lengths 1024 4096 16384 131072] [--rounds 5] [--heads 32] [--d-head 128]
+
+Without a GPU it says so and ends. One layer of the shape of an 8 B model (32 heads of 128, 8 of keys, d_model 4096,
+random weights, bfloat16) reads one prompt: its forward pass with fused attention, which is the peer; then three_axis,
+the default measures and, streamed, both again. A pass that forms scores holds several [head, query, key] arrays, so
+such passes end at 4,096 tokens. Seconds are medians of synchronised calls, and peaks are beyond the weights.
 
 Every kernel has to read its arrays once, and that is its floor: bytes over the bandwidth that a copy of a large array
-reaches in the same run. A head of L tokens with D numbers holds 2 L D numbers of q and k, 4 bytes each; bf16 models
-are measured in float32, with sums in float64. Times are medians of CUDA events.
+reaches in the same run. A head of L tokens with D numbers holds 2 L D numbers of q and k, 4 bytes each, as sums of
+bfloat16 numbers are made from float32 on.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
+FORMED_UP_TO = 4096  # tokens
 
-def milliseconds(call: Callable[[], object], rounds: int) -> float:
+
+def seconds(call: Callable[[], object], rounds: int) -> float:
+    """Return the median of so many calls, the device waited for; a first call warms up."""
     found = []
-    for turn in range(rounds + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
+    for _ in range(rounds + 1):
         torch.cuda.synchronize()
-        if turn >= 3:
-            found.append(begin.elapsed_time(end))
-    return median(found)
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    return median(found[1:])
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Return the bytes that a call holds at most, beyond those held before."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def layer_of_8b(heads: int, d_head: int, n_tokens: int) -> Any:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    config = HookedTransformerConfig(
+        n_layers=1,
+        d_model=heads * d_head,
+        n_heads=heads,
+        n_key_value_heads=max(1, heads // 4),
+        d_head=d_head,
+        d_mlp=heads * d_head * 7 // 2,
+        n_ctx=n_tokens,
+        d_vocab=4096,
+        act_fn="silu",
+        gated_mlp=True,
+        normalization_type="RMS",
+        positional_embedding_type="rotary",
+        rotary_dim=d_head,
+        dtype=torch.bfloat16,
+        device="cuda",
+        seed=0,
+    )
+    return HookedTransformer(config).eval()
+
+
+def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """name -> what is timed: the streamed forward pass, and analyses of one prompt without a random init."""
+    import tl_posgen
+
+    def forward() -> None:
+        with torch.no_grad(), tl_posgen.streaming(model):
+            model(tokens, return_type=None)
+
+    def analyse(measures: Any, streaming: bool) -> Callable[[], object]:
+        how = {"measures": measures, "streaming": streaming, "null_seeds": (), "progress": False}
+        return lambda: tl_posgen.analyze(model, tokens, **how)
+
+    found = {"forward pass": forward}
+    for streaming in (False, True) if tokens.shape[1] <= FORMED_UP_TO else (True,):
+        way = "streamed" if streaming else "formed"
+        found |= {f"three_axis, {way}": analyse("three_axis", streaming)}
+        found |= {f"default measures, {way}": analyse(None, streaming)}
+    return found
+
+
+def table_of_analyses(heads: int, d_head: int, lengths: list[int], rounds: int) -> None:
+    print(f"{'one layer of an 8 B model':26} {'tokens':>7} {'s':>8} {'/ forward':>9} {'peak MiB':>9}")
+    model = layer_of_8b(heads, d_head, max(lengths))
+    for length in lengths:
+        tokens = torch.randint(0, 4096, (1, length), generator=torch.Generator().manual_seed(0)).cuda()
+        forward = None
+        for name, call in analyses(model, tokens).items():
+            found = seconds(call, rounds)
+            forward = forward or found
+            print(f"{name:26} {length:7} {found:8.3f} {found / forward:9.1f} {peak(call) / 2**20:9.0f}")
+
+
+def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, copied: int) -> None:
+    large = torch.empty(copied, device="cuda")
+    copy = torch.empty_like(large)
+    bandwidth = 2 * 4 * large.numel() / seconds(lambda: copy.copy_(large), rounds)
+    print(f"a copy reaches {bandwidth / 1e9:.0f} GB/s")
+    print(f"{'kernel':26} {'tokens':>7} {'ms':>8} {'floor ms':>9} {'share':>9}")
+    for length in lengths:
+        q, k = torch.randn(2, heads, length, d_head, device="cuda")
+        for name, (call, size) in kernels(q, k).items():
+            found, floor = seconds(call, rounds), size / bandwidth
+            print(f"{name:26} {length:7} {1e3 * found:8.3f} {1e3 * floor:9.4f} {floor / found:9.1%}")
 
 
 def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
@@ -51,22 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--d-head", type=int, default=128)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16_384])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16_384, 131_072])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--copied", type=int, default=2**28, help="float32 numbers of the copy that gives the bandwidth"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU here: nothing is measured")
         return
-    large = torch.empty(2**28, device="cuda")
-    copied = torch.empty_like(large)
-    bandwidth = 2 * 4 * large.numel() / milliseconds(lambda: copied.copy_(large), options.rounds) * 1e3
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: a copy reaches {bandwidth / 1e9:.0f} GB/s")
-    print(f"{'kernel':16} {'tokens':>7} {'ms':>8} {'floor ms':>9} {'share':>6}")
-    for length in options.lengths:
-        q, k = torch.randn(2, options.heads, length, options.d_head, device="cuda")
-        for name, (call, size) in kernels(q, k).items():
-            found, floor = milliseconds(call, options.rounds), size / bandwidth * 1e3
-            print(f"{name:16} {length:7} {found:8.3f} {floor:9.4f} {floor / found:6.1%}")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    table_of_analyses(options.heads, options.d_head, options.lengths, options.rounds)
+    table_of_kernels(options.heads, options.d_head, options.lengths, options.rounds, options.copied)
 
 
 if __name__ == "__main__":

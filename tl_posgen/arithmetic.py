@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
 def tf32_allowed() -> bool:
     """Tell whether torch may round the factors of float32 products on CUDA to TF32."""
     matmul = torch.backends.cuda.matmul
-    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def full_precision() -> Iterator[None]:
 @contextmanager
 def _ieee_products() -> Iterator[None]:
     """Set torch's newer interface (`fp32_precision`, from 2.9 on) to float32 on CUDA and on the CPU."""
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    backends: Any = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = [one.fp32_precision for one in backends]
     for one in backends:
         one.fp32_precision = "ieee"
