@@ -252,7 +252,7 @@ def main() -> None:
         model = load_model(name)
         text = bundled_text() if name == "mini" else read_text(SHARED / "text" / "tinystories.txt")
         tokens = torch.stack(list(to_prompts(model, text, length=LENGTH, n_prompts=options.prompts)))
-        for weights, one in (("trained", model), ("random init", RandomInits(model, [0]).build(0)[1])):
+        for weights, one in (("trained", model), ("random init", next(RandomInits(model, [0]).models())[1])):
             for row in measure(kinds_of(one, tokens), options.prompts, options.samples):
                 rows.append({"model": Path(name).name, "weights": weights, **row})
     data = pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""How does a language model's attention use position? A plugin for TransformerLens.
+"""Measure how a language model's attention uses position: a plugin for TransformerLens.
 
 Names are imported when first used: `import tl_posgen` loads neither torch nor TransformerLens.
 """

@@ -13,7 +13,8 @@ import tl_posgen
 from tl_posgen.core.measure import DEFINED, Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
-from tl_posgen.position import ThreeAxis, Variance
+from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.position import LengthExtrapolation, ThreeAxis, Variance
 from tl_posgen.slash import Slash
 
 TOKENS = torch.arange(60)[None] + 300
@@ -164,6 +165,28 @@ def test_heads_that_one_report_found_feed_the_next_analysis(mini):
     )
     same = measured.merge(whole, on=["layer", "head"], suffixes=("", "_whole"))
     np.testing.assert_allclose(same["r"], same["r_whole"])
+
+
+LONGER = LengthExtrapolation(inside=16, times=2, conditions=("interpolation",))
+RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, prompt by prompt
+
+
+@pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 5), (RUNNING, (), 8)])
+def test_a_model_is_wrapped_as_often_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
+    """The wrapped model is handed on: no forward pass wraps it again."""
+    wrapped, make = [], WrappedModel.__init__
+
+    def counted(self, *parts):
+        wrapped.append(type(self))
+        make(self, *parts)
+
+    monkeypatch.setattr(WrappedModel, "__init__", counted)
+    hooks = [("blocks.0.attn.hook_v", lambda value, hook: value)]
+    run = {"measures": measures, "length": 16, "null_seeds": seeds, "fwd_hooks": hooks, "progress": False}
+    tl_posgen.analyze(small_model, alice, n_prompts=2, **run)
+    few = len(wrapped)
+    tl_posgen.analyze(small_model, alice, n_prompts=4, **run)
+    assert few == len(wrapped) - few <= most
 
 
 def test_measures_hold_no_state(small_model):

@@ -237,6 +237,18 @@ def test_unusable_options_are_refused(llama, build):
         build(llama)
 
 
+@pytest.mark.parametrize("zeros", [30, 400])  # no 64-bit integer; no float either
+@pytest.mark.parametrize("option", ["n_local", "n_global", "limit", "block", "n_blocks"])
+def test_widths_over_any_prompt_are_refused_by_name(llama, option, zeros):
+    make = retrieve_blocks if "block" in option else lm_infinite
+    with pytest.raises(InputError, match=f"{option}=1{'0' * zeros}: no prompt is so long; give 1,000,000,000 at most"):
+        make(llama, **{"n_local": 8, option: 10**zeros})
+
+
+def test_widths_over_this_prompt_change_nothing(llama):
+    torch.testing.assert_close(logits(llama, lm_infinite(llama, 10**9)), logits(llama), atol=1e-5, rtol=1e-5)
+
+
 def test_a_perturbation_made_for_another_length_is_refused(llama):
     with pytest.raises(InputError, match="24 tokens"):
         logits(llama, permute_positions(llama, torch.arange(N - 1)))

@@ -34,7 +34,7 @@ def no_network(monkeypatch):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_example_lists_its_jobs_without_the_network(path, no_network):
-    study = Study.of(path)
+    study = Study.read(path)
     jobs = study.jobs()
     assert study.name == path.stem
     assert len({job.file for job in jobs}) == len(jobs) == len(study.weights) * len(study.texts)
@@ -79,16 +79,16 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
 )
 def test_what_cannot_be_used_is_one_line(change, said):
     with pytest.raises(InputError) as refusal:
-        Study.of(LEAST | change)
+        Study.read(LEAST | change)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_file_that_is_no_study_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none\.toml: cannot be read \(No such file"):
-        Study.of(tmp_path / "none.toml")
+        Study.read(tmp_path / "none.toml")
     with pytest.raises(InputError, match=r"zero\0byte: cannot be read"):
-        Study.of("zero\0byte")
+        Study.read("zero\0byte")
     path = tmp_path / "a.toml"
     for content, said in (
         ("name = ", "not TOML"),
@@ -97,17 +97,17 @@ def test_a_file_that_is_no_study_is_named(tmp_path):
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=rf"a\.toml: {said}"):
-            Study.of(path)
+            Study.read(path)
 
 
 def test_a_job_is_named_by_everything_that_its_result_depends_on():
-    jobs = [Study.of(LEAST | change).jobs()[0] for change in (
+    jobs = [Study.read(LEAST | change).jobs()[0] for change in (
         {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"measures": ["slash"]},
         {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
         {"texts": [{"path": "bundled", "characters": 1000}]},
     )]  # fmt: skip
     assert len({job.file for job in jobs}) == len(jobs)
-    other = Study.of(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
+    other = Study.read(LEAST | {"measures": ["three_axis", "variance", {"name": "mean_key"}], "name": "other"})
     assert other.jobs()[0].file == jobs[0].file  # options left out are those that are used
 
 
@@ -142,9 +142,9 @@ def test_a_path_is_meant_from_the_file_of_its_study(tmp_path, monkeypatch):
     (tmp_path / "my.txt").write_text("here")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"'my.txt' is here, and not beside the study, in .*sub; give its absolute"):
-        Study.of(place / "study.toml")
+        Study.read(place / "study.toml")
     (place / "my.txt").write_text("beside the study")
-    assert Study.of(place / "study.toml").texts[0].words == "beside the study"
+    assert Study.read(place / "study.toml").texts[0].words == "beside the study"
 
 
 def test_a_text_that_datasets_reads(tmp_path):
@@ -164,9 +164,9 @@ def leave(job, out):
 
 
 def test_a_directory_keeps_one_study_of_one_version(tmp_path, monkeypatch):
-    study = Study.of(LEAST)
+    study = Study.read(LEAST)
     leave(study.jobs()[0], tmp_path)
-    more = Study.of(LEAST | {"models": ["mini", {"name": "mini", "label": "again"}]})
+    more = Study.read(LEAST | {"models": ["mini", {"name": "mini", "label": "again"}]})
     for known in (study, more):
         assert list(jobs_in(tmp_path, known.jobs())) == [("mini", "main", "bundled")]
     for other, said in ((replace(study, name="other"), "study small"), (replace(study, length=8), "length 512")):
@@ -250,14 +250,14 @@ def test_a_sharded_checkpoint_is_counted_whole(tmp_path, family_directory):
 
 def test_models_that_were_swept_in_several_runs_are_all_there(tmp_path):
     for models in (["mini"], [{"name": "mini", "label": "again"}]):
-        leave(Study.of(LEAST | {"models": models}).jobs()[0], tmp_path)
+        leave(Study.read(LEAST | {"models": models}).jobs()[0], tmp_path)
     (tmp_path / "notes.nc").write_text("somebody's own")
     (tmp_path / "study.json").write_text("{}")
     assert sorted(jobs_in(tmp_path)) == [("again", "main", "bundled"), ("mini", "main", "bundled")]
 
 
 def test_files_that_contradict_each_other_are_refused(tmp_path):
-    job = Study.of(LEAST).jobs()[0]
+    job = Study.read(LEAST).jobs()[0]
     before = replace(job, text=Text("bundled", characters=1000))  # as if the text had been edited since
     leave(before, tmp_path)
     with pytest.raises(InputError, match=r"mini/bundled with other weights, text, .*; delete the file"):
@@ -279,7 +279,7 @@ def test_a_damaged_error_is_one_line(tmp_path, content):
 
 def test_revisions_stand_in_order_of_training(tmp_path):
     models = [{"name": "a/b", "revisions": ["step1000", "step80", "main", "step0"]}]
-    for job in Study.of(LEAST | {"models": models}).jobs():
+    for job in Study.read(LEAST | {"models": models}).jobs():
         leave(job, tmp_path)
     data = open_study(tmp_path)
     assert data["revision"].values.tolist() == ["step0", "step80", "step1000", "main"]
@@ -287,7 +287,7 @@ def test_revisions_stand_in_order_of_training(tmp_path):
 
 
 def test_what_is_finished_asks_nothing_of_the_network(tmp_path, no_network):
-    study = Study.of(LEAST | {"models": ["someone/model"]})
+    study = Study.read(LEAST | {"models": ["someone/model"]})
     leave(study.jobs()[0], tmp_path)
     assert sweep(study, out=tmp_path, progress=False).finished == ("someone/model/bundled",)
 
@@ -307,8 +307,8 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
 @pytest.mark.slow
 def test_random_inits_take_the_place_of_a_model_that_no_other_text_needs(tmp_path):
     study = LEAST | {"measures": ["three_axis", "loss"], "null_seeds": [0, 1]}
-    alone = Study.of(study).jobs()
-    beside = Study.of(study | {"texts": ["bundled", {"path": "bundled", "name": "again"}]}).jobs()[:1]
+    alone = Study.read(study).jobs()
+    beside = Study.read(study | {"texts": ["bundled", {"path": "bundled", "name": "again"}]}).jobs()[:1]
     weights = alone[0].weights.shape.parameters * 4
     assert beside[0].bytes_needed - alone[0].bytes_needed == pytest.approx(PEAK * weights, abs=1)
     assert alone[0].file == beside[0].file
@@ -318,7 +318,7 @@ def test_random_inits_take_the_place_of_a_model_that_no_other_text_needs(tmp_pat
 
 
 def test_jobs_that_no_memory_holds_are_refused_with_the_estimate(monkeypatch):
-    jobs = Study.of(LEAST | {"length": 1024}).jobs()
+    jobs = Study.read(LEAST | {"length": 1024}).jobs()
     require_memory([jobs], 2)
     monkeypatch.setattr("tl_posgen.studies.run.memory_of", lambda device: 1.2e9)
     require_memory([jobs], 2)

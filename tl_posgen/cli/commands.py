@@ -120,7 +120,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A report's directory, or its results.nc.")],
     second: Annotated[Path, typer.Argument(help="Another: of another model or text, or under an intervention.")],
 ) -> None:
-    """What changes per head from one report to another; intervals are paired where the prompts are the same."""
+    """Show what changes per head from one report to another; intervals are paired where the prompts are the same."""
     from tl_posgen.core.comparison import compare as run
 
     setup.prepare()

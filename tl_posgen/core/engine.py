@@ -34,7 +34,7 @@ from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.progress import Passes
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
@@ -116,30 +116,31 @@ def analyze(
 
     # refused before a forward pass
     in_place = is_ours(model)
-    model = open_model(model, precise=any(measure.precise for measure in to_measure))
+    wrapped = wrap(open_model(model, precise=any(measure.precise for measure in to_measure)))
+    model = wrapped.model
     hooked = {"fwd_hooks": named} if (named := check_hooks(model, fwd_hooks)) else {}
     keeping = Parts.kept_in(keep)
     if keep is not None:
         refuse_hooks(model, hooked)
     matrices = max((measure.matrices for measure in to_measure), default=0)
     passes = Passes(shown=progress, models=1 + len(null_seeds))
-    with wrap(model).exclusive("analyze"), chosen(streaming, matrices), passes, keeping as parts:
+    with wrapped.exclusive("analyze"), chosen(streaming, matrices), passes, keeping as parts:
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts}
-        rows = rows_of_measures(to_measure, known, model, prompts, cut)
-        random_inits = random_inits_of(model, null_seeds)
+        rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
+        random_inits = random_inits_of(wrapped, null_seeds)
         chosen_heads = select_heads(model, layers, heads)
-        provenances = provenances_of(model, rows, random_inits, seed)
+        provenances = provenances_of(wrapped, rows, random_inits, seed)
         details = references(chosen_heads, layers, heads) | hooked
         for name, result in known.items():
             require_same(name, result, provenances[name] | details)
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads}
-            depends_on = configuration_of(model, prompts, **cut, **which, seed=seed, streaming=streaming)
+            depends_on = configuration_of(wrapped, prompts, **cut, **which, seed=seed, streaming=streaming)
         where = {"layers": layers, "heads": heads}
         analysis = Analysis(
-            model, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on
+            wrapped, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on
         )
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
 
@@ -159,7 +160,7 @@ class Analysis:
     """An analysis once everything is checked: its measures of the model, then of each random init, part by part.
 
     Attributes:
-        model, prompts: as `analyze` was given them, the model loaded.
+        wrapped, prompts: as `analyze` was given them, the model loaded.
         rows: token ids of every prompt, by measure.
         where, seed: layers and heads; of draws.
         hooks: under which all passes run.
@@ -168,7 +169,7 @@ class Analysis:
         trained: datasets of the model itself, by measure; empty while they are made.
     """
 
-    model: Model
+    wrapped: WrappedModel
     prompts: Any
     rows: Mapping[str, Sequence[Tensor]]
     where: Mapping[str, Any]
@@ -238,27 +239,29 @@ class Analysis:
 
     def label(self, init: int | None) -> str:
         """Return the name of the model, or of a random init."""
-        return model_label(self.model) if init is None else null_label(init)
+        return model_label(self.wrapped) if init is None else null_label(init)
 
-    def built(self, init: int | None) -> tuple[str, Model]:
+    def built(self, init: int | None) -> tuple[str, WrappedModel]:
         """Return (label, model) of an init; a label says where a random init has the very weights of the model."""
-        return (self.label(None), self.model) if init is None else self.random_inits.build(init, in_place=self.in_place)
+        if init is None:
+            return self.label(None), self.wrapped
+        return self.random_inits.build(init, in_place=self.in_place)
 
     def feed(self, measures: Sequence[Measure], init: int | None) -> dict[str, xr.Dataset]:
         """Return the datasets of measures that share one pass."""
         rows = self.rows[measures[0].name]
         if init is None:
             self.passes.plan(len(rows))
-        label, model = self.built(init)
-        with under(model, self.hooks):
-            return one_pass(model, rows, measures, **self.where, label=label, intervals=init is None)
+        label, wrapped = self.built(init)
+        with under(wrapped, self.hooks):
+            return one_pass(wrapped, rows, measures, **self.where, label=label, intervals=init is None)
 
     def run(self, measure: Measure, init: int | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
-        label, model = self.built(init)
+        label, wrapped = self.built(init)
         run = Run(
             measure=measure,
-            model=model,
+            wrapped=wrapped,
             prompts=self.prompts,
             rows=self.rows[measure.name],
             where=self.where,
@@ -269,7 +272,7 @@ class Analysis:
             planner=self.passes.plan,
             trained=self.trained.get(measure.name),
         )
-        with under(model, self.hooks):
+        with under(wrapped, self.hooks):
             data = measure.of_model(run)
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
@@ -284,35 +287,39 @@ def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -
 
 
 def provenances_of(
-    model: Model, rows: Mapping[str, Sequence[Tensor]], random_inits: RandomInits, seed: int
+    wrapped: WrappedModel, rows: Mapping[str, Sequence[Tensor]], random_inits: RandomInits, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Return, by measure, what is needed to run the same analysis again; computed once for prompts that are shared."""
     lists = {id(one): one for one in rows.values()}
-    found = {key: provenance_of(model, one, random_inits, seed) for key, one in lists.items()}
+    found = {key: provenance_of(wrapped, one, random_inits, seed) for key, one in lists.items()}
     return {name: found[id(one)] for name, one in rows.items()}
 
 
 def rows_of_measures(
-    measures: Sequence[Measure], known: Mapping[str, Result], model: Model, prompts: Any, cut: Mapping[str, Any]
+    measures: Sequence[Measure],
+    known: Mapping[str, Result],
+    wrapped: WrappedModel,
+    prompts: Any,
+    cut: Mapping[str, Any],
 ) -> dict[str, list[Tensor]]:
     """Return the token ids of every prompt by measure, one list for all that take them alike; of results known before
     too, as their provenance is compared. Prompts that a measure cannot take are refused."""
     found: dict[str, list[Tensor]] = {}
     shared: list[Tensor] | None = None
     if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
-        require_context(model, cut["length"])
+        require_context(wrapped, cut["length"])
     for measure in [*measures, *(result.measure for result in known.values())]:
         if type(measure).prompt_tokens is not Measure.prompt_tokens:
-            found[measure.name] = list(measure.prompt_tokens(model, prompts, **cut))
+            found[measure.name] = list(measure.prompt_tokens(wrapped.model, prompts, **cut))
         else:
-            shared = to_prompts(model, prompts, **cut) if shared is None else shared
+            shared = to_prompts(wrapped, prompts, **cut) if shared is None else shared
             found[measure.name] = shared
         if measure.name not in known:
-            require_prompts(measure, model, found[measure.name])
+            require_prompts(measure, wrapped, found[measure.name])
     return found
 
 
-def require_prompts(measure: Measure, model: Model, rows: Sequence[Tensor]) -> None:
+def require_prompts(measure: Measure, model: Model | WrappedModel, rows: Sequence[Tensor]) -> None:
     """Refuse prompts that a measure cannot take."""
     if short := [n for n, row in enumerate(rows) if len(row) < 2]:
         raise InputError(f"prompt {short[0]} has only {len(rows[short[0]])} token; two are needed at least")

@@ -15,12 +15,14 @@ from tl_posgen.core.measure import Measure
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.model import Model
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import token_strings
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 def one_pass(
-    model: Any,
+    model: Model | WrappedModel,
     rows: Sequence[Int[Tensor, " _"]],
     measures: Sequence[Measure],
     *,
@@ -34,13 +36,13 @@ def one_pass(
     Args:
         intervals: whether numbers are also computed without each group of prompts, for intervals.
     """
-    feed = Feed(measures, intervals)
+    wrapped, feed = wrap(model), Feed(measures, intervals)
     for row in rows:
         feed.first_prompt = len(feed.prompts)
-        logits = run_capture(model, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
+        logits = run_capture(wrapped, row[None], feed, needs=feed.needs, layers=layers, heads=heads)
         if logits is not None:
             feed.add_logits(row, logits[0])
-    return feed.datasets(model, label, len(select_heads(model, layers, heads)))
+    return feed.datasets(wrapped, label, len(select_heads(wrapped.model, layers, heads)))
 
 
 class Feed:

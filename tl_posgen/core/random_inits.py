@@ -7,7 +7,9 @@ from tl_posgen.core.options import fits
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.random_like import random_like
+from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint, null_label
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 
 class RandomInits(Sequence[int]):
@@ -20,10 +22,10 @@ class RandomInits(Sequence[int]):
         [('random init (seed 0)', 4)]
     """
 
-    def __init__(self, model: Any, seeds: Sequence[int]):
-        self.model, self.seeds = model, check_seeds(seeds)
+    def __init__(self, model: Model | WrappedModel, seeds: Sequence[int]):
+        self.wrapped, self.seeds = wrap(model), check_seeds(seeds)
         self._fingerprint = ""
-        self._held: tuple[int, str, Any] | None = None  # the last one that was built
+        self._held: tuple[int, str, WrappedModel] | None = None  # the last one that was built
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -39,17 +41,18 @@ class RandomInits(Sequence[int]):
             in_place: in the place of the model itself, which is of no use afterwards. Only for one that is ours.
         """
         for seed in self.seeds:
-            yield self.build(seed, in_place=in_place)
+            label, wrapped = self.build(seed, in_place=in_place)
+            yield label, wrapped.model
 
-    def build(self, seed: int, *, in_place: bool = False) -> tuple[str, Any]:
-        """Return (label, model) of one seed, as `models` yields it."""
+    def build(self, seed: int, *, in_place: bool = False) -> tuple[str, WrappedModel]:
+        """Return (label, wrapped model) of one seed, as `models` yields it."""
         if self._held is None or self._held[0] != seed:
             if not self._fingerprint:
-                self._fingerprint = fingerprint(self.model)
+                self._fingerprint = fingerprint(self.wrapped)
             self.let_go()
             if in_place:
-                release(self.model)
-            made = random_like(self.model, seed)
+                release(self.wrapped.model)
+            made = wrap(random_like(self.wrapped, seed))
             same = fingerprint(made) == self._fingerprint
             self._held = seed, f"{null_label(seed)}{SAME_WEIGHTS if same else ''}", made
         return self._held[1:]
@@ -57,14 +60,16 @@ class RandomInits(Sequence[int]):
     def let_go(self) -> None:
         """Give the memory of the last one back."""
         if self._held is not None:
-            release(self._held[2])
+            release(self._held[2].model)
             self._held = None
 
 
-def random_inits_of(model: Any, seeds: Sequence[int]) -> RandomInits:
+def random_inits_of(model: WrappedModel, seeds: Sequence[int]) -> RandomInits:
     """Return random inits of these seeds; those given where they are of this model, and not of its weights on another
     backend, say."""
-    return seeds if isinstance(seeds, RandomInits) and seeds.model is model else RandomInits(model, [*seeds])
+    if isinstance(seeds, RandomInits) and seeds.wrapped.model is model.model:
+        return seeds
+    return RandomInits(model, [*seeds])
 
 
 MOST = 2**63  # what a torch generator takes

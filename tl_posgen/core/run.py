@@ -18,6 +18,7 @@ from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.wrapped import WrappedModel
 from tl_posgen.progress import passes_begun
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Run:
 
     Attributes:
         measure: with all its options filled in.
-        model, prompts: the model, and the prompts as the user gave them.
+        wrapped, prompts: the model with all that is known of it, and the prompts as the user gave them.
         rows: token ids of every prompt.
         where: {"layers": ..., "heads": ...} as the user chose them, for hooks and captures.
         seed: of draws.
@@ -42,7 +43,7 @@ class Run:
     """
 
     measure: "Measure"
-    model: Any
+    wrapped: WrappedModel
     prompts: Any
     rows: Sequence[Int[Tensor, " _"]]
     where: Mapping[str, Any]
@@ -52,6 +53,11 @@ class Run:
     before: Mapping[str, xr.Dataset] = field(default_factory=dict)
     planner: Callable[..., None] = lambda each, once=0: None
     trained: xr.Dataset | None = None
+
+    @property
+    def model(self) -> Any:
+        """The HookedTransformer or TransformerBridge."""
+        return self.wrapped.model
 
     @cached_property
     def tokens(self) -> Int[Tensor, "prompt pos"]:
@@ -70,11 +76,11 @@ class Run:
     @cached_property
     def loss(self) -> Float[Tensor, "prompt target"]:
         """The loss of every token, nothing changed, in nats."""
-        return token_losses(self.model, self.tokens)
+        return token_losses(self.wrapped, self.tokens)
 
     def losses(self, tokens: Int[Tensor, "row pos"], hooks: Any = ()) -> Float[Tensor, "row target"]:
         """Return the loss of every token of other prompts, under hooks."""
-        return token_losses(self.model, tokens, hooks)
+        return token_losses(self.wrapped, tokens, hooks)
 
     def losses_under(
         self, hooks: Any, consumer: Consumer | None = None, needs: frozenset[str] = frozenset()
@@ -86,9 +92,9 @@ class Run:
             needs: as `Measure.needs`, of the consumer.
         """
         if consumer is None:
-            return token_losses(self.model, self.tokens, hooks)
-        with capturing(self.model, consumer, needs=needs, **self.where):
-            return token_losses(self.model, self.tokens, hooks)
+            return token_losses(self.wrapped, self.tokens, hooks)
+        with capturing(self.wrapped, consumer, needs=needs, **self.where):
+            return token_losses(self.wrapped, self.tokens, hooks)
 
     def capture(self, consumer: Consumer, needs: frozenset[str] = frozenset(), rows: Any = None) -> None:
         """Give the consumer every chosen layer of every prompt (or of other rows of token ids), one pass a prompt."""
@@ -98,7 +104,7 @@ class Run:
                 layer.prompt = number
                 consumer(layer)
 
-            run_capture(self.model, row[None], numbered, needs=needs, **self.where)
+            run_capture(self.wrapped, row[None], numbered, needs=needs, **self.where)
 
     def sums(self) -> Sums:
         """Return empty sums over prompts for variables of this measure."""

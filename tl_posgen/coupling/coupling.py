@@ -190,7 +190,7 @@ def one_prompt(measure: JacobianMeasure, run: Run, prompt: Int[Tensor, " pos"]) 
     for token in tokens:  # the Jacobians of one token are held at a time
         found.append(at_token(measure, run, measure.jacobians(run, prompt, token, token, streams), streams))
     data = xr.concat(found, dim="token").assign_coords(token=tokens).merge(trajectories(streams))
-    return data.assign(token_text=("position", np.array(token_strings(run.model, prompt), dtype=object)))
+    return data.assign(token_text=("position", np.array(token_strings(run.wrapped, prompt), dtype=object)))
 
 
 def at_token(

@@ -6,19 +6,20 @@ from typing import Any, TypeAlias
 
 from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
-from tl_posgen.models.wrapped import wrap
+from tl_posgen.models.wrapped import WrappedModel, wrap
 
 Hooks: TypeAlias = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
 
 @contextmanager
-def under(model: Model, hooks: Hooks) -> Iterator[None]:
+def under(model: Model | WrappedModel, hooks: Hooks) -> Iterator[None]:
     """Run every forward pass inside the block with these hooks; the model is probed before, without them."""
     if not hooks:
         yield
         return
-    wrap(model).found()
-    with model.hooks(fwd_hooks=list(hooks)):
+    wrapped = wrap(model)
+    wrapped.found()
+    with wrapped.model.hooks(fwd_hooks=list(hooks)):
         yield
 
 

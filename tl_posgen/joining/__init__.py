@@ -1,4 +1,4 @@
-"""What joins the three papers: one table of every head's numbers, and keys cut towards rank one."""
+"""Join the three papers: one table of every head's numbers, and keys cut towards rank one."""
 
 from tl_posgen.joining.hooks import cut_keys
 from tl_posgen.joining.key_cut import KeyCut

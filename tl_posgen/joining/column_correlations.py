@@ -1,4 +1,4 @@
-"""Which columns of the head profiles go together over heads, within layers, and more than at random init."""
+"""Correlate the columns of the head profiles over heads and within layers, and tell what random inits do not show."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""What a head costs when it loses its interaction, its slash, or all that varies in it: one head at a time."""
+"""Measure what a head costs when it loses its interaction, its slash, or all that varies in it: one head at a time."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Which frequencies does the running model need? Bands of RoPE dropped, frozen or kept alone in every layer."""
+"""Measure which frequencies the running model needs: bands of RoPE dropped, frozen or kept alone in every layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

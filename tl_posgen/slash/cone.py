@@ -1,4 +1,4 @@
-"""Why queries and keys of slash heads are nearly of rank one: the cone of their inputs, and what is made of it."""
+"""Show why queries and keys of slash heads are nearly of rank one: the cone of their inputs, and what is made of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is left of each head's slash when its own Q, K or RoPE are ablated, one layer alone."""
+"""Measure what is left of each head's slash when its own Q, K or RoPE are ablated, one layer alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

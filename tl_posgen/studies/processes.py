@@ -45,7 +45,7 @@ def processes(groups: Sequence[Sequence[Any]], work: Work, *, workers: int) -> I
                 if not worker.jobs and waiting:
                     if not worker.process.is_alive():
                         started[place] = worker = Worker(work)
-                    worker.give(waiting.pop(0))
+                    worker.send(waiting.pop(0))
             busy = {worker.connection: worker for worker in started if worker.jobs}
             if not busy:
                 return
@@ -84,7 +84,7 @@ class Worker:
             os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
         theirs.close()
 
-    def give(self, jobs: list[Any]) -> None:
+    def send(self, jobs: list[Any]) -> None:
         self.jobs = list(jobs)
         with suppress(BrokenPipeError):  # it has ended; that shows when it is asked for what it found
             self.connection.send(jobs)

@@ -81,8 +81,8 @@ def sweep(
         retry: also try again jobs that failed.
 
     Raises:
-        InputError: what `Study.of` refuses, a text that cannot be read, a directory of another study, other settings or
-            versions, a damaged result, no Ray, more memory needed than there is.
+        InputError: what `Study.read` refuses, a text that cannot be read, a directory of another study, other settings
+            or versions, a damaged result, no Ray, more memory needed than there is.
         ModelError: a model that is not there.
         OutputError: the directory cannot be written, or the disk is full.
 
@@ -94,7 +94,7 @@ def sweep(
         ...     print(tl_posgen.sweep(study, out=out, progress=False))
         1 finished
     """
-    study = Study.of(study)
+    study = Study.read(study)
     require("workers", workers, int)
     require("out", out, str | os.PathLike)
     require("retry", retry, bool)
@@ -149,7 +149,7 @@ def outcomes_of(
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
     """Return "finished", "failed" or "to do" of every job of a study; asks no network, loads nothing."""
-    paths = {job.name: Path(out) / job.file for job in Study.of(study).jobs()}
+    paths = {job.name: Path(out) / job.file for job in Study.read(study).jobs()}
     return {
         name: "finished" if path.is_file() else "failed" if error_of(path) else "to do" for name, path in paths.items()
     }

@@ -79,7 +79,8 @@ class Study:
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
     Example:
-        >>> study = Study.of({"name": "two_lengths", "models": ["mini"], "measures": [{"name": "slash", "kappa": 0.2}]})
+        >>> slash = {"name": "slash", "kappa": 0.2}
+        >>> study = Study.read({"name": "two_lengths", "models": ["mini"], "measures": [slash]})
         >>> [job.name for job in study.jobs()]
         ['mini/bundled']
     """
@@ -111,7 +112,7 @@ class Study:
             known_as |= names
 
     @classmethod
-    def of(cls, study: "Study | Mapping[str, Any] | str | os.PathLike") -> "Study":
+    def read(cls, study: "Study | Mapping[str, Any] | str | os.PathLike") -> "Study":
         """Return the study of a file, or of what such a file holds.
 
         Raises:

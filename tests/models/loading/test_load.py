@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, VOCAB, save_family
@@ -318,9 +319,11 @@ def test_hooked_is_refused_on_transformer_lens_4(family_directory):
         pytest.skip("this TransformerLens has HookedTransformer")
 
 
-def test_an_unknown_backend_is_refused(family_directory):
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("backend", ["eager", None, ["hooked"], np.array(["hooked", "bridge"])])
+def test_an_unknown_backend_is_refused(family_directory, backend):
     with pytest.raises(InputError, match="choose auto, hooked or bridge"):
-        load_model(family_directory("llama"), "eager")
+        load_model(family_directory("llama"), backend)
 
 
 def test_remote_code_is_off_unless_asked(copied):

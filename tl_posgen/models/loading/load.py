@@ -101,7 +101,7 @@ class Pretrained:
     def __post_init__(self) -> None:
         if not isinstance(self.name_or_directory, str | os.PathLike):
             raise InputError(f"{self.name_or_directory!r} is no name or directory of a model")
-        if self.backend not in ("auto", "hooked", "bridge"):
+        if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
         require_dtype(self.dtype)
         if not isinstance(self.tokenizer, str | os.PathLike | None):

@@ -136,8 +136,8 @@ class AttentionExamples(Measure):
         run.plan(0, once=int(bool(picks)))
         if picks:
             heads = [pick[:2] for pick in picks]
-            run_capture(run.model, run.rows[0][None], lambda one: found.update(patterns(one)), heads=heads)
-        texts = token_strings(run.model, run.rows[0][:CROP])
+            run_capture(run.wrapped, run.rows[0][None], lambda one: found.update(patterns(one)), heads=heads)
+        texts = token_strings(run.wrapped, run.rows[0][:CROP])
         return examples_dataset([found[pick[:2]].assign_coords(why=pick[2]) for pick in picks], texts)
 
 

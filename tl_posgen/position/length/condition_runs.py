@@ -51,11 +51,11 @@ class ConditionRun:
     def add_prompts(self, hooks: HookList) -> None:
         """Run every prompt under hooks."""
         needs = frozenset({"v", "attn_scores", "pattern", "logits"})
-        model, device = self.run.model, next(self.run.model.parameters()).device
+        wrapped = self.run.wrapped
         for number, prompt in enumerate(self.run.rows):
-            tokens = prompt[None].to(device)
-            with model.hooks(fwd_hooks=hooks):
-                logits = run_capture(model, tokens, partial(self.add_layer, number), needs, **self.run.where)
+            tokens = prompt[None].to(wrapped.device)
+            with wrapped.model.hooks(fwd_hooks=hooks):
+                logits = run_capture(wrapped, tokens, partial(self.add_layer, number), needs, **self.run.where)
             assert logits is not None
             self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
 

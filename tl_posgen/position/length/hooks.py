@@ -3,6 +3,9 @@
 Each query is edited by itself, so a model can generate under these hooks with a KV cache.
 """
 
+from numbers import Real
+from typing import cast
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,6 +19,8 @@ from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.position.decomposition.numbers.option_checks import check_whole, is_number
 from tl_posgen.position.distance.hooks import check_distance, scores_at_distance
 from tl_posgen.rope.scores_at import scores_at
+
+MOST = 10**9  # tokens; wider than its prompt a window changes nothing, and torch counts to 2^63
 
 
 def interpolate_positions(model: Model, factor: int | float, *, layers: Layers = None, heads: Heads = None) -> HookList:
@@ -60,12 +65,12 @@ def lm_infinite(
     limit >= n_local - 1) do not change.
 
     Args:
-        n_local: number of last keys that a query sees, usually the training length.
+        n_local: number of last keys that a query sees, usually the training length; of shorter prompts, all.
         n_global: number of first tokens that every query sees.
         limit: largest distance; n_local if left out.
 
     Raises:
-        InputError: n_local below 1, a negative n_global or limit.
+        InputError: n_local below 1, a negative n_global or limit, widths over 10^9.
         UnsupportedModelError: see `replace_scores`; also learned absolute positions.
 
     Source: Han et al. 2023, "LM-Infinite" (arXiv 2308.16137).
@@ -128,6 +133,9 @@ def _windowed(
     check_whole(name, 1, n_local=n_local)
     check_whole(name, 0, n_global=n_global)
     furthest = n_local if limit is None else limit
+    widths = {"n_local": n_local, "n_global": n_global, "limit": furthest, "block": block, "n_blocks": n_blocks}
+    if wide := [option for option, width in widths.items() if isinstance(width, Real) and cast(float, width) > MOST]:
+        raise InputError(f"{name}: {wide[0]}={widths[wide[0]]!r}: no prompt is so long; give {MOST:,} at most")
     check_distance(model, "limit", furthest)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:

@@ -147,7 +147,7 @@ class Perturbation(Measure):
 
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios}
         data = run.grid(cell, **axes, draw=range(self.n_draws), prompt=range(len(run.rows)))
-        texts = [np.array(token_strings(run.model, tokens), dtype=object) for tokens, _ in kept.values()]
+        texts = [np.array(token_strings(run.wrapped, tokens), dtype=object) for tokens, _ in kept.values()]
         changes = [change.numpy() for _, change in kept.values()]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))

@@ -33,7 +33,7 @@ def rises(run: Run, edit: str, strength: float = 1.0, **how: Any) -> Float[np.nd
             draw = {"seed": (run.seed * len(batches) + number) % 2**63, "control": control}
             in_its_unit = strength * (math.pi if edit == "phase_noise" else 1)
             hooks = perturb_planes(run.model, edit, strength=in_its_unit, **draw, **how)
-            found.append(token_losses(run.model, batch, hooks, batch=BATCH).mean(-1))
+            found.append(token_losses(run.wrapped, batch, hooks, batch=BATCH).mean(-1))
     return (torch.cat(found).unflatten(0, (2, -1)) - run.loss.mean(-1)).numpy()
 
 

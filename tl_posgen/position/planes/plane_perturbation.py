@@ -139,7 +139,7 @@ class PlanePerturbation(Measure):
     def mapped(self, run: Run) -> xr.Dataset:
         """Return costs and shares of one plane, or band, of one layer at a time, and their correlations."""
         heads = select_heads(run.model, **run.where)
-        ropes = {one.layer: one.rope for one in geometry_of(run.model, list(heads)) if one.rope.rotary_dim}
+        ropes = {one.layer: one.rope for one in geometry_of(run.wrapped, list(heads)) if one.rope.rotary_dim}
         n_planes = {layer: len(rope.inv_freq) for layer, rope in ropes.items()}
         by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
 

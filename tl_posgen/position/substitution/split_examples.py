@@ -134,9 +134,9 @@ class SplitExamples(Measure):
         found: dict[tuple[int, int], xr.Dataset] = {}
         if picks:
             heads = [pick[:2] for pick in picks]
-            run_capture(run.model, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
+            run_capture(run.wrapped, shown[None], lambda one: found.update(examples_of(one)), heads=heads)
         examples = [found[pick[:2]].assign_coords(why=pick[2]) for pick in picks]
-        return examples_dataset(examples, token_strings(run.model, shown))
+        return examples_dataset(examples, token_strings(run.wrapped, shown))
 
     def picks(self, run: Run, shown: Int[Tensor, " pos"]) -> list[Pick]:
         """Return (layer, head, why) of the shown heads; random inits show those of the trained model."""
@@ -150,7 +150,7 @@ class SplitExamples(Measure):
             position_r.update(zip(places, maps_of(layer).r[0].tolist(), strict=True))
 
         run.plan(0, once=1)
-        run_capture(run.model, shown[None], keep, **run.where)
+        run_capture(run.wrapped, shown[None], keep, **run.where)
         return pick_heads(pd.Series(position_r, dtype=float), self.examples, WHY)
 
     def findings(self, own: Numbers) -> list[str]:

@@ -83,7 +83,7 @@ def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, A
     none = data["loss"].sel(condition=dosed).rename(condition="stand_in").expand_dims(residual_share=[0.0])
     everything = data["loss"].sel(condition="unchanged", drop=True).expand_dims(stand_in=dosed, residual_share=[1.0])
     doses = xr.concat([none, some, everything], "residual_share").transpose("stand_in", "residual_share", "prompt")
-    texts = np.array(token_strings(run.model, run.rows[0][1 : CROP + 1]), dtype=object)
+    texts = np.array(token_strings(run.wrapped, run.rows[0][1 : CROP + 1]), dtype=object)
     return data.assign(dose_loss=doses, token_text=("shown_target", texts))
 
 
