@@ -206,7 +206,9 @@ class AcrossPrompts(Measure):
         for layer, head in most:
             one = layers[layer]
             mean = one.mean(len(sums.lengths))[[sums.layers[layer][1].index(head)]]
-            maps.append(row_centred(mean, one.parts[1].mask)[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy())
+            maps.append(
+                row_centred(mean, one.parts[1].mask.to(mean.device))[0, :MAP_CROP, :MAP_CROP].float().cpu().numpy()
+            )
         of_layer, of_head = zip(*most, strict=True)
         found: dict[str, tuple] = {
             "example_layer": ("example", list(of_layer)),

@@ -20,7 +20,10 @@ SHARED: WeakValueDictionary[tuple, PositionParts] = WeakValueDictionary()
 
 @dataclass
 class ScoreSums:
-    """Sums over prompts of a layer's scores over the pairs that count, and of their `PositionParts.energy`: `a + b`."""
+    """Sums over prompts of a layer's scores over the pairs that count, and of their `PositionParts.energy`: `a + b`.
+
+    `parts` stay on the device of the model, as all layers and prompts share them.
+    """
 
     parts: list[PositionParts]
     scores: Float[Tensor, "head pair"]
@@ -32,14 +35,14 @@ class ScoreSums:
 
     def mean(self, n_prompts: int) -> Float[Tensor, "head query key"]:
         """Return the mean scores; 0 where a pair does not count."""
-        mask = self.parts[0].mask
+        mask = self.parts[0].mask.to(self.scores.device)
         mean = self.scores.new_zeros(len(self.scores), *mask.shape)
         mean[:, mask] = self.scores / n_prompts
         return mean
 
     def shares(self, n_prompts: int) -> dict[str, Float[np.ndarray, "tokens head *function"]]:
         """Return the variables of `position_shares` [tokens, head, ...], with the first token and without."""
-        means = energies(self.mean(n_prompts), self.parts)
+        means = energies(self.mean(n_prompts).to(self.parts[0].mask.device), self.parts).to(self.energy.device)
         both = [
             position_shares(energy / n_prompts, of_mean, n_prompts, int(parts.mask.sum()))
             for energy, of_mean, parts in zip(self.energy, means, self.parts, strict=True)
