@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
-from tl_posgen.models.backends.evaluation import require_evaluation
+from tl_posgen.models.backends.evaluation import require_evaluation, require_weights
 from tl_posgen.models.backends.hooked import Hooked
 from tl_posgen.models.geometry.plain_proof import difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
@@ -193,7 +193,7 @@ def wrap(model: Model | WrappedModel) -> WrappedModel:
     """Return `model` with everything that is known of it; one that is wrapped already as it is.
 
     Raises:
-        InputError: it is not a model of TransformerLens.
+        InputError: it is not a model of TransformerLens, or some of its weights are on the device meta.
 
     Example:
         >>> from tl_posgen import load_model
@@ -209,6 +209,7 @@ def wrap(model: Model | WrappedModel) -> WrappedModel:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
+    require_weights(model)
     origin = vars(model).get(ORIGIN) or Origin(str(model.cfg.model_name), kind.name)
     known = _known.setdefault(model, _Known(origin))
     return WrappedModel(model, kind(model), known)
