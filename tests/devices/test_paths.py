@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.evaluation import score
 from tl_posgen.joining import cut_keys
+from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
     at_dummy_distance,
@@ -101,6 +103,19 @@ def test_attached_passes_and_caches_measure_as_on_the_cpu(models, device):
 def test_a_continuation_scores_as_on_the_cpu(models):
     there, here = (score(model(TOKENS.to(at(model)))[0].detach(), [5, 7, 9]) for model in models("hooked"))
     assert there == (pytest.approx(here[0], rel=1e-5), here[1])
+
+
+@pytest.mark.parametrize(("off", "named"), [(2**-11, True), (0.5, False)])
+def test_scores_that_are_off_by_tf32_name_it(off, named, directory, device):
+    model = device.load(directory, "hooked")
+    rounded = model.hooks(fwd_hooks=[("blocks.0.attn.hook_attn_scores", lambda scores, hook: scores * (1 + off))])
+    torch.set_float32_matmul_precision("high")
+    try:
+        with rounded, pytest.raises(UnsupportedModelError) as refused:
+            geometry_of(model)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert ("rounding to TF32" in str(refused.value)) == (named and device.place.startswith("cuda"))
 
 
 def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):
