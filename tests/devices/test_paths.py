@@ -105,6 +105,29 @@ def test_a_continuation_scores_as_on_the_cpu(models):
     assert there == (pytest.approx(here[0], rel=1e-5), here[1])
 
 
+MOVED = {
+    "as it is": lambda name, value: value,
+    "on the CPU": lambda name, value: value.cpu(),
+    "keys on the CPU": lambda name, value: value.cpu() if name.endswith("hook_k") else value,
+}
+
+
+@pytest.mark.parametrize("where", MOVED)
+def test_a_cache_and_its_tokens_may_lie_on_any_devices(where, models, device):
+    model, here = models("hooked")
+    options = {"measures": ["three_axis", "slash"]}
+    batch = torch.cat([TOKENS, TOKENS.flip(1)])
+    _, cache = here.run_with_cache(batch)
+    expected = tl_posgen.analyze_cache(here, cache, tokens=batch, **options)
+    _, cache = model.run_with_cache(batch.to(at(model)))
+    moved = {name: MOVED[where](name, value) for name, value in cache.items()}
+    for tokens in (batch, batch.to(at(model))):
+        found = tl_posgen.analyze_cache(model, moved, tokens=tokens, **options)
+        for measure, variable in (("three_axis", "r"), ("slash", "score")):
+            pair = (torch.tensor(one[measure].dataset[variable].values) for one in (found, expected))
+            assert_near(*pair, device.error)
+
+
 @pytest.mark.parametrize(("off", "named"), [(2**-11, True), (0.5, False)])
 def test_scores_that_are_off_by_tf32_name_it(off, named, directory, device):
     model = device.load(directory, "hooked")
