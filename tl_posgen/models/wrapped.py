@@ -16,6 +16,7 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.evaluation import require_evaluation, require_weights
 from tl_posgen.models.backends.hooked import Hooked
+from tl_posgen.models.geometry.cache_proof import cached_difference
 from tl_posgen.models.geometry.plain_proof import difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
@@ -44,6 +45,7 @@ class _Known:
     dtype: torch.dtype | None = None
     layers: tuple[Found, ...] = ()
     difference: str | None = None  # from the plain Hugging Face model
+    cached: tuple[torch.dtype, str] | None = None  # the dtype, and how a step with a KV cache differs in it
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
     streamed: Streamed = field(default_factory=Streamed)
@@ -145,6 +147,15 @@ class WrappedModel:
         if again or self._known.difference is None:
             self._known.difference = difference(self.backend, self.origin)
         return self._known.difference
+
+    def cached_difference(self) -> str:
+        """Say how a step with the model's KV cache differs from one without; "" if it does not. Proved once, and again
+        for another dtype."""
+        if self._known.cached is None or self._known.cached[0] != self.dtype:
+            by = self.streamed.by
+            with self.exclusive("cache"), nullcontext() if by is None else by.paused():
+                self._known.cached = self.dtype, cached_difference(self.backend)
+        return self._known.cached[1]
 
     @property
     def needs_streaming(self) -> bool:
