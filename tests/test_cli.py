@@ -133,7 +133,9 @@ def test_the_dtype_is_obeyed_and_kept_in_the_results(done, text, tmp_path):
     ("options", "message"),
     [
         (["--dtype", "int8"], "give a floating-point one: auto, float32"),
-        (["--device", "meta"], "device 'meta' cannot be used"),
+        (["--device", "meta"], "--device 'meta' cannot be used (it holds no numbers); give 'cpu'"),
+        (["--device", "cuda:99"], "--device 'cuda:99' cannot be used ("),
+        (["--device", "gpu"], "--device 'gpu' cannot be used (torch knows no device of that name)"),
     ],
 )
 def test_a_model_that_cannot_be_had_so_is_refused(refused, text, options, message):

@@ -220,7 +220,7 @@ def fuse(model):
     ("name", "dtype", "change", "message"),
     [
         ("gpt2", "auto", centre, "center_writing_weights=False"),
-        ("llama", torch.bfloat16, None, r"dtype=torch\.float32"),
+        ("llama", torch.bfloat16, None, r'load the model with dtype="float32"'),
         ("llama", "auto", fuse, "attn_implementation='eager'"),
     ],
 )

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import tl_posgen
+from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.evaluation import score
 from tl_posgen.joining import cut_keys
+from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
     at_dummy_distance,
@@ -101,6 +103,38 @@ def test_attached_passes_and_caches_measure_as_on_the_cpu(models, device):
 def test_a_continuation_scores_as_on_the_cpu(models, device):
     there, here = (score(model(TOKENS.to(at(model)))[0].detach(), [5, 7, 9]) for model in models("hooked"))
     assert there == (pytest.approx(here[0], rel=device.error_of_passes), here[1])
+
+
+MOVED = {
+    "as it is": lambda name, value: value,
+    "on the CPU": lambda name, value: value.cpu(),
+    "keys on the CPU": lambda name, value: value.cpu() if name.endswith("hook_k") else value,
+}
+
+
+@pytest.mark.parametrize("where", MOVED)
+def test_a_cache_and_its_tokens_may_lie_on_any_devices(where, models, device):
+    model, here = models("hooked")
+    options = {"measures": ["three_axis", "slash"]}
+    batch = torch.cat([TOKENS, TOKENS.flip(1)])
+    _, cache = here.run_with_cache(batch)
+    expected = tl_posgen.analyze_cache(here, cache, tokens=batch, **options)
+    _, cache = model.run_with_cache(batch.to(at(model)))
+    moved = {name: MOVED[where](name, value) for name, value in cache.items()}
+    for tokens in (batch, batch.to(at(model))):
+        found = tl_posgen.analyze_cache(model, moved, tokens=tokens, **options)
+        for measure, variable in (("three_axis", "r"), ("slash", "score")):
+            pair = (torch.tensor(one[measure].dataset[variable].values) for one in (found, expected))
+            assert_near(*pair, device.error_of_passes)
+
+
+@pytest.mark.parametrize(("off", "named"), [(2**-11, True), (0.5, False)])
+def test_scores_that_are_off_by_tf32_name_it(off, named, directory, device):
+    model = device.load(directory, "hooked")
+    rounded = model.hooks(fwd_hooks=[("blocks.0.attn.hook_attn_scores", lambda scores, hook: scores * (1 + off))])
+    with rounded, pytest.raises(UnsupportedModelError) as refused:
+        geometry_of(model)
+    assert ("rounding to TF32" in str(refused.value)) == (named and device.place.startswith("cuda"))
 
 
 def test_the_toy_runs_where_the_accelerator_is_the_default_device(device):

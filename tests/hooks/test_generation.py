@@ -4,12 +4,13 @@ import pytest
 import torch
 from families import FAMILIES
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.capture.capturing import capturing
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
@@ -117,6 +118,36 @@ def test_every_family_computes_the_same_in_two_parts(family_model, name, backend
     for first in (N - 1, 10):
         found = logits_of_two_passes(model, hooks, TOKENS[:1], first)
         torch.testing.assert_close(found, seen[0], atol=1e-4 * float(seen[0].abs().max()), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm_infinite", "split"])
+def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_model, name):
+    model = family_model(*BROKEN)
+    assert wrap(model).cached_difference().startswith("outputs differ by")
+    hooks = (ROW_BY_ROW if name == "lm_infinite" else {"split": OF_THE_PROMPT["mean key of the prompt"]})[name](model)
+    message = r"layer 0: .*computes something else than without: .*generate with use_past_kv_cache=False$"
+    with pytest.raises(UnsupportedModelError, match=message):
+        written(model, hooks, True, TOKENS)
+    assert written(model, hooks, False, TOKENS).shape == (2, N + 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), [pair for pair in BOTH if pair != BROKEN])
+def test_the_cache_of_every_other_family_is_sound(family_model, name, backend):
+    assert wrap(family_model(name, backend)).cached_difference() == ""
+
+
+def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, backend):
+    model, passes = load_model(family_directory("llama"), backend), []
+    wrap(model).found()
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    for _ in range(2):
+        lm_infinite(model, 8, 2)
+    assert len(passes) == 3  # the whole prompt, its beginning, and its last token
+    model.to(torch.bfloat16)
+    assert wrap(model).cached_difference() == ""
+    assert len(passes) == 6
 
 
 def test_a_batch_padded_at_its_start_is_written_as_each_prompt_alone(backend, family_model):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import VOCAB
 
+from tl_posgen import analyze, analyze_cache, attach, check, streaming
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend
 from tl_posgen.models.capture.capturing import run_capture
@@ -20,6 +21,7 @@ from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.models.wrapped import wrap
+from tl_posgen.position import by_constant, substitute
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
 
@@ -174,3 +176,26 @@ def test_what_is_wrapped_is_not_wrapped_again(llama):
     assert wrap(wrapped) is wrapped
     prompts = to_prompts(wrapped, torch.arange(2, 30)[None])
     assert [prompt.tolist() for prompt in prompts] == [list(range(2, 30))]
+
+
+WAYS_IN = {
+    "analyze": lambda model, cache: analyze(model, TOKENS, measures="three_axis", progress=False),
+    "attach": lambda model, cache: attach(model, "three_axis").__enter__(),
+    "analyze_cache": lambda model, cache: analyze_cache(model, cache, tokens=TOKENS, measures="three_axis"),
+    "check": lambda model, cache: check(model),
+    "streaming": lambda model, cache: streaming(model).__enter__(),
+    "substitute": lambda model, cache: substitute(model, by_constant),
+}
+
+
+@pytest.mark.parametrize("part", ["whole", "half"])
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_weights_on_the_device_meta_are_refused_every_way_in_though_the_model_is_known(
+    family_directory, backend, way, part
+):
+    model = load_model(family_directory("llama"), backend)
+    wrap(model).found()
+    _, cache = model.run_with_cache(TOKENS)
+    (model if part == "whole" else model.blocks[1]).to("meta")
+    with pytest.raises(InputError, match=r"^\S+ is on the device meta, which holds no numbers.*device='cpu'\)$"):
+        WAYS_IN[way](model, cache)

@@ -27,8 +27,8 @@ def test_heads_rank_as_transformer_lens_ranks_them(trained):
     model, text = trained
     passage = text[:800]
     tokens = model.to_tokens(passage)
-    found = tl_posgen.find_slash_heads(model, tokens, distances=[1], kappa=1e-9, progress=False)
-    ours = found.set_index(["layer", "head"])["score"].sort_index()
+    data = Slash()(model, tokens, null_seeds=(), progress=False).sel(tokens="all", distance=1)
+    ours = data["score"].to_series().sort_index()
     # "mul" is the share of the whole pattern on the diagonal
     theirs = detect_head(model, passage, "previous_token_head", error_measure="mul").flatten()
     assert len(ours) == len(theirs)
@@ -47,17 +47,25 @@ def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
 
 
 def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(mini, alice):
-    cut = {"length": 48, "n_prompts": 1, "progress": False}
-    found = tl_posgen.find_slash_heads(mini, alice, kappa=0.05, distances=[7, 0, 7], **cut)
+    cut = {"length": 128, "n_prompts": 1, "progress": False}
+    found = tl_posgen.find_slash_heads(mini, alice, kappa=0.1, distances=[1, 0, 1], **cut)
     data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all")
-    score = data["score"].sel(distance=[0, 7])
-    assert set(found["distance"]) == {0, 7}
+    score = data["score"].sel(distance=[0, 1])
+    assert set(found["distance"]) == {0, 1}
     assert found["score"].is_monotonic_decreasing
-    assert len(found) == int((score >= 0.05).sum())
+    assert len(found) == int((score >= 0.1).sum())
     for row in found.itertuples():
         at = {"layer": row.layer, "distance": row.distance}
         assert row.score == pytest.approx(float(score.sel(head=row.head, **at)))
         assert row.ratio == pytest.approx(row.score / float(data["uniform"].sel(at)))
+
+
+def test_no_head_is_found_where_uniform_attention_reaches_kappa(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, "progress": False}
+    data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all", layer=0, distance=[0, 1, 2])
+    kappa = float(data["uniform"].sel(distance=[1, 2]).mean())  # reached at D = 0 and 1, not at 2
+    found = tl_posgen.find_slash_heads(mini, alice, kappa=kappa, distances=[0, 1, 2], **cut)
+    assert set(found["distance"]) == {2}
 
 
 @pytest.mark.parametrize(

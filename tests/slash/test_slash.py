@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import tl_posgen
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.slash import Slash
+from tl_posgen.slash import Slash, SlashTransfer, slash_heads
 from tl_posgen.slash.numbers.slash_scores import uniform_scores
 
 CUT = {"length": 112, "n_prompts": 2}
@@ -63,12 +64,41 @@ def test_the_best_distance_is_where_the_score_is_highest_in_the_first_half(data)
 
 
 def test_dominant_heads_reach_kappa(mini, alice):
-    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.012)
+    slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0128)
     data = slash(mini, alice, null_seeds=(), progress=False, **CUT).sel(tokens="all")
     assert data.short_distance.values.tolist() == [0, 1]
     np.testing.assert_array_equal(data.dominant, data.score.sel(distance=[0, 1]) >= 0.3)
     assert 0 < int(data.dominant.sum()) < data.dominant.size
-    np.testing.assert_array_equal(data.n_long, (data.score.sel(distance=slice(50, 56)) >= 0.012).sum("distance"))
+    long = data.sel(distance=slice(50, 56))
+    assert 0 < int((long.uniform[0] < 0.0128).sum()) < long.sizes["distance"]
+    expected = (long.score >= 0.0128) & (long.uniform < 0.0128)
+    np.testing.assert_array_equal(data.n_long, expected.sum("distance").transpose("layer", "head"))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_no_head_of_a_prompt_of_a_few_tokens_is_dominant_and_the_sentence_says_why(mini, alice, n):
+    report = tl_posgen.analyze(
+        mini, alice, measures=["slash", SlashTransfer(distances=[0])], length=n, n_prompts=2, progress=False
+    )
+    result = report["slash"]
+    assert float(result.sel(tokens="all")["score"].max()) > 0.5
+    assert not result.dataset["dominant"].any()
+    assert not report["slash_transfer"].dataset["n_dominant"].any()
+    assert slash_heads(report).empty
+    (sentence,) = result.findings()
+    assert sentence.startswith("0 of 16 heads (random init 0) are slash-dominant")
+    distances = ", ".join(map(str, range(n)))
+    assert f"At D = {distances} uniform attention itself reaches kappa, as queries see few keys" in sentence
+
+
+def test_windows_of_a_few_keys_are_named_as_those_of_some_layers(family_model):
+    tokens = torch.arange(2, 50)[None]  # every other layer of this model sees 6 keys
+    result = Slash(kappa=0.16)(family_model("gemma2"), tokens, null_seeds=(), progress=False)
+    data = result.sel(tokens="all")
+    reached = data["uniform"].sel(distance=data["short_distance"].values) >= 0.16
+    assert reached.any("distance").values.tolist() == [True, False]
+    assert not data["dominant"].sel(layer=0).any()
+    assert "At D = 0, 1, 2, 3, 4 uniform attention itself reaches kappa in some layers" in result.findings()[0]
 
 
 # What is shown

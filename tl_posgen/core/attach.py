@@ -124,7 +124,7 @@ def analyze_cache(
 
     Args:
         tokens: the ids that were run [batch, pos], or what the tokenizer returned (input_ids and attention_mask); of a
-            single prompt they may be left out. Padding is left out by them.
+            single prompt they may be left out. Padding is left out by them. They and the cache may lie on any devices.
 
     Raises:
         InputError: the cache lacks what a measure needs (the message names the hook); several prompts without `tokens`.

@@ -254,7 +254,7 @@ def _checked(
 
 def _check_streams(streams: Tensor) -> None:
     if streams.dtype not in (torch.float32, DOUBLE):
-        raise InputError(f"{streams.dtype} is too coarse for Jacobians; load the model with dtype=torch.float32")
+        raise InputError(f'{streams.dtype} is too coarse for Jacobians; load the model with dtype="float32"')
     if not streams.isfinite().all():
         raise InputError("the residual stream holds NaN or infinite values; the model's weights are not sound")
     centred = streams.mean(dim=-1).abs() <= 1e-4 * streams.norm(dim=-1) / streams.shape[-1] ** 0.5

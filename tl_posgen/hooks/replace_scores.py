@@ -80,7 +80,8 @@ def replace_scores(
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache with a scores_of that is
             not a `RowByRow`, or a cache that was filled without these hooks.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
-            pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`.
+            pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`; a
+            pass of one token, or with a KV cache, by a model that computes something else with its cache.
 
     Example:
         >>> import torch
@@ -114,6 +115,7 @@ class _LayerEdit:
         self.wrapped, self.probed, self.scores_of, self.heads = wrapped, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
+        self.cache_fault = wrapped.cached_difference()  # proved here, as no pass may run inside another
 
     def hooks(self) -> HookList:
         names = self.probed.sites.names
@@ -127,6 +129,11 @@ class _LayerEdit:
         q, k = self.parts.pop("q"), self.parts.pop("k")
         dtype, (n_queries, n_keys) = q.dtype, attn_scores.shape[-2:]
         cached = n_queries != n_keys
+        if self.cache_fault and (cached or n_keys == 1):  # a faulty cache may show a step its own key alone
+            raise UnsupportedModelError(
+                f"layer {self.probed.geometry.layer}: a pass of {n_queries} tokens, and with a KV cache this model "
+                f"computes something else than without: {self.cache_fault}; {WITHOUT_CACHE}"
+            )
         if cached:
             k, starts = self.with_past(k, attn_scores)
             spans = [slice(start, k.shape[2]) for start in starts]

@@ -14,8 +14,9 @@ from tl_posgen.arithmetic import summable
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
-from tl_posgen.models.backends.evaluation import require_evaluation
+from tl_posgen.models.backends.evaluation import require_evaluation, require_weights
 from tl_posgen.models.backends.hooked import Hooked
+from tl_posgen.models.geometry.cache_proof import cached_difference
 from tl_posgen.models.geometry.plain_proof import difference
 from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
@@ -44,6 +45,7 @@ class _Known:
     dtype: torch.dtype | None = None
     layers: tuple[Found, ...] = ()
     difference: str | None = None  # from the plain Hugging Face model
+    cached: tuple[torch.dtype, str] | None = None  # the dtype, and how a step with a KV cache differs in it
     lock: Any = field(default_factory=threading.RLock)
     owner: Any = None  # whose passes these are: None for the user's
     streamed: Streamed = field(default_factory=Streamed)
@@ -146,6 +148,15 @@ class WrappedModel:
             self._known.difference = difference(self.backend, self.origin)
         return self._known.difference
 
+    def cached_difference(self) -> str:
+        """Say how a step with the model's KV cache differs from one without; "" if it does not. Proved once, and again
+        for another dtype."""
+        if self._known.cached is None or self._known.cached[0] != self.dtype:
+            by = self.streamed.by
+            with self.exclusive("cache"), nullcontext() if by is None else by.paused():
+                self._known.cached = self.dtype, cached_difference(self.backend)
+        return self._known.cached[1]
+
     @property
     def needs_streaming(self) -> bool:
         """Tell whether scores of some layer show only while attention is streamed."""
@@ -193,7 +204,7 @@ def wrap(model: Model | WrappedModel) -> WrappedModel:
     """Return `model` with everything that is known of it; one that is wrapped already as it is.
 
     Raises:
-        InputError: it is not a model of TransformerLens.
+        InputError: it is not a model of TransformerLens, or some of its weights are on the device meta.
 
     Example:
         >>> from tl_posgen import load_model
@@ -209,6 +220,7 @@ def wrap(model: Model | WrappedModel) -> WrappedModel:
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
         )
+    require_weights(model)
     origin = vars(model).get(ORIGIN) or Origin(str(model.cfg.model_name), kind.name)
     known = _known.setdefault(model, _Known(origin))
     return WrappedModel(model, kind(model), known)

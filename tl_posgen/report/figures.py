@@ -14,6 +14,7 @@ NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 DIVERGING = "RdBu"
 FEW = 12  # an axis of so few whole numbers labels them all
+NOTHING = "nothing to show: no number is defined here (constant or zero scores?)"
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 
 
@@ -44,7 +45,8 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
 
 
 class Panels:
-    """Small multiples: traces are added to a panel by its number, and every name appears once in the legend.
+    """Small multiples: traces are added to a panel by its number, and every name appears once in the legend. Where no
+    trace has a number, or there is no panel, the figure says so.
 
     Example:
         >>> panels = Panels(["layer 0", "layer 1"], columns=2)
@@ -58,6 +60,7 @@ class Panels:
         self.n_panels, self.n_columns = len(titles), max(1, min(columns, len(titles)))
         self.n_rows = max(1, -(-len(titles) // self.n_columns))
         self.row_height = row_height
+        subplots = subplots if titles else {}  # their specs are of no panel
         spacing: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": 70 / (row_height * self.n_rows)}
         self.figure = make_subplots(
             rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **(spacing | subplots)
@@ -86,7 +89,19 @@ class Panels:
 
     def finish(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
+        if not any(has_numbers(trace) for trace in self.figure.data):
+            place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
+            self.figure.add_annotation(text=NOTHING, **place)
         return finish(self.figure, title, subtitle, height=140 + self.row_height * self.n_rows)
+
+
+def has_numbers(trace: Any) -> bool:
+    """Tell whether any value of a trace is a finite number; of a curve, any y (or r)."""
+    values = next((trace[name] for name in ("z", "r", "y", "x") if name in trace and trace[name] is not None), ())
+    try:
+        return bool(np.isfinite(np.asarray(values, dtype=float)).any())
+    except (TypeError, ValueError):  # names of bars
+        return len(values) > 0
 
 
 def line(

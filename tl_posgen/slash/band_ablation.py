@@ -24,7 +24,11 @@ from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_ablation import WHOLE_KINDS, Condition, Scheme, SlashAblation, conditions
 
 SCHEMES = {"thirds": "A third of the planes", "wavelength": "A band by wavelength"}
-OF_PROMPTS = {"profile": Variable("", dims=(*HEAD, "distance")), "score": Variable("", dims=("prompt", *HEAD))}
+OF_PROMPTS = {
+    "profile": Variable("", dims=(*HEAD, "distance")),
+    "uniform": Variable("", dims=("layer", "distance")),
+    "score": Variable("", dims=("prompt", *HEAD)),
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class BandAblation(Dominance):
         "loss": Variable("loss", "nats per token", dims=("condition", "prompt"), headline="loss"),
         "score": Variable("slash score", "", "at the best distance", ("condition", "prompt", *HEAD), bounds=(0, 1)),
         "dominant": Variable(
-            "slash-dominant", "", "mean score >= kappa at this distance", ("condition", *HEAD, "short_distance")
+            "slash-dominant",
+            "",
+            "mean score >= kappa > uniform attention at this distance",
+            ("condition", *HEAD, "short_distance"),
         ),
         "score_alone": Variable("slash score, one layer alone", "", "at the best distance", ("condition", *HEAD)),
         "best_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2"),
@@ -111,15 +118,17 @@ class BandAblation(Dominance):
         sums = Sums(OF_PROMPTS)
 
         def consumer(layer: LayerCapture) -> None:
-            score = statistics_of(layer).score[0]
+            found = statistics_of(layer)
+            score, uniform = found.score[0], found.uniform[0]
             own = place.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
             at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
-            sums.add_layer(layer, {"profile": score, "score": at_own})
+            sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_own})
 
         planes = condition.planes if condition.band else None
         hooks = [] if condition.kind == "unchanged" else ablate_bands(run.model, condition.kind, planes)
         loss = run.losses_under(hooks, consumer, needs=frozenset({"pattern"})).mean(-1).numpy()
-        return {"loss": loss, "score": sums.mean("score"), "dominant": self.dominant_at(sums.mean("profile"))}
+        dominant = self.dominant_at(sums.mean("profile"), sums.mean("uniform"))
+        return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
 
     # Numbers
 

@@ -91,7 +91,9 @@ class Cone(Dominance):
         "best_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", PER_HEAD, **SHARE),
         "best_distance": Variable("best distance", "tokens", "of the measured score, over D < N/2", PER_HEAD),
-        "dominant": Variable("slash-dominant", "", "score >= kappa at one of the distances", PER_HEAD),
+        "dominant": Variable(
+            "slash-dominant", "", "score >= kappa > uniform attention at one of the distances", PER_HEAD
+        ),
         "cosine": Variable(
             *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", PER_LAYER),
             interval=True,
@@ -143,7 +145,7 @@ class Cone(Dominance):
             best_score=at_distance(data["score"], place),
             best_uniform=at_distance(uniform, place),
             best_distance=place,
-            dominant=self.dominant_at(measured).any("short_distance"),
+            dominant=self.dominant_at(measured, uniform).any("short_distance"),
             axis_agreement=(("layer", "tokens"), agreement),
         )
         return data.assign(spearman=rank_correlations(data)).transpose("tokens", ...)

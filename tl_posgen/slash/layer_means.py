@@ -33,7 +33,8 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Dominance(Measure):
-    """SlashScore(D) >= kappa at one of the distances D: base of the measures that single out such heads."""
+    """SlashScore(D) >= kappa > that of uniform attention at one of the distances D: base of the measures that single
+    out such heads."""
 
     kappa: Threshold = SHORT_KAPPA
     distances: Annotated[Sequence[Whole], Each()] = tuple(SHORT_DISTANCES)
@@ -48,10 +49,11 @@ class Dominance(Measure):
             raise InputError(f"distance {distance}: {prompt} has {n} tokens; give longer prompts, or smaller distances")
         return self
 
-    def dominant_at(self, score: xr.DataArray) -> xr.DataArray:
-        """Return score >= kappa at each of the distances that the prompts reach, along `short_distance`."""
+    def dominant_at(self, score: xr.DataArray, uniform: xr.DataArray) -> xr.DataArray:
+        """Return score >= `thresholds` at each of the distances that the prompts reach, along `short_distance`."""
         reached = [one for one in sorted(self.distances) if one < score.sizes["distance"]]
-        return (score.sel(distance=reached) >= self.kappa).rename(distance="short_distance")
+        dominant = score >= thresholds(self.kappa, uniform)
+        return dominant.transpose(*score.dims).sel(distance=reached).rename(distance="short_distance")
 
 
 # One layer of one prompt
@@ -95,6 +97,13 @@ def cropped(layer: LayerCapture) -> dict[tuple[int, int], np.ndarray]:
 
 
 # Means over prompts
+
+
+def thresholds(kappa: float, uniform: xr.DataArray) -> xr.DataArray:
+    """Return kappa; inf where uniform attention over the visible keys reaches it, as in short prompts and windows:
+    there a score of kappa tells nothing of a head, which must exceed uniform attention by kappa less its score [ours].
+    """
+    return xr.where(uniform < kappa, kappa, np.inf)
 
 
 def best_distance(score: xr.DataArray) -> xr.DataArray:

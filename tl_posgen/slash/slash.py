@@ -29,6 +29,7 @@ from tl_posgen.slash.layer_means import (
     examples,
     statistics_of,
     strongest,
+    thresholds,
     where_measured,
 )
 from tl_posgen.slash.numbers.slash_scores import LONG_KAPPA, long_distances
@@ -55,6 +56,11 @@ def profiles(result: Any) -> go.Figure:
     )
 
 
+def in_words(distances: Any) -> str:
+    """Return distances as "0, 1, 2"."""
+    return ", ".join(str(int(one)) for one in distances)
+
+
 def example_labels(data: xr.Dataset) -> list[str]:
     """Return a line for each example: its head, with its score."""
     return [
@@ -75,14 +81,15 @@ class Slash(Dominance):
     r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
 
     Slash score: mean attention along the D-th sub-diagonal, beside that of uniform attention over the visible keys. A
-    head is slash-dominant at D when its score reaches kappa; D = 1 is the previous token.
+    head is slash-dominant at D when its score reaches kappa and that of uniform attention does not, which in prompts of
+    a few tokens it does; D = 1 is the previous token.
 
     Highest scores are over D < N/2, as the last D are means over few queries. Without the first token its column is
     removed and the rows are renormalised. Spectra are of Q and K before RoPE, after qk-norm. Everything is the mean
     over prompts.
 
     Args:
-        kappa: slash score that makes a head dominant at one of `distances`.
+        kappa: slash score that makes a head dominant at one of `distances` where uniform attention stays below it.
         distances: where to look; those that no prompt reaches are left out.
         kappa_long: the same for the long distances, D = 50 .. N/2.
 
@@ -90,7 +97,8 @@ class Slash(Dominance):
         InputError: no prompt reaches any of the distances.
 
     Source: slash score and dominance: Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, the
-    comparison with uniform attention and the variants without the first token are ours.
+    comparison with uniform attention, which their dominance does not ask for, and the variants without the first token
+    are ours.
 
     Example:
         >>> score = Slash(kappa=0.2)("mini", "Down, down, down.", null_seeds=()).sel(tokens="all")["score"]
@@ -123,8 +131,12 @@ class Slash(Dominance):
         "previous_token": Variable(
             *("previous token, D = 1", "", "slash score at D = 1", HEAD, "slash_previous_token", "D=1"), **SHARE
         ),
-        "dominant": Variable("slash-dominant", "", "score >= kappa at this distance", (*HEAD, "short_distance")),
-        "n_long": Variable("long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long"),
+        "dominant": Variable(
+            "slash-dominant", "", "score >= kappa > uniform attention at this distance", (*HEAD, "short_distance")
+        ),
+        "n_long": Variable(
+            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, and uniform attention not"
+        ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
         "rank95": Variable("rank of Q and K at 95%", "", "how many s^2 make 95% of their sum", ("side", *HEAD)),
         "pattern": Variable("attention of the strongest heads", dims=("example", "query", "key")),
@@ -159,8 +171,9 @@ class Slash(Dominance):
         data["best_distance"], data["best_score"] = place, at_distance(score, place)
         data["best_uniform"] = at_distance(uniform, place)
         data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
-        data["dominant"] = self.dominant_at(score)
-        data["n_long"] = where_measured((long >= self.kappa_long).sum("distance"), score)
+        data["dominant"] = self.dominant_at(score, uniform)
+        n_long = (long >= thresholds(self.kappa_long, uniform)).sum("distance")
+        data["n_long"] = where_measured(n_long.transpose(*HEAD), score)
         return data.assign(self.examples(sums, data["best_score"]))
 
     def examples(self, sums: Sums, score: xr.DataArray) -> dict[str, Any]:
@@ -180,12 +193,25 @@ class Slash(Dominance):
     def findings(self, own: Numbers) -> list[str]:
         n = own.number(own.array("dominant").any("short_distance").sum(HEAD))
         n_all = int(own.data["best_score"].notnull().sum())
-        reach = ", ".join(str(int(one)) for one in own.data["short_distance"])
+        reach = in_words(own.data["short_distance"])
         return [
             f"{n.plain:.0f} of {n_all} heads ({n.null:.3g}) are slash-dominant at "
             f"one of the distances {reach}, with kappa = {self.kappa:g}. Strongest at D below half the prompt: "
             f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('previous_token'):.3f}."
+            + self.of_uniform_attention(own)
         ]
+
+    def of_uniform_attention(self, own: Numbers) -> str:
+        """Say at which distances uniform attention reaches kappa, so that they make no head dominant; "" if at none."""
+        distances = own.data["short_distance"].values
+        reached = own.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
+        if not (at := distances[reached.any("layer").values]).size:
+            return ""
+        where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
+        return (
+            f" At D = {in_words(at)} uniform attention itself reaches kappa{where}, as queries see few keys: a score "
+            "there makes no head slash-dominant."
+        )
 
     figures = {
         "map": head_map(

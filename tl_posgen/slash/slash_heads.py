@@ -11,6 +11,7 @@ from tl_posgen.core.options import Whole, require
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.models import open_model, to_prompts
+from tl_posgen.slash.layer_means import thresholds
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 from tl_posgen.slash.slash import Slash
 
@@ -36,7 +37,8 @@ def find_slash_heads(
     n_prompts: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
+    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa > that of uniform attention,
+    strongest first.
 
     Args:
         model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
@@ -50,7 +52,8 @@ def find_slash_heads(
     Raises:
         InputError: unusable prompts, kappa outside (0, 1], or a distance that no prompt reaches.
 
-    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances are ours.
+    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, and that uniform
+    attention must stay below kappa, are ours.
 
     Example:
         >>> import tl_posgen
@@ -65,7 +68,8 @@ def find_slash_heads(
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
     data = measure(model, prompts, **where, null_seeds=(), progress=progress).sel(tokens="all")
-    found = data[["score"]].assign(ratio=data["score"] / data["uniform"]).sel(distance=measure.distances)
+    found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
+    found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
     return strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score", kappa)
 
@@ -88,7 +92,8 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
         ['layer', 'head', 'distance', 'slash score', 'on random tokens']
     """
     data, kappa = report["slash"].own.sel(tokens="all", drop=True), report["slash"].measure.options()["kappa"]
-    score = data["score"].sel(distance=data["short_distance"].values)
+    score = data["score"].where(data["score"] >= thresholds(kappa, data["uniform"]))
+    score = score.sel(distance=data["short_distance"].values)
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
     for heading, (name, dim, label) in ELSEWHERE.items():
         if name in report and label in report[name].own[dim]:

@@ -75,7 +75,9 @@ class SlashPlanes(Dominance):
         "contribution": Variable("lift by plane", "logits", "C_l", (*PER_HEAD, "at", "plane")),
         "bands": Variable("lift by band", "logits", "C_l summed over a band", (*PER_HEAD, "at", "scheme", "band")),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta; infinite: never turns", ("layer", "plane")),
-        "dominant": Variable("slash-dominant", "", "score >= kappa at one of the distances", PER_HEAD),
+        "dominant": Variable(
+            "slash-dominant", "", "score >= kappa > uniform attention at one of the distances", PER_HEAD
+        ),
         "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
         "best_distance": Variable("its distance", "tokens", "", PER_HEAD),
         "predicted_peak": Variable("distance of the predicted peak", "tokens", "", PER_HEAD),
@@ -137,7 +139,7 @@ class SlashPlanes(Dominance):
         bands = xr.dot(data["contribution"].fillna(0.0), masks, dim="plane")
         data["bands"] = bands.where(data["contribution"].notnull().any("plane"))
         data["wavelength"] = (("layer", "plane"), np.stack([wavelength for wavelength, _ in planes]))
-        data["dominant"] = self.dominant_at(data["score"]).any("short_distance")
+        data["dominant"] = self.dominant_at(data["score"], data["uniform"]).any("short_distance")
         matches = [compared(data.sel(tokens=tokens)) for tokens in TOKENS]
         return data.merge(xr.concat(matches, data["tokens"]))
 

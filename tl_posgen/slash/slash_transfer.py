@@ -26,6 +26,7 @@ from tl_posgen.slash.layer_means import (
     example_heads,
     examples,
     statistics_of,
+    thresholds,
 )
 from tl_posgen.slash.slash import Slash
 from tl_posgen.slash.slash_transfer_figures import FIGURES, SOURCES
@@ -135,15 +136,20 @@ class SlashTransfer(Dominance):
             best_uniform=natural["best_uniform"],
             uniform=natural["uniform"].sel(tokens="all", drop=True),
         )
-        data = data.merge(natural[["example_layer", "example_head"]]).merge(self.agreements(both["score"]))
+        data = data.merge(natural[["example_layer", "example_head"]]).merge(
+            self.agreements(both["score"], natural["uniform"])
+        )
         return data[list(self.variables)].transpose("tokens", "source", ..., missing_dims="ignore")
 
-    def agreements(self, score: xr.DataArray) -> xr.Dataset:
+    def agreements(self, score: xr.DataArray, uniform: xr.DataArray) -> xr.Dataset:
         """Return how far text and random tokens agree on the heads, for every D, with and without the first token."""
         chosen = score.sel(distance=sorted(self.distances)).stack(place=HEAD)
         heads = chosen.dropna("place").transpose("source", "tokens", "distance", "place")
         natural, random = torch.from_numpy(heads.values)
-        agreed = vars(agreement(natural, random, self.kappa))
+        least = thresholds(self.kappa, uniform).broadcast_like(score.isel(source=0, drop=True))
+        least = least.sel(distance=heads["distance"]).stack(place=HEAD).sel(place=heads["place"])
+        kappa = torch.from_numpy(least.transpose("tokens", "distance", "place").values)
+        agreed = vars(agreement(natural, random, kappa))
         r, counts = agreed["pearson"], [agreed.pop(name) for name in ("n_first", "n_second")]
         found: dict[str, Any] = {name: (AT, values.numpy()) for name, values in agreed.items()}
         found["pearson"] = ((*AT, "end"), torch.stack([r, *fisher_interval(r, heads.sizes["place"])], -1).numpy())

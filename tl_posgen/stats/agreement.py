@@ -29,7 +29,11 @@ class Agreement:
     n_second: Int[Tensor, "*batch"]
 
 
-def agreement(first: Float[Tensor, "*batch head"], second: Float[Tensor, "*batch head"], kappa: float) -> Agreement:
+def agreement(
+    first: Float[Tensor, "*batch head"],
+    second: Float[Tensor, "*batch head"],
+    kappa: float | Float[Tensor, "*batch head"],
+) -> Agreement:
     r"""Return Pearson's and Spearman's correlation over heads, and |A & B| / |A | B| of the sets {score >= kappa}.
 
     Example:

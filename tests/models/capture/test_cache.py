@@ -120,3 +120,15 @@ def test_only_the_chosen_layers_must_be_cached(llama, tokens):
 def test_tokens_of_another_shape_than_the_cache_are_refused(llama, tokens):
     with pytest.raises(InputError, match=r"tokens \[1, 16\]: the cache holds 2 prompts of 16 tokens"):
         captures_from_cache(cached(llama, tokens), llama, tokens=tokens[:1])
+
+
+def test_what_lies_on_the_device_meta_is_refused_with_its_name(llama, tokens):
+    cache = cached(llama, tokens, EVERYTHING)
+    message = "on the device meta, which holds no numbers"
+    with pytest.raises(InputError, match=f"^tokens: {message}"):
+        captures_from_cache(cache, llama, tokens=tokens.to("meta"))
+    for part in ("q", "attn_scores"):
+        name = f"blocks.1.attn.hook_{part}"
+        one_there = {key: value.to("meta") if key == name else value for key, value in cache.items()}
+        with pytest.raises(InputError, match=f"^the cache's {name}: {message}"):
+            captures_from_cache(one_there, llama, tokens=tokens)

@@ -55,6 +55,15 @@ def test_a_wrong_description_is_refused_with_its_likely_cause(probed, change, ca
         prove([change(geometry)], q, k, scores)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_named_where_the_model_has_half_precision(probed, dtype):
+    geometry, q, k, scores = probed
+    wrong = replace(geometry, scale=geometry.scale * 2)
+    with pytest.raises(UnsupportedModelError) as refused:
+        prove([wrong], q.to(dtype), k.to(dtype), scores)
+    assert ('dtype="float32"' in str(refused.value)) == (dtype == torch.bfloat16)
+
+
 def test_a_draft_is_taken_as_it_is_when_another_fits_as_well(probed):
     geometry, q, k, scores = probed
     assert prove([replace(geometry, window=20), geometry], q, k, scores).window == 20

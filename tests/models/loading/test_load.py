@@ -235,11 +235,31 @@ def test_more_weights_than_memory_holds_are_refused_with_their_number(copied, mo
         load_model(copied)
 
 
-@pytest.mark.parametrize("device", ["meta", "cuda:9", "gpu", "", "mps:7"])
-def test_a_device_that_cannot_be_used_is_refused(family_directory, device):
-    with pytest.raises(InputError, match=f"device '{device}' cannot be used") as error:
-        load_model(family_directory("llama"), device=device)
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("meta", "it holds no numbers"),
+        ("cuda:99", "this torch is built without CUDA|no CUDA device is here|this machine has"),
+        ("gpu", "torch knows no device of that name"),
+        ("", "torch knows no device of that name"),
+        ("mps:7", "no Apple GPU is here|this machine has"),
+        ("vulkan", "[^.]*"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused_before_anything_is_looked_for(device, reason):
+    message = rf"device '{device}' cannot be used \(({reason})[^()]*\); give 'cpu'.*, or leave it out"
+    with pytest.raises(InputError, match=message) as error:
+        load_model("nobody/has-this-model", device=device)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+def test_a_number_beyond_the_devices_here_is_refused_with_those_here(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    message = r"device 'cuda:3' cannot be used \(this machine has 2 of them.*\); give 'cpu' or 'cuda:0' or 'cuda:1'"
+    with pytest.raises(InputError, match=message):
+        load_model("nobody/has-this-model", device="cuda:3")
 
 
 def test_a_broken_tokenizer_is_refused(copied):

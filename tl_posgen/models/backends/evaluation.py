@@ -10,13 +10,11 @@ from tl_posgen.models.model import Model
 
 
 def require_evaluation(model: Model) -> None:
-    """Refuse active dropout, autocast, and weights that are quantised or hold no numbers: InputError, and
-    UnsupportedModelError for quantised ones. Any floating-point dtype of two bytes or more is taken."""
+    """Refuse active dropout and autocast (InputError) and quantised weights (UnsupportedModelError). Any floating-point
+    dtype of two bytes or more is taken."""
     if (found := next(active_dropout(model), None)) is not None:
         raise InputError(f"the model is in training mode and {found} is active; call model.eval() first")
     for name, weight in model.named_parameters():
-        if weight.is_meta:
-            raise InputError(f"{name} is on the device meta, which holds no numbers; load the weights")
         if not weight.is_floating_point() or weight.element_size() < 2 or type(weight.detach()) is not torch.Tensor:
             plain = type(weight.detach()) is torch.Tensor
             dtype = str(weight.dtype).removeprefix("torch.") if plain else type(weight.detach()).__name__
@@ -28,6 +26,16 @@ def require_evaluation(model: Model) -> None:
     if torch.is_autocast_enabled(next(model.parameters()).device.type):
         raise InputError(
             "autocast is on, so the model computes in another dtype than its weights have; leave its block"
+        )
+
+
+def require_weights(model: Model) -> None:
+    """Refuse weights and buffers on the device meta, which holds no numbers: offloaded, or not loaded."""
+    if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
+        name = next(name for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_meta)
+        raise InputError(
+            f"{name} is on the device meta, which holds no numbers (offloaded by accelerate, or not loaded); load the "
+            "whole model onto devices that hold it, such as load_model(..., device='cpu')"
         )
 
 

@@ -1,6 +1,7 @@
 """Capture from an ActivationCache that already exists."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +58,12 @@ def captures_from_cache(
         needs: what it must hold beyond q and k, of {"v", "attn_scores", "pattern", "resid"}, and is handed over; if
             left out, whatever it holds.
 
+    Cache and tokens may lie on any devices: a layer is moved to where it is in the model.
+
     Raises:
         InputError: the cache lacks something (the message says how to ask for it); several prompts without `tokens`;
-            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold.
+            padding that cannot be told from text; tokens of another shape than it; a need that no cache can hold; no
+            numbers, on the device meta.
     """
     wrapped, needs = wrap(model), None if needs is None else _checked(needs)
     selected = select_heads(wrapped.model, layers, heads)
@@ -76,6 +80,8 @@ def captures_from_cache(
         )
     probed = [wrapped.layer(layer) for layer in selected]
     for one in probed:
+        for name in held.intersection(one.sites.names.values()):
+            require_numbers(f"the cache's {name}", cache[name])
         if one.handed_on and (name := one.sites.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
@@ -83,8 +89,15 @@ def captures_from_cache(
             )
     given, mask = ids_and_mask(tokens)
     ids = None if given is None else _ids(given)
-    spans = _spans(cache, probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
-    return _captures(cache, probed, selected, ids, spans, needs)
+    read = partial(_read, cache, wrapped)
+    spans = _spans(read(probed[0], frozenset()), probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
+    return _captures(read, probed, selected, ids, spans, needs)
+
+
+def require_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the device meta."""
+    if tensor.is_meta:
+        raise InputError(f"{name}: on the device meta, which holds no numbers; give those of a pass that was run")
 
 
 def _checked(needs: Iterable[str]) -> frozenset[str]:
@@ -110,18 +123,18 @@ def _ids(tokens: Any) -> Int[Tensor, "batch pos"]:
         raise InputError(f"tokens: {tokens!r} are no token ids; give those that were run, [batch, pos]") from error
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise InputError(f"tokens of {ids.dtype} are no token ids; give those that were run, [batch, pos]")
+    require_numbers("tokens", ids)
     return ids
 
 
 def _spans(
-    cache: Any,
+    parts: Mapping[str, Tensor],
     layer: Probed,
     tokens: Int[Tensor, "batch pos"] | None,
     mask: Bool[Tensor, "batch pos"] | None,
     pad: PadToken,
 ) -> list[slice]:
-    """Find where the text of every prompt stands."""
-    parts = _read(cache, layer, frozenset())
+    """Find where the text of every prompt stands, by the parts of one layer."""
     (batch, _, length, _), known = parts["q"].shape, "attn_scores" in parts
     if tokens is not None and (batch, length) != tuple(tokens.shape):
         raise InputError(
@@ -141,7 +154,7 @@ def _spans(
 
 
 def _captures(
-    cache: Any,
+    read: Callable[..., dict[str, Tensor]],
     probed: list[Probed],
     selected: Mapping[int, list[int]],
     tokens: Int[Tensor, "batch pos"] | None,
@@ -150,14 +163,18 @@ def _captures(
 ) -> Iterator[LayerCapture]:
     for prompt, span in enumerate(spans):
         for layer in probed:
-            parts = {part: x[prompt] for part, x in _read(cache, layer, needs).items()}
+            parts = {part: x[0] for part, x in read(layer, needs, slice(prompt, prompt + 1)).items()}
             ids, handed = None if tokens is None else tokens[prompt], parts if needs is None else needs
             yield proved_capture(layer, parts, selected[layer.geometry.layer], handed, prompt, ids, span)
 
 
-def _read(cache: Any, layer: Probed, needs: frozenset[str] | None) -> dict[str, Tensor]:
-    """Read the wanted parts of one layer, and those that prove it, with their batch dimension."""
+def _read(
+    cache: Any, wrapped: WrappedModel, layer: Probed, needs: frozenset[str] | None, prompts: slice = slice(None)
+) -> dict[str, Tensor]:
+    """Read the wanted parts of one layer, and those that prove it, with their batch dimension, where the layer is."""
+    device = next(wrapped.attention(layer.geometry.layer).parameters()).device
     stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)
-    return {part: layer.sites.read(part, value if batched else value[None]) for part, value in held.items()}
+    chosen_prompts = {part: (value if batched else value[None])[prompts].to(device) for part, value in held.items()}
+    return {part: layer.sites.read(part, value) for part, value in chosen_prompts.items()}

@@ -13,6 +13,7 @@ from tl_posgen.models.conversion.hooked_config import RECIPES, hooked_settings
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.conversion.weights import is_released, release, trim
 from tl_posgen.models.model import Model
+from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.models.same_logits import logit_error, random_tokens
 
 
@@ -89,7 +90,8 @@ def try_out(hf_model: Any, name: str) -> Tried:
     except Exception as error:
         raise ModelError(f"{name}: does not run on {n} random tokens ({first_line(error)}); {broken}") from error
     if not logits.isfinite().all():
-        raise ModelError(f"{name}: logits of random tokens are not finite; {broken}, or {hf_model.dtype} is too narrow")
+        narrow = rounding_remedy(hf_model.dtype, hf_model.device)
+        raise ModelError(f"{name}: logits of random tokens are not finite; {broken}.{narrow}")
     return Tried(tokens, logits)
 
 
@@ -103,7 +105,8 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
     if not same:
         raise UnsupportedModelError(
             f"{name}: as a HookedTransformer its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
-            "so TransformerLens computes something else; use backend='bridge'"
+            "so TransformerLens computes something else; use backend='bridge'."
+            + rounding_remedy(model.cfg.dtype, torch.device("cpu"))
         )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
-from tl_posgen.models.geometry.proof import allowed_error, without_row_offsets
+from tl_posgen.models.geometry.proof import allowed_error, rounding_of_scores, without_row_offsets
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
@@ -97,6 +97,7 @@ def as_used(
         "functions of attention that changed after the model was probed (tl_posgen.check(model) probes it again); or a "
         f"geometry that changes at some length below {capture.length} tokens."
     )
+    why += rounding_of_scores(float(error.max()), q, k, geometry, dtype) if not masked.any() else ""
     if masked.any():
         return EditedCapture(capture, None, why)
     whole = plain_scores(attn_scores[heads].to(capture.device), dtype)
@@ -130,7 +131,7 @@ def as_streamed(
         f"layer {capture.layer}: head {capture.heads[head]}, query {int(rows[row])} has scores that its q and k do "
         f"not give: off by {float(error[head, row].max()):.2g}. Likely cause: a hook that edits queries or keys after "
         f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
-        "the scores of the pass are measured"
+        "the scores of the pass are measured." + rounding_of_scores(float(error.max()), q, k, geometry, dtype)
     )
 
 

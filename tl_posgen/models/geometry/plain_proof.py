@@ -12,6 +12,7 @@ from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import original
 from tl_posgen.models.conversion.quiet import quiet
 from tl_posgen.models.conversion.source import first_line
+from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 
 N_TOKENS = 48
@@ -54,7 +55,8 @@ def own_difference(backend: Backend) -> str | None:
     return (
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
         f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
-        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens'
+        'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens.'
+        + rounding_remedy(weight.dtype, weight.device)
     )
 
 

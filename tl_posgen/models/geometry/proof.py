@@ -11,6 +11,7 @@ from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.rope.rotation import Rope
 
 UNITS = 4.0  # of rounding: in drawn models of 90 tokens at most 1.4 were seen in bfloat16, 3.5 in float32
@@ -43,6 +44,7 @@ def prove(
         raise UnsupportedModelError(
             f"layer {layer}: its scores cannot be recomputed from its queries and keys: off by {error:.2g} where "
             f"scores reach {largest:.2g} ({allowed:.1g} is allowed). {likely_cause(best, q, k, attn_scores, allowed)}"
+            + rounding_of_scores(error, capture.rotated_q, capture.rotated_k, best, q.dtype)
         )
     if not torch.equal(visible, best.visible(q.shape[1], q.device).expand_as(visible)):
         window = f" with a window of {best.window}" if best.window else ""
@@ -76,6 +78,18 @@ def allowed_error(
     if geometry.alibi_slopes is not None:
         allowed = allowed + UNITS * eps * n * geometry.alibi_slopes.max().to(allowed)
     return allowed
+
+
+def rounding_of_scores(
+    error: float,
+    rotated_q: Float[Tensor, "head query d_head"],
+    rotated_k: Float[Tensor, "head key d_head"],
+    geometry: LayerGeometry,
+    dtype: torch.dtype,
+) -> str:
+    """Return `rounding_remedy` of scores that are off by so much. TF32 has the 10 digits of float16."""
+    tf32 = float(allowed_error(rotated_q, rotated_k, geometry, torch.float16).max())
+    return rounding_remedy(dtype, rotated_q.device, is_tf32=error <= tf32)
 
 
 def largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:

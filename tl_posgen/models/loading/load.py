@@ -15,8 +15,9 @@ from tl_posgen.models.backends.backend import Origin
 from tl_posgen.models.conversion.convert import build, hooked_parts
 from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, plan, read_config
 from tl_posgen.models.conversion.quiet import quiet
-from tl_posgen.models.conversion.source import MINI, Source, find_source, first_line, local_directory
+from tl_posgen.models.conversion.source import MINI, Source, find_source, local_directory
 from tl_posgen.models.conversion.weights import require_layers, stored_weights
+from tl_posgen.models.loading.devices import usable
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -116,14 +117,16 @@ class Pretrained:
         chosen."""
         if self.backend == "hooked":
             hooked_parts()  # refuse before anything is downloaded
-        return load_source(find_source(self.name_or_directory, self.revision, self.tokenizer), self, precise=precise)
+        device = usable(self.device)
+        source = find_source(self.name_or_directory, self.revision, self.tokenizer)
+        return load_source(source, self, device, precise=precise)
 
 
 @full_precision()
-def load_source(source: Source, asked: Pretrained, *, precise: bool = False) -> Model:
+def load_source(source: Source, asked: Pretrained, device: str, *, precise: bool = False) -> Model:
     """Load the model of a directory, and remember its origin."""
     trust, spread = asked.trust_remote_code, asked.device_map
-    device, bundled = usable(asked.device), source.directory == MINI
+    bundled = source.directory == MINI
     with quiet():
         config = read_config(source.directory, trust)
         weights = stored_weights(source.directory)
@@ -178,19 +181,6 @@ def require_device_map(device_map: Any, device: str | None, backend: str) -> Non
             usable(place if isinstance(place, str) else f"cuda:{place}")
     elif device_map not in (maps := ("auto", "balanced", "balanced_low_0", "sequential")):
         raise InputError(f"device_map={device_map!r}: give {', '.join(maps)}, or a mapping of module to device")
-
-
-def usable(device: str | None) -> str:
-    """Return the device, chosen where left open; InputError where torch does not know it or cannot compute there."""
-    if device in (None, "auto"):
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # torch has several kinds for one mistake
-        raise InputError(
-            f"device {device!r} cannot be used ({first_line(error)}); give 'cpu', or leave it out"
-        ) from error
-    return device
 
 
 def is_ours(model: Any) -> bool:

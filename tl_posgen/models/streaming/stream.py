@@ -28,6 +28,7 @@ from tl_posgen.models.layers.fused import FAILURES, LayerAttention, as_mask, att
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import require_pass_fits
 from tl_posgen.models.model import Model
+from tl_posgen.models.rounding import rounding_remedy
 from tl_posgen.models.same_logits import centred, logit_error, random_tokens
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
@@ -237,7 +238,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
                 f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
                 f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
                 "tl_posgen.check(model) probes it again, and where streaming=False is possible, the pass's own scores "
-                "are measured"
+                "are measured." + rounding_remedy(done.q.dtype, done.q.device)
             )
 
 

@@ -70,7 +70,7 @@ def matrices(result: Any) -> go.Figure:
     arrays = [data["matrix"].sel(layer=layer, drop=True) for _, data, _ in both for layer in layers]
     for panel, array in enumerate(arrays):
         panels.add(panel, heat(array.transpose("plane", "plane_2")))
-    limit = max(float(abs(array).max()) for array in arrays) or 1.0
+    limit = max((float(abs(array).max()) for array in arrays), default=0.0) or 1.0
     panels.figure.update_layout(coloraxis=colour_axis(-limit, limit, DIVERGING))
     panels.axes("plane", "plane")
     subtitle = "share of kd + qkd, mean over heads; every matrix adds up to 1; planes fast to slow"

@@ -1,0 +1,37 @@
+"""Figures of numbers that are not defined say so, and are drawn."""
+
+import pytest
+import torch
+from plotly.graph_objects import Scatter
+
+import tl_posgen
+from tl_posgen.models import bundled_text
+from tl_posgen.report.figures import NOTHING, Panels
+
+CUT = {"length": 18, "n_prompts": 2, "null_seeds": (0,), "progress": False}
+EDITS = {
+    "W_Q of the layer": lambda model: model.blocks[0].attn.W_Q,
+    "the embedding": lambda model: model.embed.weight if hasattr(model.embed, "weight") else model.embed.W_E,
+}
+
+
+@pytest.mark.parametrize("name", ["planes", "profiles", "plane_interaction", "slash", "variance"])
+@pytest.mark.parametrize("zero", EDITS)
+def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero, name):
+    model = tl_posgen.load_model(small)
+    with torch.no_grad():
+        EDITS[zero](model).zero_()
+    report = tl_posgen.analyze(model, bundled_text(), measures=name, layers=[0], **CUT)
+    assert report.page_files()
+    if name in ("planes", "plane_interaction"):
+        kind = {"planes": "phases", "plane_interaction": "matrix"}[name]
+        assert NOTHING in [one.text for one in report[name].plot(kind).layout.annotations]
+
+
+@pytest.mark.parametrize(("y", "said"), [([float("nan")] * 2, True), ([float("nan"), 1.0], False)])
+def test_panels_say_that_there_is_nothing_to_show_where_no_trace_has_a_number(y, said):
+    panels = Panels(["a", "b"])
+    panels.add(0, Scatter(x=[0, 1], y=y, name="r"))
+    texts = [one.text for one in panels.finish("r").layout.annotations]
+    assert (NOTHING in texts) == said
+    assert NOTHING in [one.text for one in Panels([], specs=[[], []]).finish("r").layout.annotations]
