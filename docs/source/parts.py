@@ -377,6 +377,8 @@ BENCHMARKS = {
     "sweep": {},
     "first_figure": {},
     "gpu": {},
+    "waits": {},
+    "sums": {},
     "intervals": {},
 }
 PARTS = {

@@ -13,7 +13,7 @@ from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, Streame
 
 ROWS = 64  # query rows compared: all of a short prompt, the first, the last and some between of a long one
 STREAMED_ROWS = 8
-SURELY_FINITE = 1e15  # scores whose squares over all pairs stay far below float32's largest number
+SURELY_FINITE = 1e15
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:
@@ -79,10 +79,9 @@ def as_used(
     if geometry.alibi_slopes is not None:
         used = without_row_offsets(used, q, k, geometry.scale, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
-    largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]  # NaN, where some number is
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
     fine = fine if and_also is None else fine & and_also.to(fine.device)
-    fine, capture.finite = torch.stack([fine, largest < SURELY_FINITE]).tolist()
+    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
     if fine:
         return capture
     head, row, _ = worst(masked.float() if masked.any() else error)
@@ -124,7 +123,9 @@ def as_streamed(
     recomputed = scores_from(q, k, geometry, capture.heads, rows)
     used = scores_from(rotated_q[:, rows], rotated_k, geometry, capture.heads, rows)
     error = (recomputed - used).abs().masked_fill(used == -torch.inf, 0).nan_to_num(torch.inf)
-    if bool((error <= allowed_error(q, k, geometry, dtype)).all()):
+    fine = (error <= allowed_error(q, k, geometry, dtype)).all()
+    fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
+    if fine:
         return StreamedCapture(capture, sinks)
     head, row, _ = worst(error)
     raise UnsupportedModelError(
@@ -133,6 +134,11 @@ def as_streamed(
         f"their hooks, or a rotation that changes at some length below {n} tokens; where streaming=False is possible, "
         "the scores of the pass are measured." + rounding_of_scores(float(error.max()), q, k, geometry, dtype)
     )
+
+
+def surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
+    """max |q| max |k| d_head < 1e15: no score, nor the sum of their squares, overflows float32, and none is NaN."""
+    return capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1] < SURELY_FINITE
 
 
 def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
