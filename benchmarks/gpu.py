@@ -1,4 +1,4 @@
-"""What an analysis costs on a GPU: whole analyses beside a forward pass, hot kernels beside the memory's bandwidth.
+"""Time and memory of analyses on a GPU, beside a forward pass; hot kernels beside the memory's bandwidth.
 
     python benchmarks/gpu.py [--lengths 1024 4096 16384 131072] [--rounds 5] [--heads 32] [--d-head 128]
 

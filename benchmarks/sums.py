@@ -1,4 +1,4 @@
-"""How exact sums are on devices without float64: against float64, and what each way costs.
+"""Errors and times of sums on devices without float64, against float64.
 
     python benchmarks/sums.py [--lengths 512 8192 131072] [--d-head 64] [--rounds 5]
 

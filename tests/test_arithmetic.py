@@ -35,14 +35,32 @@ def test_products_are_of_full_precision_inside_and_as_before_outside(precision):
     assert tf32_allowed() == (precision != "highest")
 
 
+CHOICES = {
+    "cuda, newer": "matmul.fp32_precision = 'tf32'",
+    "cuda, older": "matmul.allow_tf32 = True",
+    "older, then not on cuda": "torch.set_float32_matmul_precision('high'); matmul.fp32_precision = 'ieee'",
+    "all, newer": "torch.backends.fp32_precision = 'tf32'",
+    "none": "pass",
+}
+STATE = """
+def state():
+    return [matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision, torch.backends.fp32_precision]
+"""
+
+
 @pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch 2.9 has the newer interface")
-def test_the_newer_interface_is_respected_too():
+@pytest.mark.parametrize("choice", CHOICES)
+def test_either_interface_is_as_before_afterwards(choice):
     """In a process of its own: torch refuses to mix both."""
     lines = (
         "import torch; from tl_posgen.arithmetic import full_precision, tf32_allowed",
-        "matmul = torch.backends.cuda.matmul; matmul.fp32_precision = 'tf32'; assert tf32_allowed()",
-        "with full_precision(): assert matmul.fp32_precision == 'ieee' and not tf32_allowed()",
-        "assert matmul.fp32_precision == 'tf32'",
+        f"matmul = torch.backends.cuda.matmul{STATE}",
+        f"{CHOICES[choice]}",
+        "before = state()",
+        "with full_precision(): assert not tf32_allowed() and state()[0] in ('none', 'ieee')",
+        "assert state() == before, (before, state())",
+        "torch.backends.fp32_precision = 'ieee'",
+        f"assert tf32_allowed() == {choice in ('cuda, newer', 'cuda, older')}",
     )
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -83,3 +84,12 @@ def test_encodings_are_measured_as_far_as_they_are_trained(train, script, tmp_pa
     assert (rows["loss"].isna() == (rows["step"] == 0)).all()
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 4 * 4 * 4
     ElementTree.parse(tmp_path / "out" / "encodings.svg")
+
+
+def test_models_of_every_shape_are_small_and_run(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shapes = runpy.run_path(str(EXAMPLES / "shapes" / "train.py"))
+    for shape in shapes["SHAPES"]:
+        model = shapes["new_model"](shape, shapes["VOCABULARY"].get(shape, 300), seed=0)
+        assert sum(weights.numel() for weights in model.parameters()) < 1_200_000
+        assert model(torch.arange(8)[None]).logits.isfinite().all()

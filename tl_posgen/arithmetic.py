@@ -44,7 +44,7 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
         0.0078125
     """
     unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return max(unit, TF32) if device.type == "cuda" and tf32_allowed() else unit
+    return max(unit, TF32) if device.type == "cuda" and dtype != DOUBLE and tf32_allowed() else unit
 
 
 def tf32_allowed() -> bool:
@@ -57,38 +57,41 @@ def tf32_allowed() -> bool:
 def full_precision() -> Iterator[None]:
     """Let products of float32 numbers be formed in float32 for as long as this is open, also where TF32 is allowed.
 
-    Usable as a decorator. What was allowed before is allowed again afterwards.
+    Usable as a decorator. What was allowed before, by either of torch's interfaces, is allowed again afterwards.
 
     Example:
         >>> with full_precision():
         ...     torch.get_float32_matmul_precision()
         'highest'
     """
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer interface alone, which the older one refuses to tell
-        with _ieee_products():
-            yield
-        return
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _ieee_products() -> Iterator[None]:
-    """Set torch's newer interface (`fp32_precision`, from 2.9 on) to float32 on CUDA and on the CPU."""
-    backends: Any = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = [one.fp32_precision for one in backends]
-    for one in backends:
-        one.fp32_precision = "ieee"
+    places: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    newer = [(one, one.fp32_precision) for one in places if hasattr(one, "fp32_precision")]  # from torch 2.9 on
+    older = _older_precision()
+    if older == "highest":
+        for one, before in newer:
+            if before not in ("none", "ieee"):
+                one.fp32_precision = "ieee"
+    else:
+        torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        for one, was in zip(backends, before, strict=True):
-            one.fp32_precision = was
+        if older != "highest":
+            torch.set_float32_matmul_precision(older)
+        for one, before in newer:
+            if one.fp32_precision != before:
+                one.fp32_precision = "none" if before == _inherited_precision() else before
+
+
+def _inherited_precision() -> str:
+    """Return what places without a precision of their own have, by torch's newer interface."""
+    return torch.backends.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _older_precision() -> str:
+    """Return torch's precision of float32 products; "highest" where it refuses to tell, as the newer interface is in
+    use."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "highest"

@@ -1,4 +1,4 @@
-"""What costs an accelerator time and memory: the host's waits for it, and what finished prompts leave on it."""
+"""The host's waits for an accelerator, and what finished prompts leave on it."""
 
 import gc
 

@@ -126,7 +126,7 @@ def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_mode
     model = family_model(*BROKEN)
     assert wrap(model).cached_difference().startswith("outputs differ by")
     hooks = (ROW_BY_ROW if name == "lm_infinite" else {"split": OF_THE_PROMPT["mean key of the prompt"]})[name](model)
-    message = r"layer 0: .*computes something else than without: .*generate with use_past_kv_cache=False$"
+    message = r"layer 0: .*is not to be trusted: .*generate with use_past_kv_cache=False, and from two tokens on$"
     with pytest.raises(UnsupportedModelError, match=message):
         written(model, hooks, True, TOKENS)
     assert written(model, hooks, False, TOKENS).shape == (2, N + 6)

@@ -79,7 +79,7 @@ def test_what_needs_more_digits_is_loaded_in_float32_and_says_so(bfloat16, capsy
     found = tl_posgen.analyze(bfloat16, TOKENS, measures="coupling", **QUIET)
     assert found.provenance["dtype"] == "float32"
     assert capsys.readouterr().out.count("is loaded in float32, as bfloat16 has too few digits here") == 1
-    with pytest.raises(InputError, match=r"dtype=torch\.float32"):
+    with pytest.raises(InputError, match=r"float32"):
         tl_posgen.analyze(Pretrained(bfloat16, dtype="bfloat16"), TOKENS, measures="coupling", **QUIET)
 
 

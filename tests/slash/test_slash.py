@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import tl_posgen
 from tl_posgen.models.tokens import to_prompts
@@ -71,12 +72,12 @@ def test_dominant_heads_reach_kappa(mini, alice):
     assert 0 < int(data.dominant.sum()) < data.dominant.size
     long = data.sel(distance=slice(50, 56))
     assert 0 < int((long.uniform[0] < 0.0128).sum()) < long.sizes["distance"]
-    expected = (long.score >= 0.0128) & (long.uniform < 0.0128)
+    expected = long.score >= xr.where(long.uniform < 0.0128, 0.0128, 2 * long.uniform)
     np.testing.assert_array_equal(data.n_long, expected.sum("distance").transpose("layer", "head"))
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_no_head_of_a_prompt_of_a_few_tokens_is_dominant_and_the_sentence_says_why(mini, alice, n):
+def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why(mini, alice):
+    n = 2
     report = tl_posgen.analyze(
         mini, alice, measures=["slash", SlashTransfer(distances=[0])], length=n, n_prompts=2, progress=False
     )
@@ -99,6 +100,13 @@ def test_windows_of_a_few_keys_are_named_as_those_of_some_layers(family_model):
     assert reached.any("distance").values.tolist() == [True, False]
     assert not data["dominant"].sel(layer=0).any()
     assert "At D = 0, 1, 2, 3, 4 uniform attention itself reaches kappa in some layers" in result.findings()[0]
+
+
+def test_a_strong_head_of_a_short_prompt_is_found(mini, alice):
+    """Of 23 tokens uniform attention reaches kappa at the previous token, and the best head has three times as much."""
+    found = tl_posgen.find_slash_heads(mini, alice, distances=[1], length=23, n_prompts=1, progress=False)
+    assert float(found["score"].iloc[0] / found["ratio"].iloc[0]) > 0.1
+    assert found["ratio"].min() >= 2 < 3 < found["ratio"].max()
 
 
 # What is shown

@@ -61,7 +61,7 @@ class Feed:
         self.first_prompt = 0
         self._groups = {measure.name: PromptGroups(measure, intervals) for measure in measures}
         self._lengths: dict[int, int] = {}
-        self._n_layers: dict[int, int] = {}  # captured, of each prompt
+        self._n_layers: dict[int, int] = {}  # whose values were added, of each prompt
         self._edits: dict[int, str] = {}  # layer -> how its scores differ from those of its queries and keys
         self._edited_patterns: set[int] = set()  # layers whose pattern is not the softmax of its scores
         self._proved = True
@@ -71,7 +71,6 @@ class Feed:
         capture.prompt += self.first_prompt
         self.prompts.setdefault(capture.prompt, capture.tokens)
         self._lengths.setdefault(capture.prompt, capture.length)
-        self._n_layers[capture.prompt] = self._n_layers.get(capture.prompt, 0) + 1
         self._proved &= capture.proved
         if isinstance(capture, EditedCapture):
             self._edits.setdefault(capture.layer, capture.why)
@@ -81,6 +80,8 @@ class Feed:
         values = {measure.name: measure.of_layer(capture) for measure in layer_by_layer}
         self.add_copies()
         self._copies = HostCopies.start(capture, values)
+        if capture.device.type == "cpu":  # nothing to wait for
+            self.add_copies()
 
     def add_copies(self) -> None:
         """Add the values of the last layer, which were copied to the host while the next one was computed."""
@@ -88,6 +89,7 @@ class Feed:
             copies, self._copies = self._copies.arrived(), None
             for name, values in copies.values.items():
                 self._groups[name].sums_of(copies.place.prompt).add_layer(copies.place, values)
+            self._n_layers[copies.place.prompt] = self._n_layers.get(copies.place.prompt, 0) + 1
 
     def add_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> None:
         """Give the logits of a whole prompt to the measures that need them."""
@@ -125,11 +127,11 @@ class Feed:
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
         self.add_copies()
-        whole = max(self._n_layers.values()) if n_layers is None else n_layers
-        if short := [prompt for prompt, layers in self._n_layers.items() if layers < whole]:
+        whole = max(self._n_layers.values(), default=1) if n_layers is None else n_layers
+        if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < whole]:
             raise InputError(
-                f"prompt {short[0]} was captured in {self._n_layers[short[0]]} of {whole} layers: its forward pass "
-                "ended early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
+                f"prompt {short[0]} was captured in {self._n_layers.get(short[0], 0)} of {whole} layers: its forward "
+                "pass ended early (an error, or stop_at_layer), and is in the averages of those layers; attach anew"
             )
         attrs: dict[str, Any] = {"model": label} | ({} if self._proved else {"unproved": 1})
         if self._edits:

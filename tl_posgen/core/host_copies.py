@@ -47,16 +47,19 @@ class HostCopies:
         return cls(place, copies, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None)
 
     def arrived(self) -> "HostCopies":
-        """Wait until the copies are complete, which they are when anything later of the same device was waited for."""
+        """Wait until the copies are complete; they are already, once the host has waited for a later result."""
         if self.copied is not None:
             self.copied.synchronize()
         return self
 
 
 def on_host(value: Any) -> Any:
-    """Return a value with the tensors in it, and in dataclasses in it, copied to the host; CUDA is not waited for."""
+    """Return a value with the tensors in it, and in lists and dataclasses in it, copied to the host; CUDA is not waited
+    for."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", non_blocking=value.is_cuda)
+    if isinstance(value, list):
+        return [on_host(one) for one in value]
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{one.name: on_host(getattr(value, one.name)) for one in fields(value) if one.init})
     return value

@@ -131,8 +131,8 @@ class _LayerEdit:
         cached = n_queries != n_keys
         if self.cache_fault and (cached or n_keys == 1):  # a faulty cache may show a step its own key alone
             raise UnsupportedModelError(
-                f"layer {self.probed.geometry.layer}: a pass of {n_queries} tokens, and with a KV cache this model "
-                f"computes something else than without: {self.cache_fault}; {WITHOUT_CACHE}"
+                f"layer {self.probed.geometry.layer}: {n_queries} queries see {n_keys} keys, and this model's KV cache "
+                f"is not to be trusted: {self.cache_fault}; {WITHOUT_CACHE}, and from two tokens on"
             )
         if cached:
             k, starts = self.with_past(k, attn_scores)

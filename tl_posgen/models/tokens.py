@@ -145,6 +145,8 @@ def given_ids(prompts: Any) -> list[list[list[int]]]:
             raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(ids.shape)}")
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"token ids must be integers, not {ids.dtype}")
+        if ids.is_meta:
+            raise InputError("token ids are on the device meta, which holds no numbers; give those that were read")
         found.append(torch.atleast_2d(ids).tolist())
     rows = [row for batch in found for row in batch]
     return [rows] if len({len(row) for row in rows}) == 1 else found

@@ -132,7 +132,7 @@ class WrappedModel:
                     "a hook of this model uses it while the model is looked at for the first time; call "
                     "tl_posgen.check(model) before the hook is added"
                 )
-            self._known.streamed.refusal = None
+            self._known.streamed.refusal = self._known.cached = None
             by = self.streamed.by
             with self.exclusive("probe"), nullcontext() if by is None else by.paused():
                 if reason := self.difference(again=again or self._known.dtype is not None):
@@ -151,6 +151,7 @@ class WrappedModel:
     def cached_difference(self) -> str:
         """Say how a step with the model's KV cache differs from one without; "" if it does not. Proved once, and again
         for another dtype."""
+        self.require_evaluation()
         if self._known.cached is None or self._known.cached[0] != self.dtype:
             by = self.streamed.by
             with self.exclusive("cache"), nullcontext() if by is None else by.paused():

@@ -14,7 +14,7 @@ NULL_COLOUR = "#9ca3af"
 SCALE = "Viridis"
 DIVERGING = "RdBu"
 FEW = 12  # an axis of so few whole numbers labels them all
-NOTHING = "nothing to show: no number is defined here (constant or zero scores?)"
+NOTHING = "nothing to show: no number is defined here"
 N_POINTS = 96  # distances drawn per curve, evenly spread on the logarithmic axis
 
 

@@ -74,7 +74,7 @@ class BandAblation(Dominance):
         "dominant": Variable(
             "slash-dominant",
             "",
-            "mean score >= kappa > uniform attention at this distance",
+            "mean score >= kappa, or twice uniform attention, at this distance",
             ("condition", *HEAD, "short_distance"),
         ),
         "score_alone": Variable("slash score, one layer alone", "", "at the best distance", ("condition", *HEAD)),

@@ -92,7 +92,7 @@ class Cone(Dominance):
         "best_uniform": Variable("slash score of uniform attention", "", "at the best distance", PER_HEAD, **SHARE),
         "best_distance": Variable("best distance", "tokens", "of the measured score, over D < N/2", PER_HEAD),
         "dominant": Variable(
-            "slash-dominant", "", "score >= kappa > uniform attention at one of the distances", PER_HEAD
+            "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
         ),
         "cosine": Variable(
             *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", PER_LAYER),

@@ -56,7 +56,7 @@ def profiles(result: Any) -> go.Figure:
     )
 
 
-def in_words(distances: Any) -> str:
+def list_distances(distances: Any) -> str:
     """Return distances as "0, 1, 2"."""
     return ", ".join(str(int(one)) for one in distances)
 
@@ -81,15 +81,15 @@ class Slash(Dominance):
     r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
 
     Slash score: mean attention along the D-th sub-diagonal, beside that of uniform attention over the visible keys. A
-    head is slash-dominant at D when its score reaches kappa and that of uniform attention does not, which in prompts of
-    a few tokens it does; D = 1 is the previous token.
+    head is slash-dominant at D when its score reaches kappa; where uniform attention reaches kappa itself, as in short
+    prompts, when it reaches twice that. D = 1 is the previous token.
 
     Highest scores are over D < N/2, as the last D are means over few queries. Without the first token its column is
     removed and the rows are renormalised. Spectra are of Q and K before RoPE, after qk-norm. Everything is the mean
     over prompts.
 
     Args:
-        kappa: slash score that makes a head dominant at one of `distances` where uniform attention stays below it.
+        kappa: slash score that makes a head dominant at one of `distances`, if uniform attention stays below it.
         distances: where to look; those that no prompt reaches are left out.
         kappa_long: the same for the long distances, D = 50 .. N/2.
 
@@ -132,10 +132,13 @@ class Slash(Dominance):
             *("previous token, D = 1", "", "slash score at D = 1", HEAD, "slash_previous_token", "D=1"), **SHARE
         ),
         "dominant": Variable(
-            "slash-dominant", "", "score >= kappa > uniform attention at this distance", (*HEAD, "short_distance")
+            "slash-dominant",
+            "",
+            "score >= kappa, or twice uniform attention, at this distance",
+            (*HEAD, "short_distance"),
         ),
         "n_long": Variable(
-            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, and uniform attention not"
+            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention"
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
         "rank95": Variable("rank of Q and K at 95%", "", "how many s^2 make 95% of their sum", ("side", *HEAD)),
@@ -193,24 +196,24 @@ class Slash(Dominance):
     def findings(self, own: Numbers) -> list[str]:
         n = own.number(own.array("dominant").any("short_distance").sum(HEAD))
         n_all = int(own.data["best_score"].notnull().sum())
-        reach = in_words(own.data["short_distance"])
+        reach = list_distances(own.data["short_distance"])
         return [
             f"{n.plain:.0f} of {n_all} heads ({n.null:.3g}) are slash-dominant at "
             f"one of the distances {reach}, with kappa = {self.kappa:g}. Strongest at D below half the prompt: "
             f"{own.extreme('best_score'):.3f}; at the previous token: {own.extreme('previous_token'):.3f}."
-            + self.of_uniform_attention(own)
+            + self.sentence_on_uniform_attention(own)
         ]
 
-    def of_uniform_attention(self, own: Numbers) -> str:
-        """Say at which distances uniform attention reaches kappa, so that they make no head dominant; "" if at none."""
+    def sentence_on_uniform_attention(self, own: Numbers) -> str:
+        """Say at which distances uniform attention reaches kappa, so that twice its score is needed; "" if at none."""
         distances = own.data["short_distance"].values
         reached = own.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
         if not (at := distances[reached.any("layer").values]).size:
             return ""
         where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
         return (
-            f" At D = {in_words(at)} uniform attention itself reaches kappa{where}, as queries see few keys: a score "
-            "there makes no head slash-dominant."
+            f" At D = {list_distances(at)} uniform attention itself reaches kappa{where}, as queries see few keys: "
+            "there a head is slash-dominant at twice its score."
         )
 
     figures = {

@@ -37,8 +37,9 @@ def find_slash_heads(
     n_prompts: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa > that of uniform attention,
-    strongest first.
+    r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
+
+    Where uniform attention reaches kappa itself, as in short prompts, twice its score is asked for.
 
     Args:
         model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
@@ -52,8 +53,8 @@ def find_slash_heads(
     Raises:
         InputError: unusable prompts, kappa outside (0, 1], or a distance that no prompt reaches.
 
-    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, and that uniform
-    attention must stay below kappa, are ours.
+    Source: the definition is Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, and the comparison
+    with uniform attention, are ours.
 
     Example:
         >>> import tl_posgen
@@ -71,7 +72,7 @@ def find_slash_heads(
     found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
-    return strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score", kappa)
+    return strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score")
 
 
 def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
@@ -100,12 +101,12 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
             other = report[name].own["score"].sel({"tokens": "all", dim: label, "distance": columns["distance"]})
             columns[heading] = other.reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
-    table = strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score", kappa)
+    table = strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
     table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": LEGEND}
     return table
 
 
-def strongest_first(table: Any, column: str, kappa: float) -> pd.DataFrame:
-    """Return the rows whose score in this column reaches kappa, highest first."""
-    kept = table[table[column] >= kappa].sort_values(column, ascending=False, kind="stable")
+def strongest_first(table: Any, column: str) -> pd.DataFrame:
+    """Return the rows that have a score in this column, highest first."""
+    kept = table.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
     return pd.DataFrame(kept).reset_index(drop=True)

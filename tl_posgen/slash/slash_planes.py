@@ -76,7 +76,7 @@ class SlashPlanes(Dominance):
         "bands": Variable("lift by band", "logits", "C_l summed over a band", (*PER_HEAD, "at", "scheme", "band")),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta; infinite: never turns", ("layer", "plane")),
         "dominant": Variable(
-            "slash-dominant", "", "score >= kappa > uniform attention at one of the distances", PER_HEAD
+            "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD
         ),
         "best_score": Variable("highest slash score", "", "over D < N/2", PER_HEAD, **SHARE),
         "best_distance": Variable("its distance", "tokens", "", PER_HEAD),

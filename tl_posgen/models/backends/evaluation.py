@@ -1,6 +1,7 @@
 """Refusing models whose forward passes do not give their own numbers, the same ones every time."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ def require_evaluation(model: Model) -> None:
 
 def require_weights(model: Model) -> None:
     """Refuse weights and buffers on the device meta, which holds no numbers: offloaded, or not loaded."""
-    if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
-        name = next(name for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_meta)
+    held = chain(model.named_parameters(), model.named_buffers())
+    if name := next((name for name, one in held if one.is_meta), None):
         raise InputError(
             f"{name} is on the device meta, which holds no numbers (offloaded by accelerate, or not loaded); load the "
             "whole model onto devices that hold it, such as load_model(..., device='cpu')"

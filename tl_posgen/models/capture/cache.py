@@ -90,7 +90,8 @@ def captures_from_cache(
     given, mask = ids_and_mask(tokens)
     ids = None if given is None else _ids(given)
     read = partial(_read, cache, wrapped)
-    spans = _spans(read(probed[0], frozenset()), probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
+    parts = read(probed[0], frozenset(), moved=False)  # of all prompts
+    spans = _spans(parts, probed[0], ids, mask, PadToken.of_tokenizer(wrapped.model.tokenizer))
     return _captures(read, probed, selected, ids, spans, needs)
 
 
@@ -169,12 +170,19 @@ def _captures(
 
 
 def _read(
-    cache: Any, wrapped: WrappedModel, layer: Probed, needs: frozenset[str] | None, prompts: slice = slice(None)
+    cache: Any,
+    wrapped: WrappedModel,
+    layer: Probed,
+    needs: frozenset[str] | None,
+    prompts: slice = slice(None),
+    *,
+    moved: bool = True,
 ) -> dict[str, Tensor]:
-    """Read the wanted parts of one layer, and those that prove it, with their batch dimension, where the layer is."""
+    """Read the wanted parts of one layer, and those that prove it, with their batch dimension, moved to where the layer
+    is, or where they lie."""
     device = next(wrapped.attention(layer.geometry.layer).parameters()).device
     stored, wanted = set(cache.keys()), layer.sites.names if needs is None else {"q", "k", *PROOFS} | needs
     held = {part: cache[name] for part, name in layer.sites.names.items() if name in stored and part in wanted}
     batched = getattr(cache, "has_batch_dim", True)
-    chosen_prompts = {part: (value if batched else value[None])[prompts].to(device) for part, value in held.items()}
-    return {part: layer.sites.read(part, value) for part, value in chosen_prompts.items()}
+    of_prompts = {part: (value if batched else value[None])[prompts] for part, value in held.items()}
+    return {part: layer.sites.read(part, x.to(device) if moved else x) for part, x in of_prompts.items()}

@@ -113,12 +113,8 @@ def spans_of_scores(
 ) -> list[slice]:
     """Find the text of every prompt by the mask that the pass used: that of head 0, as all have one; see
     `plain_scores`."""
-    scores = plain_scores(attn_scores[:, 0], dtype)
-    require_whole(geometry.layer, *scores.shape[1:])
-    visible = scores != -torch.inf
-    extra = (visible > geometry.visible(scores.shape[2], visible.device)).any()
     no_numbers, extra, *seen = torch.cat(
-        [torch.stack([scores.isnan().any(), extra]), visible.any(1).flatten()]
+        [one.flatten() for one in facts_of_mask(geometry, attn_scores, dtype)]
     ).tolist()
     if no_numbers:
         raise InputError(
@@ -130,10 +126,10 @@ def spans_of_scores(
             f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
             f"(window {geometry.window}), should hide from them"
         )
-    return spans_of_mask(torch.tensor(seen, device="cpu").unflatten(0, (len(scores), -1)))
+    return spans_of_mask(torch.tensor(seen, device="cpu").unflatten(0, (len(attn_scores), -1)))
 
 
-def masks_as(
+def mask_leaves(
     geometry: LayerGeometry,
     attn_scores: Float[Tensor, "batch head query key"],
     dtype: torch.dtype,
@@ -141,11 +137,20 @@ def masks_as(
 ) -> Bool[Tensor, ""]:
     """Tell, without waiting for the device, whether `spans_of_scores` would refuse nothing and find the text to be
     `seen`."""
+    no_numbers, extra, found = facts_of_mask(geometry, attn_scores, dtype)
+    return ~no_numbers & ~extra & (found == seen.to(found.device)).all()
+
+
+def facts_of_mask(
+    geometry: LayerGeometry, attn_scores: Float[Tensor, "batch head query key"], dtype: torch.dtype
+) -> tuple[Bool[Tensor, ""], Bool[Tensor, ""], Bool[Tensor, "batch pos"]]:
+    """Return whether head 0 has scores that are NaN, whether its queries see keys that the layer should hide, and which
+    keys any query sees."""
     scores = plain_scores(attn_scores[:, 0], dtype)
     require_whole(geometry.layer, *scores.shape[1:])
     visible = scores != -torch.inf
     extra = visible > geometry.visible(scores.shape[2], visible.device)
-    return ~scores.isnan().any() & ~extra.any() & (visible.any(1) == seen.to(visible.device)).all()
+    return scores.isnan().any(), extra.any(), visible.any(1)
 
 
 def rows_of_spans(spans: Sequence[slice], length: int, device: torch.device) -> Bool[Tensor, "batch pos"]:

@@ -14,8 +14,8 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.backends.sites import PARTS, checked_needs, hook_points
 from tl_posgen.models.capture.padding import (
     PadToken,
+    mask_leaves,
     masked_spans,
-    masks_as,
     require_padding,
     require_whole,
     rows_of_spans,
@@ -148,8 +148,9 @@ class PassCapture:
         find_text = partial(self.find_text, probed, parts, padding, tokens, edited)
         captures_of = partial(self.captures_of, probed, parts, tokens, streamed, edited)
         captures = None
-        if formed and not edited and self.seen is not None:  # the mask is looked at together with the scores
-            captures = captures_of(masks_as(probed.geometry, parts["attn_scores"], parts["q"].dtype, self.seen))
+        seen = self.seen if self.seen is not None and self.seen.shape == (batch, length) else None  # of this pass
+        if formed and not edited and seen is not None:  # the mask is looked at together with the scores
+            captures = captures_of(mask_leaves(probed.geometry, parts["attn_scores"], parts["q"].dtype, seen))
         if captures is None or any(isinstance(capture, EditedCapture) for capture in captures):
             find_text()
             captures = captures_of()
@@ -177,7 +178,7 @@ class PassCapture:
         """Return the proved capture of each prompt; where `masked` is false, `EditedCapture`s."""
         layer, formed = probed.geometry.layer, "attn_scores" in parts
         needs = self.needs if formed else self.needs - set(FORMED)
-        compared = {"all_scores": edited, "all_patterns": self.is_hooked(layer, "pattern"), "and_also": masked}
+        compared = {"all_scores": edited, "all_patterns": self.is_hooked(layer, "pattern"), "mask_holds": masked}
         captures = []
         for row, span in enumerate(self.spans):
             prompt = {part: value[row] for part, value in parts.items()}

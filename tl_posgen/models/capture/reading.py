@@ -60,12 +60,12 @@ def proved_capture(
     *,
     all_scores: bool = True,
     all_patterns: bool = True,
-    and_also: Bool[Tensor, ""] | None = None,
+    mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Make a `layer_capture`, held against the scores and the pattern among its parts; see `as_proved`."""
     capture = layer_capture(probed, parts, heads, needs, prompt, tokens, span)
     used, pattern = (cut(part, parts[part], span) if part in parts else None for part in ("attn_scores", "pattern"))
-    how = {"all_scores": all_scores, "all_patterns": all_patterns, "and_also": and_also}
+    how = {"all_scores": all_scores, "all_patterns": all_patterns, "mask_holds": mask_holds}
     return as_proved(capture, used, pattern, parts["q"].dtype, **how)
 
 

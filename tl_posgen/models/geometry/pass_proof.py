@@ -29,13 +29,13 @@ def as_proved(
     *,
     all_scores: bool = True,
     all_patterns: bool = True,
-    and_also: Bool[Tensor, ""] | None = None,
+    mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Return `as_used` by what is known of the pass: its scores, else its pattern, else nothing to compare with. Hooks
     may have edited some row where all are compared."""
     heads, n, sinks = torch.as_tensor(list(capture.heads), device="cpu"), capture.length, capture.geometry.sinks
     if attn_scores is not None:
-        used = as_used(capture, attn_scores, dtype, every_row=all_scores, and_also=and_also)
+        used = as_used(capture, attn_scores, dtype, every_row=all_scores, mask_holds=mask_holds)
         if pattern is not None:
             some = heads[:, None], checked_rows(n, n if all_patterns else ROWS)
             own = plain_scores(summable(attn_scores[some]), dtype)
@@ -59,13 +59,13 @@ def as_used(
     dtype: torch.dtype,
     *,
     every_row: bool = False,
-    and_also: Bool[Tensor, ""] | None = None,
+    mask_holds: Bool[Tensor, ""] | None = None,
 ) -> LayerCapture:
     """Return the capture, or an `EditedCapture` where the pass used other scores than its q and k give.
 
     Compared are 64 rows of every chosen head, or all: |recomputed - used| <= `allowed_error`, entry by entry, and which
-    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's. `and_also` must be true besides.
-    The host waits for the device once.
+    keys they see. ALiBi is compared up to a constant per row. `dtype` is the model's. Where `mask_holds` is
+    false, which is looked at together with the scores, an `EditedCapture` comes too. The host waits once.
     """
     n = capture.q.shape[1]
     rows = checked_rows(n, n if every_row else ROWS).to(capture.q.device)
@@ -80,7 +80,7 @@ def as_used(
         used = without_row_offsets(used, q, k, geometry.scale, positions)
     error = (recomputed - used).abs().masked_fill(~seen, 0).nan_to_num(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()
-    fine = fine if and_also is None else fine & and_also.to(fine.device)
+    fine = fine if mask_holds is None else fine & mask_holds.to(fine.device)
     fine, capture.finite = torch.stack([fine, surely_finite(capture)]).tolist()
     if fine:
         return capture
@@ -137,8 +137,9 @@ def as_streamed(
 
 
 def surely_finite(capture: LayerCapture) -> Bool[Tensor, ""]:
-    """max |q| max |k| d_head < 1e15: no score, nor the sum of their squares, overflows float32, and none is NaN."""
-    return capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1] < SURELY_FINITE
+    """scale max |q| max |k| d_head < 1e15: no score is NaN, and its square is far from float32's largest number."""
+    largest = capture.q.abs().amax() * capture.k.abs().amax() * capture.q.shape[-1]
+    return largest * max(1.0, capture.geometry.scale) < SURELY_FINITE
 
 
 def worst(error: Float[Tensor, "head row key"]) -> tuple[int, ...]:
@@ -164,5 +165,5 @@ def is_softmax(
     share = pattern.gather(-1, at) / most if sinks else torch.ones_like(most)
     near = (pattern - share * expected).abs() <= allowed * share * torch.maximum(expected, 1e-3 * most)
     possible = (share > 0) & (share <= 1 + allowed)
-    seen = (scores != -torch.inf).any(-1)
-    return bool((near & possible)[seen].all())
+    unseen = (scores == -torch.inf).all(-1, keepdim=True)
+    return bool(((near & possible) | unseen).all())

@@ -142,10 +142,11 @@ def _means(
     uniform, entropy, relative_entropy = torch.full((2, n), torch.nan, dtype=DOUBLE), [], []
     for left_out in range(2):
         uniform[left_out, : n - left_out] = uniform_scores(n - left_out, window)
-        log_seen = double(visible_keys(n - left_out, window).to(sums.device)).log()
+        log_seen = double(visible_keys(n - left_out, window)).log()
+        choosing = log_seen.nonzero()[:, 0].to(sums.device)  # queries that see several keys
         of_queries = entropies[left_out, :, left_out:]
         entropy.append(of_queries.mean(-1))
-        relative_entropy.append((of_queries / log_seen)[:, log_seen > 0].mean(-1))
+        relative_entropy.append((of_queries / log_seen.to(sums.device))[:, choosing].mean(-1))
     return SlashStatistics(
         score=sums / n_queries[:, None],
         uniform=uniform.to(sums.device),

@@ -34,8 +34,9 @@ def solve(
     b and c leave. The system for b and c is solved by conjugate gradients. On a full triangle without weights its
     diagonal is a sufficient preconditioner: averaging over the pairs of an index maps a polynomial of degree p to one
     of degree p, so the preconditioned matrix has the eigenvalues 1 + m - 2 m^2 and 1 - m, m = (-1)^p / (p + 1), of
-    which three are zero and the others lie between 5/8 and 3/2 at any length. How many steps are enough is then known
-    beforehand (`sufficient_steps`); on an accelerator as many are made, and no residual is looked at.
+    which three are zero and the others lie between 5/8 and 3/2 at any length. Without a ridge it is then known
+    beforehand how many steps are enough (`sufficient_steps`); on an accelerator so many are made, without a look at the
+    residual.
 
     A window, or weights on near distances, couple distant tokens weakly: waves along the text have small eigenvalues,
     and the diagonal would need about 4 n / width steps. Then the preconditioner is the matrix of b and c up to some
@@ -67,7 +68,8 @@ def solve(
     left = right[1:] - sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + sum_over_pairs(weights * at_distance * errors[0])
-    x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal)
+    most = MAX_ITERATIONS if right.device.type == "cpu" else sufficient_steps(pairs, ridge, tolerance)
+    x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal, most)
     a = at_distance * (right[0] - weights * sum_over_pairs(x.sum(0)))
     return torch.cat([a[None], x]), steps
 
@@ -76,10 +78,15 @@ Operator = Callable[[Float[Tensor, "axis=2 head size"]], Float[Tensor, "axis=2 h
 
 
 def _conjugate_gradients(
-    pairs: CausalPairs, image: Operator, precondition: Operator, right: Tensor, tolerance: float, rounding: Tensor
+    pairs: CausalPairs,
+    image: Operator,
+    precondition: Operator,
+    right: Tensor,
+    tolerance: float,
+    rounding: Tensor,
+    most: int,
 ) -> tuple[Tensor, int]:
     x, residual, on_host = torch.zeros_like(right), right.clone(), right.device.type == "cpu"
-    most = MAX_ITERATIONS if on_host else sufficient_steps(pairs, tolerance)
     direction = precondition(residual)
     size = (residual * direction).sum((0, 2))
     enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
@@ -106,10 +113,10 @@ def _conjugate_gradients(
         direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
 
 
-def sufficient_steps(pairs: CausalPairs, tolerance: float) -> int:
+def sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int:
     """log(2 sqrt(c) / tolerance) / log((sqrt(c) + 1) / (sqrt(c) - 1)), c = 12/5 the ratio of the extreme eigenvalues
-    of a full triangle without weights, see `solve`; MAX_ITERATIONS for other pairs."""
-    if not pairs.unweighted or pairs.width < pairs.size:
+    of a full triangle without weights and without a ridge, see `solve`; MAX_ITERATIONS for other pairs."""
+    if ridge or not pairs.unweighted or pairs.width < pairs.size:
         return MAX_ITERATIONS
     root = math.sqrt((3 / 2) / (5 / 8))
     return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))

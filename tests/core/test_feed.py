@@ -1,0 +1,64 @@
+"""Passes that go wrong half way, and measures that reuse their tensors, while every layer goes to every measure."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen import Measure, Variable
+from tl_posgen.errors import InputError
+
+TOKENS = torch.arange(5, 25)[None]
+
+
+@dataclass(frozen=True)
+class Energy(Measure):
+    """E|k|^2 by head, in a tensor that every layer overwrites.
+
+    Args:
+        breaks: whether it raises in the last layer of the first prompt.
+    """
+
+    breaks: bool = False
+    buffer: dict = field(default_factory=dict, compare=False)
+
+    question = "How large are the keys?"
+    variables = {"energy": Variable("energy of keys")}
+    figures = {}
+
+    def of_layer(self, layer):
+        if self.breaks and layer.layer == 3 and layer.prompt == 0:
+            raise ZeroDivisionError
+        buffer = self.buffer.setdefault(0, torch.zeros(len(layer.heads)))
+        return {"energy": buffer.copy_(layer.k.square().mean((1, 2)))}
+
+    def findings(self, own):
+        return []
+
+
+def test_a_measure_may_overwrite_its_tensors(mini):
+    found = tl_posgen.analyze(mini, TOKENS, measures=[Energy()], null_seeds=(), progress=False)
+    energies = []
+    tl_posgen.models.run_capture(mini, TOKENS, lambda layer: energies.append(layer.k.square().mean((1, 2))))
+    torch.testing.assert_close(
+        torch.tensor(found["energy"].own["energy"].values), torch.stack(energies).double(), rtol=1e-6, atol=0
+    )
+
+
+def test_a_layer_in_which_a_measure_failed_is_in_no_report(mini):
+    with tl_posgen.attach(mini, [Energy(breaks=True)]) as run:
+        with pytest.raises(ZeroDivisionError):
+            mini(TOKENS)
+        mini(TOKENS)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"prompt 0 was captured in 3 of 4 layers"):
+            run.report()
+
+
+@pytest.mark.parametrize("shape", [(3, 20), (1, 30)])
+def test_a_pass_that_begins_in_the_middle_is_refused(mini, shape):
+    with tl_posgen.attach(mini, "three_axis"), torch.no_grad():
+        mini(TOKENS)
+        with pytest.raises(InputError):
+            mini.blocks[2](torch.randn(*shape, mini.cfg.d_model))
