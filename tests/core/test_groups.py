@@ -119,3 +119,16 @@ def test_random_inits_and_measures_without_intervals_keep_one_group():
         assert groups.sums_of(0) is groups.sums_of(99)
     one = total([groups.sums_of(0)])
     assert one is groups.sums_of(0)
+
+
+def test_what_one_group_alone_has_is_unknown_without_it(mini):
+    """Under edited scores slash takes no rank of queries and keys, so that only the first of four passes has one."""
+    tokens, halve = torch.arange(5, 25)[None], ("blocks.1.attn.hook_attn_scores", lambda scores, hook: 0.5 * scores)
+    with tl_posgen.attach(mini, "slash", layers=[1]) as run:
+        mini(tokens)
+        with mini.hooks(fwd_hooks=[halve]):
+            for shift in (1, 2, 3):
+                mini(tokens + shift)
+    r1 = run.report()["slash"].dataset.sel(init="trained")["r1"]
+    assert r1.sel(group="all").notnull().all()
+    assert r1.sel(group="0").isnull().all()

@@ -25,8 +25,10 @@ def with_groups(measure: Measure, parts: Sequence[Sums]) -> xr.Dataset:
         return data
     if len(parts) < FEWEST:
         return data.assign({name: data[name].expand_dims(group=[ALL]) for name in names})
-    without = [measure.finish(total([*parts[:n], *parts[n + 1 :]]).without_rows())[names] for n in range(len(parts))]
-    without = [one.reindex_like(data[names]) for one in without]
+    without = [measure.finish(total([*parts[:n], *parts[n + 1 :]]).without_rows()) for n in range(len(parts))]
+    undefined = xr.full_like(data[names], np.nan, float)  # what only the prompts of the group left out have
+    without = [undefined.assign(one[[name for name in names if name in one]]) for one in without]
+    without = [one[names].reindex_like(data[names]) for one in without]
     groups = xr.concat([data[names], *without], "group", data_vars="all", combine_attrs="override")
     sizes = np.array([len(part.lengths) for part in parts])
     shares = ("group", [np.nan, *sizes / sizes.sum()])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.wrapped import wrap
 
@@ -41,3 +41,9 @@ def test_an_input_split_by_head_is_refused(family_model):
             everything(model)
     finally:
         model.set_use_split_qkv_input(False)
+
+
+@pytest.mark.slow
+def test_queries_that_are_normed_after_rope_are_refused(family_model):
+    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
+        everything(family_model("llama4", "bridge"))
