@@ -48,8 +48,8 @@ class Projections:
         found = self._finish(part, x if bias is None else x + bias[:, None])
         if found.shape != x.shape:
             raise UnsupportedModelError(
-                f"layer {self.layer}: its {part} is read behind RoPE, where this architecture norms it, so it cannot be "
-                "traced to the attention's input"
+                f"layer {self.layer}: its {part} is read behind RoPE, where this architecture norms it, so it cannot "
+                "be traced to the attention's input"
             )
         return found
 
