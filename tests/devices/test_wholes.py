@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from families import save_family
+from families import save_family, save_small
 
 import tl_posgen
 from tl_posgen.cli import main
 from tl_posgen.coupling import Coupling
 from tl_posgen.evaluation import LensLM
 from tl_posgen.models.tokens import bundled_text
+from tl_posgen.studies.emergence import emergence
 
 FAMILIES = ("llama3", "neox", "gemma2", "gpt2", "bloom", "mistral")
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
@@ -83,3 +84,12 @@ def test_a_sweep_runs_there(tmp_path, directory, device):
     swept = tl_posgen.sweep(study, out=tmp_path, progress=False)
     assert swept.finished
     assert not swept.failed
+
+
+def test_checkpoints_are_measured_as_on_the_cpu(tmp_path, directory, device):
+    checkpoints = [save_small(tmp_path / "step1", seed=1), directory]
+    there, here = (
+        emergence(checkpoints, bundled_text(), measures=["three_axis"], tokenizer="mini", device=place, **CUT)
+        for place in (device.place, "cpu")
+    )
+    assert_same_numbers(there.dataset, here.dataset, device.error)
