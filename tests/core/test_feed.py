@@ -58,6 +58,8 @@ def test_a_layer_in_which_a_measure_failed_is_in_no_report(mini):
 
 @pytest.mark.parametrize("shape", [(3, 20), (1, 30)])
 def test_a_pass_that_begins_in_the_middle_is_refused(mini, shape):
+    if type(mini).__name__ == "TransformerBridge":
+        pytest.skip("a block of a bridge does not run by itself")
     with tl_posgen.attach(mini, "three_axis"), torch.no_grad():
         mini(TOKENS)
         with pytest.raises(InputError):
