@@ -68,8 +68,8 @@ def solve(
     left = right[1:] - sum_over_pairs(weights * at_distance * right[0])
     errors = right.abs().mul_(4 * torch.finfo(right.dtype).eps) + rounding  # the difference above may cancel
     rounded = errors[1:] + sum_over_pairs(weights * at_distance * errors[0])
-    most = MAX_ITERATIONS if right.device.type == "cpu" else sufficient_steps(pairs, ridge, tolerance)
-    x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal, most)
+    known = None if right.device.type == "cpu" else sufficient_steps(pairs, ridge, tolerance)
+    x, steps = _conjugate_gradients(pairs, image, precondition, left, tolerance, rounded.square() / diagonal, known)
     a = at_distance * (right[0] - weights * sum_over_pairs(x.sum(0)))
     return torch.cat([a[None], x]), steps
 
@@ -84,18 +84,18 @@ def _conjugate_gradients(
     right: Tensor,
     tolerance: float,
     rounding: Tensor,
-    most: int,
+    known: int | None,
 ) -> tuple[Tensor, int]:
-    x, residual, on_host = torch.zeros_like(right), right.clone(), right.device.type == "cpu"
+    """Return the solution and the number of steps: `known`, or as many as the residual needs."""
+    x, residual = torch.zeros_like(right), right.clone()
+    look_after = 1 if right.device.type == "cpu" else LOOK_AFTER
     direction = precondition(residual)
     size = (residual * direction).sum((0, 2))
     enough = (tolerance**2 * size).maximum(rounding.sum((0, 2)))
     steps = 0
     while True:
         unfinished = size > enough
-        if steps == most < MAX_ITERATIONS:
-            return x, steps
-        if (on_host or (steps and steps % LOOK_AFTER == 0)) and not unfinished.any():
+        if steps == known or (known is None and steps % look_after == 0 and not unfinished.any()):
             return x, steps
         if steps == MAX_ITERATIONS:
             cause = f"a window of {pairs.width} ties" if pairs.unweighted else "these weights by distance tie"
@@ -113,11 +113,11 @@ def _conjugate_gradients(
         direction = direction.mul_(torch.where(before > 0, size / before, 0)[:, None]).add_(preconditioned)
 
 
-def sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int:
+def sufficient_steps(pairs: CausalPairs, ridge: float, tolerance: float) -> int | None:
     """log(2 sqrt(c) / tolerance) / log((sqrt(c) + 1) / (sqrt(c) - 1)), c = 12/5 the ratio of the extreme eigenvalues
-    of a full triangle without weights and without a ridge, see `solve`; MAX_ITERATIONS for other pairs."""
+    of a full triangle without weights and without a ridge, see `solve`; None where that is not known."""
     if ridge or not pairs.unweighted or pairs.width < pairs.size:
-        return MAX_ITERATIONS
+        return None
     root = math.sqrt((3 / 2) / (5 / 8))
     return math.ceil(math.log(2 * root / tolerance) / math.log((root + 1) / (root - 1)))
 
