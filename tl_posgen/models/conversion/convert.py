@@ -90,7 +90,7 @@ def try_out(hf_model: Any, name: str) -> Tried:
     except Exception as error:
         raise ModelError(f"{name}: does not run on {n} random tokens ({first_line(error)}); {broken}") from error
     if not logits.isfinite().all():
-        narrow = rounding_remedy(hf_model.dtype, hf_model.device)
+        narrow = rounding_remedy(hf_model.dtype)
         raise ModelError(f"{name}: logits of random tokens are not finite; {broken}.{narrow}")
     return Tried(tokens, logits)
 
@@ -105,8 +105,7 @@ def require_same_logits(model: Model, tried: Tried, name: str) -> None:
     if not same:
         raise UnsupportedModelError(
             f"{name}: as a HookedTransformer its logits differ by {error:.2g} ({allowed:.2g} is allowed), "
-            "so TransformerLens computes something else; use backend='bridge'."
-            + rounding_remedy(model.cfg.dtype, torch.device("cpu"))
+            "so TransformerLens computes something else; use backend='bridge'." + rounding_remedy(model.cfg.dtype)
         )
 
 

@@ -56,7 +56,7 @@ def own_difference(backend: Backend) -> str | None:
         f"{parting}this TransformerBridge computes something else than the Hugging Face model that it wraps: logits "
         f"differ by {error:.2g}, the largest being {largest:.2g}. What it shows is not that model's attention; load it "
         'with backend="hooked" where TransformerLens 3.9 supports that, or report the difference to TransformerLens.'
-        + rounding_remedy(weight.dtype, weight.device)
+        + rounding_remedy(weight.dtype)
     )
 
 

@@ -87,9 +87,16 @@ def rounding_of_scores(
     geometry: LayerGeometry,
     dtype: torch.dtype,
 ) -> str:
-    """Return `rounding_remedy` of scores that are off by so much. TF32 has the 10 digits of float16."""
-    tf32 = float(allowed_error(rotated_q, rotated_k, geometry, torch.float16).max())
-    return rounding_remedy(dtype, rotated_q.device, is_tf32=error <= tf32)
+    """Return `rounding_remedy`, or what removes TF32's rounding where scores are off by no more than that, which is
+    float16's."""
+    if rotated_q.device.type != "cuda" or dtype != torch.float32:
+        return rounding_remedy(dtype)
+    if error > float(allowed_error(rotated_q, rotated_k, geometry, torch.float16).max()):
+        return ""
+    return (
+        " Or rounding to TF32, which CUDA may multiply float32 matrices in: call "
+        'torch.set_float32_matmul_precision("highest") before the pass.'
+    )
 
 
 def largest_error(recomputed: Float[Tensor, "head query key"], actual: Float[Tensor, "head query key"]) -> float:

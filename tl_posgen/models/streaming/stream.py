@@ -238,7 +238,7 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
                 f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
                 f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
                 "tl_posgen.check(model) probes it again, and where streaming=False is possible, the pass's own scores "
-                "are measured." + rounding_remedy(done.q.dtype, done.q.device)
+                "are measured." + rounding_remedy(done.q.dtype)
             )
 
 
