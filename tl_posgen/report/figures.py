@@ -96,8 +96,9 @@ class Panels:
 
 
 def has_numbers(trace: Any) -> bool:
-    """Tell whether any value of a trace is a finite number; of a curve, any y (or r)."""
-    values = next((trace[name] for name in ("z", "r", "y", "x") if name in trace and trace[name] is not None), ())
+    """Tell whether any value of a trace is a finite number; of a curve, any y (or r), of horizontal bars, any x."""
+    names = ("x",) if "orientation" in trace and trace["orientation"] == "h" else ("z", "r", "y", "x")
+    values = next((trace[name] for name in names if name in trace and trace[name] is not None), ())
     try:
         return bool(np.isfinite(np.asarray(values, dtype=float)).any())
     except (TypeError, ValueError):  # names of bars
