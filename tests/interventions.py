@@ -1,0 +1,39 @@
+"""Interventions on prompts of `N` tokens: those that edit row by row, and those that need the whole prompt."""
+
+import torch
+
+from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
+from tl_posgen.joining import cut_keys
+from tl_posgen.position import at_dummy_distance, by_split, interpolate_positions, lm_infinite, substitute, triangle
+from tl_posgen.position.length import retrieve_blocks
+from tl_posgen.position.order.hooks import permute_positions
+from tl_posgen.position.planes import perturb_planes
+from tl_posgen.slash import ablate_bands
+
+N = 24
+ROW_BY_ROW = {
+    "lm_infinite": lambda m: lm_infinite(m, 8, 2),
+    "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
+    "interpolate_positions": lambda m: interpolate_positions(m, 0.5),
+    "one dummy distance": lambda m: at_dummy_distance(m, 3),
+    "frozen beyond": lambda m: at_dummy_distance(m, beyond=8),
+    "a distance beyond": lambda m: at_dummy_distance(m, 30, beyond=8),
+    "a function of distances": lambda m: at_dummy_distance(m, lambda d: 1.5 * d),
+    "few offsets": lambda m: at_dummy_distance(m, lambda d: d + 3 * (d > 2)),
+    "frequencies frozen": lambda m: ablate_bands(m, "freeze", [0, 2]),
+    "no RoPE": lambda m: ablate_bands(m, "no_rope"),
+    "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
+    "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
+    "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
+    "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
+}
+OF_THE_PROMPT = {
+    "keys cut": lambda m: cut_keys(m, 0.5),
+    "a matrix of distances": lambda m: at_dummy_distance(m, torch.zeros(N, N)),
+    "means": lambda m: ablate_bands(m, "means"),
+    "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),
+    "quantile": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), gamma=0.9),
+    "positions": lambda m: permute_positions(m, torch.arange(N)),
+    "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
+    "a function of one's own": lambda m: replace_scores(m, lambda capture: capture.scores()),
+}
