@@ -150,7 +150,7 @@ def measure_that_plans(n):
 
         question = "?"
 
-        def prompt_tokens(self, model, prompts, length, n_prompts):
+        def prompt_tokens(self, model, prompts, length, n_prompts, consecutive=False):
             return to_prompts(model, prompts, length=length, n_prompts=2)
 
         def of_model(self, run):

@@ -45,6 +45,7 @@ def judge_claims(
     checkpoints: Sequence[str | os.PathLike] = (),
     length: int = 256,
     n_prompts: int = 4,
+    consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     keep: str | os.PathLike | None = "claims",
@@ -57,7 +58,7 @@ def judge_claims(
         prompts: one text, long enough for four prompts of four times the training length, for the claims on length.
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024).
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
-        length, n_prompts, seed, null_seeds: as in `analyze`.
+        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
 
@@ -92,7 +93,8 @@ def judge_claims(
     check_numbers(model, length, n_prompts)
     random_inits = RandomInits(model, null_seeds)
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
-    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "seed": seed, "progress": progress}
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    cut |= {"seed": seed, "progress": progress}
     with Parts.kept_in(None if keep is None else Path(keep) / "parts") as parts:
         results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits, "keep": parts})
         if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):

@@ -170,9 +170,11 @@ def weighted(part: Part) -> Mapping[str, Any]:
     other prompts."""
     from tl_posgen.models.loss import prompts_of_one_length
     from tl_posgen.position.substitution.optimise_split import best_width
+    from tl_posgen.position.substitution.substitution import other_prompts
 
-    model, text, n = model_of(part.model), text_of(part.model), CUT["n_prompts"]
-    others = prompts_of_one_length(model, text, CUT["length"], n + part.settings["others"])[n:]
+    model, text = model_of(part.model), text_of(part.model)
+    rows = prompts_of_one_length(model, text, CUT["length"], CUT["n_prompts"])
+    others = other_prompts(model, text, list(rows), part.settings["others"])
     chosen = [best_width(model, others, family, {}) for family in ("three_axis", "mean_query")]
     near, first = ((8, *({int(width)} - {8})) for width in chosen)
     options = Substitution(near_widths=near, mean_query_distances=first, widths=(8,), search=False)

@@ -292,7 +292,7 @@ def test_the_global_random_state_is_left_alone(small_model):
 REFERENCES = {  # r without the first token, within rows too, of random init; per layer; shares
     "stories": (0.917, 0.863, 0.323, [0.899, 0.933, 0.918, 0.934, 0.899],
                 [0.303, 0.146, 0.364, 0.027, 0.091, 0.052, 0.018]),
-    "mini": (0.777, 0.719, 0.404, None, [0.210, 0.103, 0.306, 0.142, 0.089, 0.041, 0.111]),
+    "mini": (0.774, 0.704, 0.411, None, [0.230, 0.103, 0.273, 0.144, 0.094, 0.042, 0.113]),
 }  # fmt: skip
 
 

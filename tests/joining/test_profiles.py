@@ -4,17 +4,17 @@ import sys
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
 from scipy import stats
 
 import tl_posgen
-from tl_posgen.core.measure import ENDS
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining import Profiles
-from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of
+from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of, correlations
 from tl_posgen.joining.head_costs import mean_outputs, without_distance
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -122,25 +122,31 @@ def test_correlations_are_spearmans_over_heads_and_within_layers(result):
         assert over == float(result.numbers("rho", scope="over heads", column=b, column_2=a))
 
 
-def test_pairs_beyond_the_null_are_those_whose_interval_leaves_out_zero_and_every_seed():
-    columns = ["r1_k", "interaction", "slash_score"]
-    own = {"value": [-0.8, 0.6, -0.5], "low": [-0.9, 0.4, -0.7], "high": [-0.7, 0.7, -0.2]}
+def drawn_heads(seed, together=0.0):
+    """Columns of 16 heads without any relation, but for a slash score that goes with r1 of K."""
+    rng = np.random.default_rng(seed)
+    heads = {name: (("layer", "head"), rng.normal(size=(4, 4))) for name in ("interaction", "position", "additive_r")}
+    r1 = rng.normal(size=(2, 4, 4))
+    heads["slash_score"] = (("layer", "head"), together * r1[1] + rng.normal(size=(4, 4)) * (1 - together))
+    heads["r1"] = (("side", "layer", "head"), r1)
+    return xr.Dataset(heads, {"side": ["q", "k"], "layer": range(4), "head": range(4)})
 
-    def found(*seeds):
-        inits = ["trained", *map(str, range(len(seeds)))]
-        rho = np.full((len(inits), 1, 3, 3, 3), np.nan)
-        for place, end in enumerate(ENDS):
-            rho[0, 0, place][np.triu_indices(3, 1)] = own[end]
-        for seed, values in enumerate(seeds, 1):
-            rho[seed, 0, 0][np.triu_indices(3, 1)] = values
-        labels = {"init": inits, "scope": list(SCOPES[:1]), "end": list(ENDS), "column": columns, "column_2": columns}
-        return beyond_null(xr.DataArray(rho, labels, list(labels)), SCOPES[0])
 
-    assert "Over heads 3 of 3" in found([0.0, 0.0, 0.0])
-    assert "strongest: r1 of K with interaction share -0.80, r1 of K with slash score 0.60" in found([0.0, 0.0, 0.0])
-    assert "1 of 3" in found([-0.75, 0.0, 0.0], [0.0, 0.0, -0.9])  # one seed inside, one stronger
-    assert "any of 2 random inits" in found([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
-    assert "2 of 3" in found([float("nan"), 0.0, 0.0])
+def words_beyond(models):
+    labels = pd.Index(["trained", *map(str, range(len(models) - 1))], name="init")
+    return beyond_null(xr.concat([correlations(one) for one in models], labels), SCOPES[0])
+
+
+def test_pairs_are_said_to_go_beyond_random_init_from_eight_of_them_on():
+    models = [drawn_heads(0, together=0.95), *(drawn_heads(seed) for seed in range(1, 9))]
+    assert "1 of 14 pairs of columns go together beyond 8 random inits (0.05 expected by chance" in words_beyond(models)
+    assert "strongest: r1 of K with slash score 0.9" in words_beyond(models)
+    assert "told from 8 random inits on, here 7" in words_beyond(models[:-1])
+
+
+def test_heads_without_any_relation_are_hardly_ever_told_apart_from_random_init():
+    lists = [words_beyond([drawn_heads(9 * run + seed) for seed in range(9)]) for run in range(60)]
+    assert sum(" 0 of 14 pairs" not in one for one in lists) <= 7  # .05 of 60 expected, 7 in one run of 100
 
 
 @pytest.mark.parametrize("encoding", ["gpt2", "bloom"])

@@ -29,9 +29,17 @@ def test_a_text_becomes_the_tokens_its_tokenizer_gives_by_default(llama):
 
 
 def test_a_long_text_is_cut_into_consecutive_prompts_that_each_begin_with_bos(llama):
-    prompts = to_prompts(llama, TEXT, length=10, n_prompts=4)
+    prompts = to_prompts(llama, TEXT, length=10, n_prompts=4, consecutive=True)
     assert all(len(prompt) == 10 and prompt[0] == 0 for prompt in prompts)
     assert torch.cat([prompt[1:] for prompt in prompts]).tolist() == own(TEXT)[1:37]
+
+
+def test_prompts_are_spread_over_all_of_the_texts(llama):
+    every = [prompt.tolist() for prompt in to_prompts(llama, [TEXT, TEXT[::-1]], length=10)]
+    prompts = [prompt.tolist() for prompt in to_prompts(llama, [TEXT, TEXT[::-1]], length=10, n_prompts=5)]
+    assert prompts == [every[i * len(every) // 5] for i in range(5)]
+    assert to_prompts(llama, torch.arange(12), length=3, n_prompts=2)[1].tolist() == [6, 7, 8]
+    assert len(to_prompts(llama, TEXT, length=10, n_prompts=len(every) // 2)) == len(every) // 2
 
 
 def test_length_alone_gives_every_full_prompt(llama):
@@ -64,7 +72,7 @@ def test_only_a_beginning_of_a_long_text_is_tokenised(llama, monkeypatch):
         llama, "_tokenizer" if hasattr(llama, "_tokenizer") else "tokenizer", spy := _Spy(real, lengths)
     )
     assert spy.bos_token_id == 0
-    to_prompts(llama, TEXT * 50, length=20, n_prompts=2)
+    to_prompts(llama, TEXT * 50, length=20, n_prompts=2, consecutive=True)
     assert sum(lengths) < len(TEXT)
 
 

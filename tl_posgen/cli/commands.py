@@ -55,7 +55,7 @@ def measures() -> None:
     print_known_measures()
 
 
-@command(without=("text", "dataset", "length", "prompts", "seed", "null_seeds", "no_null", *PAGE))
+@command(without=("text", "dataset", "length", "prompts", "consecutive", "seed", "null_seeds", "no_null", *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.layer_table import check as run
@@ -63,7 +63,7 @@ def check(setup: Setup) -> None:
     run(setup.pretrained().load())
 
 
-@command(without=("model", "text", "dataset", "length", "prompts", *LOADING, "null_seeds", "no_null"))
+@command(without=("model", "text", "dataset", "length", "prompts", "consecutive", *LOADING, "null_seeds", "no_null"))
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,

@@ -33,7 +33,10 @@ class Setup:
         str | None, typer.Option(help="Instead, a name or path that `datasets` reads; name:config for one of several.")
     ] = None
     length: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 256
-    prompts: Annotated[int, typer.Option(help="Number of consecutive prompts cut from the text.", min=1)] = 4
+    prompts: Annotated[int, typer.Option(help="Number of prompts, spread over the text.", min=1)] = 4
+    consecutive: Annotated[
+        bool, typer.Option("--consecutive", help="Take the prompts one after the other from the text's beginning.")
+    ] = False
     backend: Annotated[str, typer.Option(help="auto, hooked (HookedTransformer) or bridge (TransformerBridge).")] = (
         "auto"
     )
@@ -63,7 +66,8 @@ class Setup:
         """Settings that every measure takes: how the text is cut, seeds, random inits."""
         written = "0" if self.null_seeds is None else self.null_seeds
         null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
-        return {"length": self.length, "n_prompts": self.prompts, "seed": self.seed, "null_seeds": null_seeds}
+        cut = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
+        return {**cut, "seed": self.seed, "null_seeds": null_seeds}
 
     @property
     def place(self) -> dict[str, Any]:

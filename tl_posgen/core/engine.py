@@ -51,6 +51,7 @@ def analyze(
     heads: Any = None,
     length: int | None = None,
     n_prompts: int | None = None,
+    consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     fwd_hooks: Hooks = (),
@@ -72,7 +73,9 @@ def analyze(
         layers: restrict the analysis; all if left out.
         heads: indices, meant in every chosen layer; or (layer, head) pairs; or a frame with columns layer and head,
             such as `report.heads("slash", top=5)`. All if left out.
-        length, n_prompts: cut texts into n_prompts consecutive prompts of `length` tokens.
+        length, n_prompts: cut texts into n_prompts prompts of `length` tokens, spread evenly over the whole text.
+        consecutive: take them one after the other from its beginning. Neighbours depend on each other, so that
+            intervals of the text's numbers are then too narrow; see docs/concepts.md.
         seed: of random draws.
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on; () for
             none.
@@ -109,6 +112,7 @@ def analyze(
     if not isinstance(null_seeds, RandomInits):
         check_seeds(null_seeds)
     require("streaming", streaming, bool | None)
+    require("consecutive", consecutive, bool)
     to_measure = [measure for measure in asked if measure.name not in known]
     for measure in asked:
         if measure.name in known:
@@ -126,12 +130,12 @@ def analyze(
     passes = Passes(shown=progress, models=1 + len(null_seeds))
     with wrapped.exclusive("analyze"), chosen(streaming, matrices), passes, keeping as parts:
         to_measure = supported(to_measure, model, skip_unsupported)
-        cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts}
+        cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
         random_inits = random_inits_of(wrapped, null_seeds)
         chosen_heads = select_heads(model, layers, heads)
         provenances = provenances_of(wrapped, rows, random_inits, seed)
-        details = references(chosen_heads, layers, heads) | hooked
+        details = references(chosen_heads, layers, heads) | hooked | drawn(**cut)
         for name, result in known.items():
             require_same(name, result, provenances[name] | details)
         depends_on: dict[str, Any] = {}
@@ -284,6 +288,13 @@ def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -
     if layers is None and heads is None:
         return {}
     return {"heads": [f"{layer}.{head}" for layer, chosen in selected.items() for head in chosen]}
+
+
+def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
+    """Return what the provenance holds of prompts that were cut from a longer text: where in it they lie."""
+    if length is None or n_prompts is None:
+        return {}
+    return {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
 def provenances_of(

@@ -140,6 +140,7 @@ def coupling_scores(
     device: str | None = None,
     length: int | None = None,
     n_prompts: int | None = None,
+    consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     widths: Sequence[int] = WIDTHS,
@@ -162,7 +163,7 @@ def coupling_scores(
         tokenizer: for checkpoints without one: a directory with the tokenizer of all, or "mini".
         k: number of top singular vectors.
         backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
-        length, n_prompts, seed, null_seeds: as in `analyze`.
+        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
         widths: of the random Jacobians.
         keep: directory for finished models, as in `analyze`.
 
@@ -180,7 +181,8 @@ def coupling_scores(
     rows: list[list[dict[str, Number]]] = [[] for _ in range(1 + len(null_seeds))]
     sizes: list[dict[str, int]] = []
     provenance: dict[str, Any] = {}
-    cut = {"length": length, "n_prompts": n_prompts, "seed": seed, "null_seeds": null_seeds}
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    cut |= {"seed": seed, "null_seeds": null_seeds}
     with Parts.kept_in(keep) as parts:
         for name in tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress):
             model = Pretrained(name, backend, dtype, device, tokenizer=tokenizer)

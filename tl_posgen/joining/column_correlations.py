@@ -1,6 +1,8 @@
 """Correlate the columns of the head profiles over heads and within layers, and tell what random inits do not show."""
 
+from collections.abc import Sequence
 from itertools import combinations
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -49,6 +51,14 @@ PAIRS = (
     ("slash_score", "cost_head"),
 )
 
+IDENTITIES = frozenset(  # pairs that measure nearly one thing, trained or not
+    {("r1_q", "mean_energy_q"), ("r1_k", "mean_energy_k"), ("interaction", "additive_r")}
+    | {("r1_q", "rank95_q"), ("r1_k", "rank95_k"), ("rank95_q", "mean_energy_q"), ("rank95_k", "mean_energy_k")}
+)
+FEWEST_INITS = 8  # random inits, from which on pairs are said to go beyond them
+FAMILY_LEVEL = 0.05  # pairs expected beyond them by chance, of all that are looked at
+CLOSEST = 0.9999  # a correlation of 1 has no finite z
+
 
 def columns_of(data: xr.Dataset) -> dict[str, xr.DataArray]:
     """Return every column [layer, head] that a dataset has: "r1_q" is r1 at side "q", costs are means over prompts."""
@@ -85,22 +95,53 @@ def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
 
 
 def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
-    """Return in words which pairs of columns have an interval that holds neither zero nor any random init's value."""
-    rho = rho.sel(scope=scope)
-    value, low, high = (rho.sel(init=TRAINED, end=end).values for end in ENDS)
-    inits = rho.sel(end="value").drop_sel(init=TRAINED).transpose("init", "column", "column_2").values
-    others = np.concatenate([np.zeros((1, *value.shape)), inits])
-    beyond = (others < low).all(0) | (others > high).all(0)
+    """Return in words which pairs of columns go together as in no random init; from FEWEST_INITS inits on."""
+    n_inits = rho.sizes["init"] - 1
+    if n_inits < FEWEST_INITS:
+        return (
+            f"{scope.capitalize()}, which pairs go beyond random init is told from {FEWEST_INITS} random inits on, "
+            f"here {n_inits}: null_seeds=range({FEWEST_INITS}), with Profiles(costs=False) where that takes too long."
+        )
+    value = rho.sel(scope=scope, init=TRAINED, end="value").values
     columns = [str(name) for name in rho["column"].values]
-    pairs = list(combinations(range(len(columns)), 2))
-    found = [(value[i, j], i, j) for i, j in pairs if beyond[i, j]]
+    pairs = [(i, j) for i, j in combinations(range(len(columns)), 2) if (columns[i], columns[j]) not in IDENTITIES]
+    known = [pair for pair in pairs if pair_is_known(rho.sel(scope=scope), *pair)]
+    found = [(value[pair], *pair) for pair in known if pair in beyond(rho.sel(scope=scope), known)]
     strongest = [
         f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
         for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
     ]
     listed = f", strongest: {', '.join(strongest)}" if strongest else ""
-    inits_in_words = f"{len(inits)} random init{'s' if len(inits) > 1 else ''}"
     return (
-        f"{scope.capitalize()} {len(found)} of {len(pairs)} pairs of columns go together more strongly than in any of "
-        f"{inits_in_words}, their intervals holding neither zero nor these{listed}."
+        f"{scope.capitalize()} {len(found)} of {len(known)} pairs of columns go together beyond {n_inits} random inits "
+        f"({FAMILY_LEVEL:g} expected by chance in all){listed}."
     )
+
+
+def pair_is_known(rho: xr.DataArray, i: int, j: int) -> bool:
+    """Return whether the correlation of two columns is defined in the model and in every random init."""
+    return bool(np.isfinite(rho.sel(end="value").transpose("init", "column", "column_2").values[:, i, j]).all())
+
+
+def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    r"""|z - mean_s z_s| > c s sqrt(1 + 1/n), z = artanh rho: pairs in which the model differs from its n random inits.
+
+    s is the deviation of the pair over inits or, where larger, that of all pairs together; c the normal quantile at
+    which FAMILY_LEVEL of all `pairs` are expected to pass by chance. The interval of rho over heads must leave out 0.
+
+    Source: ours; the level divided by the number of pairs: Bonferroni.
+    """
+    z = np.arctanh(np.clip(rho.sel(end="value").transpose("init", "column", "column_2").values, -CLOSEST, CLOSEST))
+    trained = list(rho["init"].values).index(TRAINED)
+    own, inits = z[trained], np.delete(z, trained, 0)
+    low, high = (rho.sel(init=TRAINED, end=end).values for end in ("low", "high"))
+    variances = {pair: float(inits[(slice(None), *pair)].var(ddof=1)) for pair in pairs}
+    pooled = float(np.mean([*variances.values()])) if pairs else 0.0
+    quantile = NormalDist().inv_cdf(1 - FAMILY_LEVEL / 2 / max(1, len(pairs)))
+    reach = quantile * (1 + 1 / len(inits)) ** 0.5
+    return {
+        pair
+        for pair in pairs
+        if abs(own[pair] - inits[(slice(None), *pair)].mean()) > reach * max(variances[pair], pooled) ** 0.5
+        and (low[pair] > 0 or high[pair] < 0)
+    }

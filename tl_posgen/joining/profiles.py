@@ -60,7 +60,8 @@ class Profiles(Measure):
     attention at its slash distance ("slash"), its output replaced by the mean over prompts and positions ("head").
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
-    taken away. Of so many pairs one in twenty lies beyond its interval by chance.
+    taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
+    sample, so that such a pair is a fact about this model and not yet about others.
 
     Args:
         costs: whether to measure what heads cost, three runs a head; if left out, of models with up to 96 heads.

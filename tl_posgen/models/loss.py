@@ -63,14 +63,20 @@ def losses_of(
 
 
 def prompts_of_one_length(
-    model: Model | WrappedModel, prompts: Any, length: int | None, n_prompts: int | None, *, beyond: bool = False
+    model: Model | WrappedModel,
+    prompts: Any,
+    length: int | None,
+    n_prompts: int | None,
+    *,
+    consecutive: bool = False,
+    beyond: bool = False,
 ) -> Int[Tensor, "prompt pos"]:
     """Return `to_prompts`, stacked; texts of different lengths need `length`, and only with `beyond` may prompts be
     longer than the training context."""
     wrapped = wrap(model)
     if length is not None and not beyond:
         require_context(wrapped, length)
-    rows = to_prompts(wrapped, prompts, length=length, n_prompts=n_prompts)
+    rows = to_prompts(wrapped, prompts, length, n_prompts, consecutive=consecutive)
     require_one_length("", rows)
     if not beyond:
         require_context(wrapped, len(rows[0]))

@@ -23,7 +23,12 @@ MARGIN = 8  # tokens kept away from where a text was cut, because the cut may ch
 
 
 def to_prompts(
-    model: Model | WrappedModel, prompts: Any, length: int | None = None, n_prompts: int | None = None
+    model: Model | WrappedModel,
+    prompts: Any,
+    length: int | None = None,
+    n_prompts: int | None = None,
+    *,
+    consecutive: bool = False,
 ) -> list[Int[Tensor, " _"]]:
     """Return the token ids of every prompt, ready for the model.
 
@@ -31,9 +36,11 @@ def to_prompts(
         prompts: a text, a list of texts, token ids of one prompt (list or tensor), a tensor of ids [batch, pos], a list
             of lists of ids, or what a Hugging Face tokenizer returns (input_ids and attention_mask). Padding is left
             out: where the mask says so, or the padding token where that is no other.
-        length: cut texts (or ids) into consecutive prompts of exactly this many tokens. Where the model's convention
-            puts a BOS token in front of a text (cfg.default_prepend_bos), every prompt starts with one, and it counts.
-        n_prompts: how many prompts; as many as there are, if left out.
+        length: cut texts (or ids) into pieces of exactly this many tokens. Where the model's convention puts a BOS
+            token in front of a text (cfg.default_prepend_bos), every prompt starts with one, and it counts.
+        n_prompts: how many prompts; as many as there are, if left out. Of the pieces that `length` makes, they are
+            spread evenly over all texts, as neighbours depend on each other: piece i * pieces // n_prompts.
+        consecutive: take the first pieces, one after the other; of a long text only the beginning is tokenised.
 
     Raises:
         InputError: no text or an empty one, prompts of fewer than two tokens or longer than the model takes, a text too
@@ -51,7 +58,7 @@ def to_prompts(
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(wrapped)
-        wanted = None if length is None or n_prompts is None else n_prompts * (length - len(bos))
+        wanted = n_prompts * (length - len(bos)) if consecutive and length is not None and n_prompts else None
         sources = [text_ids(wrapped.model.tokenizer, text, wanted) for text in texts]
     else:
         bos, sources = [], given_prompts(wrapped, prompts)
@@ -59,6 +66,8 @@ def to_prompts(
     if length is not None:
         step = length - len(bos)
         pieces = [ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)]
+        if not consecutive and n_prompts is not None and len(pieces) > n_prompts:
+            pieces = [pieces[i * len(pieces) // n_prompts] for i in range(n_prompts)]
     rows = [bos + piece for piece in pieces[:n_prompts]]
     if len(rows) < (n_prompts or 1):
         wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")

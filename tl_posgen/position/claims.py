@@ -65,7 +65,7 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
         again = " to ".join(f"{refits[d0].with_interval:.2f} at {d0:g}" for d0 in dict.fromkeys(ends))
         return (
             f"first token left out, table of distance and key: additive r {own('additive_r', **OUT).with_interval:.3f} "
-            f"(paper: .959; with it {own('additive_r').plain:.3f}), the distance part has "
+            f"(with it {own('additive_r').plain:.3f}), the distance part has "
             f"{own('share', part='distance', **OUT).plain:.0%} of its variance; without that the key part's r is "
             f"{own('key_part_r', **OUT).with_interval:.2f}, mean over heads; c fitted again with all pairs at one "
             f"distance against c, r {again or 'not defined'}"

@@ -35,6 +35,7 @@ def find_slash_heads(
     heads: Any = None,
     length: int | None = None,
     n_prompts: int | None = None,
+    consecutive: bool = False,
     progress: bool = True,
 ) -> pd.DataFrame:
     r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
@@ -42,7 +43,7 @@ def find_slash_heads(
     Where uniform attention reaches kappa itself, as in short prompts, twice its score is asked for.
 
     Args:
-        model, prompts, layers, heads, length, n_prompts, progress: as in `analyze`.
+        model, prompts, layers, heads, length, n_prompts, consecutive, progress: as in `analyze`.
         kappa: the score that makes a head slash-dominant, in (0, 1].
         distances: D to look at: 0 is the token itself, 1 the previous one.
 
@@ -64,11 +65,12 @@ def find_slash_heads(
     """
     require("distances", distances, Sequence[Whole])
     measure, model = Slash(kappa=kappa, distances=sorted(set(distances))), open_model(model)
-    tokens = to_prompts(model, prompts, length=length, n_prompts=n_prompts)
+    tokens = to_prompts(model, prompts, length, n_prompts, consecutive=consecutive)
     if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
-    where: dict[str, Any] = {"layers": layers, "heads": heads, "length": length, "n_prompts": n_prompts}
-    data = measure(model, prompts, **where, null_seeds=(), progress=progress).sel(tokens="all")
+    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    where: dict[str, Any] = {"layers": layers, "heads": heads}
+    data = measure(model, prompts, **where, **cut, null_seeds=(), progress=progress).sel(tokens="all")
     found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()

@@ -44,6 +44,7 @@ def emergence(
     device: str | None = None,
     length: int | None = None,
     n_prompts: int | None = None,
+    consecutive: bool = False,
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     keep: str | os.PathLike | Parts | None = None,
@@ -64,7 +65,7 @@ def emergence(
         tokenizer: a directory with the tokenizer of all checkpoints, or "mini" for the bundled one; where left out, the
             last checkpoint's.
         backend, dtype, device: as in `load_model`.
-        length, n_prompts, seed: as in `analyze`.
+        length, n_prompts, consecutive, seed: as in `analyze`.
         null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
             measure as they do.
         keep: directory for finished checkpoints, as in `analyze`.
@@ -93,7 +94,7 @@ def emergence(
     precise = any(measure.precise for measure in asked)
     last = run.load(-1, precise=precise)
     check_numbers(last, length, n_prompts)
-    tokens = prompts_of_one_length(last, prompts, length, n_prompts)
+    tokens = prompts_of_one_length(last, prompts, length, n_prompts, consecutive=consecutive)
     options = {measure.name: measure.options() for measure in asked}
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}

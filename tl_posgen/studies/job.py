@@ -77,7 +77,8 @@ class Job:
     def measure(self, model: Any, null_seeds: Sequence[int]) -> Report:
         """Return the report of `analyze`, without measures that this model cannot be asked for."""
         study = self.study
-        cut = {"length": study.length, "n_prompts": study.n_prompts, "seed": study.seed, "null_seeds": null_seeds}
+        cut = {"length": study.length, "n_prompts": study.n_prompts, "consecutive": study.consecutive}
+        cut |= {"seed": study.seed, "null_seeds": null_seeds}
         several = len(study.measures) > 1
         report = analyze(model, self.text.words, measures=study.asked, skip_unsupported=several, progress=False, **cut)
         return Report(report, report.provenance | {"job": list(self.place), "study": study.settings})

@@ -75,7 +75,7 @@ class Study:
     Attributes:
         name: of the study.
         weights, texts, measures: models at their revisions, texts, and (name, options) of each measure.
-        length, n_prompts, seed, null_seeds: as in `analyze`.
+        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
     Example:
@@ -91,6 +91,7 @@ class Study:
     measures: tuple[tuple[str, Mapping[str, Any]], ...]
     length: int = 512
     n_prompts: int = 4
+    consecutive: bool = False
     seed: int = 0
     null_seeds: tuple[int, ...] = (0,)
     drop_cache: bool = False
@@ -98,7 +99,7 @@ class Study:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
-        for key, kind in {"length": int, "n_prompts": int, "drop_cache": bool}.items():
+        for key, kind in {"length": int, "n_prompts": int, "consecutive": bool, "drop_cache": bool}.items():
             require(key, getattr(self, key), kind)
         if self.length < 2 or self.n_prompts < 1:
             raise InputError(f"study: length = {self.length}, n_prompts = {self.n_prompts}; give 2 and 1 at least")
@@ -163,7 +164,8 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
         measures = {measure.name: measure.options() for measure in self.asked}
-        cut = {"length": self.length, "n_prompts": self.n_prompts, "seed": self.seed, "null_seeds": [*self.null_seeds]}
+        cut = {"length": self.length, "n_prompts": self.n_prompts, "consecutive": self.consecutive}
+        cut |= {"seed": self.seed, "null_seeds": [*self.null_seeds]}
         return {"study": self.name, "measures": measures, **cut, "versions": versions()}
 
 
@@ -175,7 +177,7 @@ def parsed(written: Mapping[str, Any], folder: Path) -> Study:
     entries = [made(Entry, one, "models") for one in listed(written, "models")]
     texts = [made(Text, one, "texts", "path") for one in listed(written, "texts", [BUNDLED])]
     measures = tuple(measure_of(one) for one in listed(written, "measures", MEASURES))
-    more = {key: written[key] for key in ("length", "n_prompts", "seed", "drop_cache") if key in written}
+    more = {key: written[key] for key in ("length", "n_prompts", "consecutive", "seed", "drop_cache") if key in written}
     if "null_seeds" in written:
         more["null_seeds"] = tuple(check_seeds(written["null_seeds"]))
     return Study(

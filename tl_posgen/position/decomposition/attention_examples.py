@@ -126,8 +126,10 @@ class AttentionExamples(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return ["patterns"] if data.sizes["example"] else []
 
-    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
-        return super().prompt_tokens(model, prompts, length, n_prompts)[:1]
+    def prompt_tokens(
+        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
+    ) -> Sequence[Tensor]:
+        return super().prompt_tokens(model, prompts, length, n_prompts, consecutive)[:1]
 
     def of_model(self, run: Run) -> xr.Dataset:
         r = run.found(ThreeAxis)["r_within_rows"].sel(tokens="all").transpose("layer", "head")

@@ -117,7 +117,9 @@ class LengthExtrapolation(Measure):
 
     # Its computation
 
-    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
+    def prompt_tokens(
+        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
+    ) -> Sequence[Tensor]:
         inside = self.inside or int(model.cfg.n_ctx)
         if length not in (None, inside):
             raise InputError(
@@ -127,7 +129,7 @@ class LengthExtrapolation(Measure):
         n = inside * self.times
         wrap(model).require_length(n)
         wanted = N_PROMPTS if n_prompts is None and isinstance(prompts, str) else n_prompts
-        rows = list(prompts_of_one_length(model, prompts, n, wanted, beyond=True))
+        rows = list(prompts_of_one_length(model, prompts, n, wanted, consecutive=consecutive, beyond=True))
         if len(rows) < 2:
             raise InputError(f"{self.name}: the noise level needs two prompts at least, not n_prompts={len(rows)}")
         return rows

@@ -156,8 +156,10 @@ class Substitution(Measure):
 
     # Its computation
 
-    def prompt_tokens(self, model: Any, prompts: Any, length: int | None, n_prompts: int | None) -> Sequence[Tensor]:
-        rows = super().prompt_tokens(model, prompts, length, n_prompts)
+    def prompt_tokens(
+        self, model: Any, prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool = False
+    ) -> Sequence[Tensor]:
+        rows = super().prompt_tokens(model, prompts, length, n_prompts, consecutive)
         if self.search and len(rows) < 2 and not len(other_prompts(model, prompts, rows, 1)):
             raise InputError("search: some prompts are searched on and others reported on, so give two at least")
         return rows
@@ -270,8 +272,11 @@ def other_prompts(
     model: Model, prompts: Any, rows: Sequence[Int[Tensor, " pos"]], n_others: int
 ) -> Int[Tensor, "other pos"]:
     """Return further prompts of the text, to search on; none where fewer than half as many as the measured are left."""
-    every, n = prompts_of_one_length(model, prompts, len(rows[0]), None), len(rows)
-    return every[n : n + n_others] if len(every) > n + n // 2 else every[:0]
+    measured = {tuple(row.tolist()) for row in rows}
+    every = prompts_of_one_length(model, prompts, len(rows[0]), None)
+    left = [number for number, row in enumerate(every.tolist()) if tuple(row) not in measured]
+    n = min(n_others, len(left))
+    return every[[left[i * len(left) // n] for i in range(n)] if len(left) > len(rows) // 2 else []]
 
 
 def search_findings(own: Numbers) -> list[str]:
