@@ -8,7 +8,7 @@ import xarray as xr
 
 import tl_posgen
 from tl_posgen.claims import CUT as OF_A_RUN
-from tl_posgen.claims import PAPERS, judge_claims, measure_with
+from tl_posgen.claims import PAPERS, judge_claims, measure_with, with_prompts
 from tl_posgen.core.claim import highest, judged, lowest, threshold
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.errors import InputError
@@ -86,6 +86,11 @@ def test_thresholds_are_reached_at_their_value():
     assert threshold(math.nan, 0.9, 0.5) == "open"
 
 
+def test_a_claim_with_prompts_of_its_own_is_scaled():
+    [claim] = [claim for claim in CLAIMS if claim.name == "position 2"]
+    assert [with_prompts(claim, times).options["substitution"]["n_prompts"] for times in (0.5, 2.0)] == [8, 32]
+
+
 def test_what_no_random_init_has_leaves_a_claim_open():
     assert (highest([0.1, 0.3]), lowest([0.1, 0.3])) == (0.3, 0.1)
     assert all(math.isnan(one) for values in ([], [0.1, math.nan]) for one in (highest(values), lowest(values)))
@@ -98,6 +103,16 @@ def test_the_table_is_saved_read_and_drawn(results, tmp_path):
     assert read.frame().equals(result.frame())
     rows = read.plot().data[0].cells.values
     assert list(rows[2]) == result.frame()["verdict"].tolist()
+
+
+@pytest.mark.slow
+def test_verdicts_are_judged_again_at_half_and_at_twice_the_prompts(small_model, alice, tmp_path):
+    run = {"papers": ["coupling"], "length": 12, "keep": tmp_path, "progress": False}
+    found = judge_claims(small_model, alice, n_prompts=4, stability=True, **run)["claims"].frame().set_index("claim")
+    twice = judge_claims(small_model, alice, n_prompts=8, **run)["claims"].frame().set_index("claim")
+    assert found.loc["coupling 1", "again"] == f"open, {twice.loc['coupling 1', 'verdict']}"  # two have no intervals
+    assert "again" not in twice
+    assert "from" in found.loc["coupling 1", "margin"]
 
 
 @pytest.mark.slow
@@ -114,7 +129,7 @@ def test_every_number_of_a_judgement_is_one_of_a_result(claim, results, monkeypa
         return found
 
     monkeypatch.setattr(Numbers, "number", recorded)
-    words = re.sub(r"\d+e-\d+", "", " ".join(claim.judge(*(results[name] for name in claim.needs))[1:]))
+    words = re.sub(r"\d+e-\d+", "", " ".join(claim.judge(*(results[name] for name in claim.needs))[1:3]))
     for word in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d+)?%?(?![\w])", words):
         value = float(word.rstrip("%")) / (100 if word.endswith("%") else 1)
         digits = len(word.rstrip("%").partition(".")[2]) + (2 if word.endswith("%") else 0)

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from tl_posgen.core import registry
-from tl_posgen.core.claim import Claim, judged
+from tl_posgen.core.claim import Claim, judged, judgement_of
 from tl_posgen.core.engine import analyze, refusals, supported
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.options import fits, require
@@ -34,6 +36,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {"position": POSITION, "slash": SLASH, "
 WITH_CHECKPOINTS, OF_MANY = "emergence", "coupling_scores"
 TOY, TOY_STEPS = "slash_toy", 500  # of a model of its own
 BEYOND = "length_extrapolation"  # prompts longer than the training context
+HALF_AND_TWICE = (0.5, 2.0)  # times the prompts, where verdicts are judged again
 CUT = ("length", "n_prompts")  # what a claim may ask for beside options of the measure
 
 
@@ -49,6 +52,7 @@ def judge_claims(
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     keep: str | os.PathLike | None = "claims",
+    stability: bool = False,
     progress: bool = True,
 ) -> Report:
     """Judge every claim of the papers on one model: a Report whose first result, "claims", has a row for each.
@@ -61,6 +65,8 @@ def judge_claims(
         length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
+        stability: judge again at half and at twice the prompts: the column "again" has both verdicts. With fewer than
+            four prompts what rests on intervals is open; all is where the text is too short.
 
     Returns:
         A Report. Verdicts follow criteria of ours, which stand in the table beside them; without a random init beside
@@ -87,34 +93,79 @@ def judge_claims(
         raise InputError(f"prompts: claims need one text, which is cut in several ways, not {type(prompts).__name__}")
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("keep", keep, str | os.PathLike | None)
+    require("stability", stability, bool)
     if checkpoints:
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(model, length, n_prompts)
-    random_inits = RandomInits(model, null_seeds)
+    if stability and n_prompts is None:
+        raise InputError("stability: half and twice the prompts need n_prompts")
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
-    cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "progress": progress}
+    run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
+    run |= {"seed": seed, "progress": progress, "null_seeds": RandomInits(model, null_seeds)}
     with Parts.kept_in(None if keep is None else Path(keep) / "parts") as parts:
-        results, reasons = measure_all(model, prompts, claims, {**cut, "null_seeds": random_inits, "keep": parts})
-        if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
-            options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
-            asked = sorted({name for own in options for name in own.get("measures", ())})
-            how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
-            of_training = {"measures": asked, "null_seeds": (), "keep": parts, **how, **cut}
-            results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
-        if not results:
-            raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
-        provenance = next(iter(results.values())).provenance
-        if any(TOY in claim.needs for claim in claims):
-            toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
+        judged_on = partial(results_for, model, prompts, checkpoints=checkpoints, keep=parts)
+        results, reasons = judged_on(claims, run)
+        again = verdicts_again(judged_on, claims, run) if stability else None
+    provenance = next(iter(results.values())).provenance
+    table = judged(claims, results, model_label(model), provenance, reasons, again)
+    return Report({"claims": table, **results}, provenance)
 
-            def measured() -> Report:
-                found = slash_toy(**toy, progress=progress)
-                return Report({found.name: found}, found.provenance)
 
-            results |= parts.report(TOY, toy, measured)
-    return Report({"claims": judged(claims, results, model_label(model), provenance, reasons), **results}, provenance)
+def results_for(
+    model: Any,
+    text: str,
+    claims: Sequence[Claim],
+    run: Mapping[str, Any],
+    *,
+    checkpoints: Sequence[str | os.PathLike],
+    keep: Parts,
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Return the results that the claims read, and why others could not be had: of the model, in training, of a toy."""
+    results, reasons = measure_all(model, text, claims, {**run, "keep": keep})
+    if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
+        options = [claim.options.get(WITH_CHECKPOINTS, {}) for claim in claims]
+        asked = sorted({name for own in options for name in own.get("measures", ())})
+        how = {"tokenizer": wrap(model).origin.directory, "dtype": next(model.parameters()).dtype}
+        of_training = {**run, "measures": asked, "null_seeds": (), "keep": keep, **how}
+        results[WITH_CHECKPOINTS] = emergence(checkpoints, text, **of_training)
+    if not results:
+        raise UnsupportedModelError(f"{model_label(model)}: none of the measures that the claims need can be had")
+    if any(TOY in claim.needs for claim in claims):
+        seed = run["seed"]
+        toy = {"steps": TOY_STEPS, "seeds": [seed, seed + 1, seed + 2]}
+
+        def measured() -> Report:
+            found = slash_toy(**toy, progress=run["progress"])
+            return Report({found.name: found}, found.provenance)
+
+        results |= keep.report(TOY, toy, measured)
+    return results, reasons
+
+
+def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts at half and at twice the prompts, as "open, held", of each claim that reads prompts."""
+    of_prompts = [claim for claim in claims if TOY not in claim.needs]
+    verdicts: dict[str, list[str]] = {claim.name: [] for claim in of_prompts}
+    for times in HALF_AND_TWICE:
+        scaled = [with_prompts(claim, times) for claim in of_prompts]
+        try:
+            results, reasons = judged_on(scaled, {**run, "n_prompts": max(1, int(run["n_prompts"] * times))})
+        except InputError as reason:
+            tqdm.write(f"not judged at {times:g} times the prompts: {reason}", file=sys.stderr)
+            results, reasons = {}, {}
+        for claim in scaled:
+            verdicts[claim.name].append(judgement_of(claim, results, reasons).verdict)
+    return {name: ", ".join(found) for name, found in verdicts.items()}
+
+
+def with_prompts(claim: Claim, times: float) -> Claim:
+    """Return a claim that asks for so many times its prompts, where it asks for a number of its own."""
+    own = {name: dict(options) for name, options in claim.options.items()}
+    for options in own.values():
+        if "n_prompts" in options:
+            options["n_prompts"] = max(1, int(options["n_prompts"] * times))
+    return replace(claim, options=own)
 
 
 def measure_all(

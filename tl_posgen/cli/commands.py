@@ -171,6 +171,7 @@ def claims(
     checkpoints: Annotated[
         list[str] | None, typer.Option(help="A checkpoint of the model in training; repeat, in order.")
     ] = None,
+    stability: Annotated[bool, typer.Option(help="Judge again at half and at twice the prompts.")] = False,
 ) -> None:
     """Everything above on one model, and a table: each claim of the papers held, partly, or not, by how much.
 
@@ -181,5 +182,6 @@ def claims(
     from tl_posgen.report.terminal import print_claims
 
     names = parse_names(papers) or []
-    found = judge_claims(model, words, papers=names, checkpoints=checkpoints or [], keep=setup.out, **cut)
+    how = {"papers": names, "checkpoints": checkpoints or [], "stability": stability}
+    found = judge_claims(model, words, keep=setup.out, **how, **cut)
     setup.present(found, print_claims)

@@ -17,15 +17,16 @@ from tl_posgen.core.result import Result
 from tl_posgen.report.figures import finish, model_label
 
 Verdict = Literal["held", "partly", "not held", "open"]
-COLUMNS = ("says", "verdict", "measured", "null", "criterion")
+COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
 
 
 class Judgement(NamedTuple):
-    """A verdict, the numbers that it rests on in words, and the same words for the random inits."""
+    """A verdict, the numbers that it rests on in words, the same words for the random inits, and its margin."""
 
     verdict: Verdict
     measured: str
     null: str
+    margin: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,32 @@ class Claim:
         return f"{self.paper} {self.number}"
 
 
-def judgement(verdict: Verdict, words: Callable[..., str], *results: Result) -> Judgement:
+def judgement(verdict: Verdict, words: Callable[..., str], *results: Result, margin: str = "") -> Judgement:
     """Return a judgement whose words are made of the model's numbers, and once more of the random inits'.
 
     Args:
         words: from the `Numbers` of each result to a phrase.
+        margin: how far the numbers that decide are from their thresholds, as `margin_of` gives it.
     """
     known = all(result.numbers.inits for result in results)
     null = words(*(result.numbers.of_inits for result in results)) if known else NO_NULL
-    return Judgement(verdict, words(*(result.numbers for result in results)), null)
+    return Judgement(verdict, words(*(result.numbers for result in results)), null, margin)
+
+
+def margin_of(quantity: str, value: float, *thresholds: float, digits: int = 2) -> str:
+    """Return how far a number that decides a verdict is from the nearest of its thresholds.
+
+    Example:
+        >>> margin_of("r", 0.93, 0.95, 0.75), margin_of("r", math.nan, 0.95), margin_of("r", 0.8, math.nan)
+        ('r 0.93, -0.02 from 0.95', 'r not defined', 'r 0.80, threshold not defined')
+    """
+    if math.isnan(value):
+        return f"{quantity} not defined"
+    known = [one for one in thresholds if not math.isnan(one)]
+    if not known:
+        return f"{quantity} {value:.{digits}f}, threshold not defined"
+    nearest = min(known, key=lambda one: abs(one - value))
+    return f"{quantity} {value:.{digits}f}, {value - nearest:+.{digits}f} from {nearest:.{digits}f}"
 
 
 def each_init(own: Numbers) -> list[Numbers]:
@@ -106,16 +124,20 @@ def judged(
     label: str,
     provenance: Mapping[str, Any],
     reasons: Mapping[str, str] | None = None,
+    again: Mapping[str, str] | None = None,
 ) -> Result:
     """Return every claim as a row of a Result named "claims", all of it words.
 
     Args:
         reasons: why a measure could not be had.
+        again: the verdicts at other numbers of prompts, by the claim's name.
     """
     judgements = [judgement_of(claim, results, {**BY_ITSELF, **(reasons or {})}) for claim in claims]
     columns = {name: [getattr(claim, name) for claim in claims] for name in ("says", "criterion")}
     columns |= {name: [getattr(one, name) for one in judgements] for name in Judgement._fields}
-    data = {name: ("claim", columns[name]) for name in COLUMNS}
+    if again is not None:
+        columns["again"] = [again.get(claim.name, "no prompts") for claim in claims]
+    data = {name: ("claim", columns[name]) for name in COLUMNS if name in columns}
     coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
     measure = Claims()
     known = {name: value for name, value in provenance.items() if name != "options"}
@@ -133,7 +155,7 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
 
 
 FILLS = {"held": "#d7eddf", "partly": "#f6ecd0", "not held": "#f6d9d0", "open": "#e8eaee"}
-WIDTHS = {"claim": 70, "says": 260, "verdict": 60, "measured": 320, "null": 320}
+WIDTHS = {"claim": 70, "says": 240, "verdict": 60, "margin": 130, "again": 70, "measured": 310, "null": 310}
 CHARACTERS_PER_PIXEL = 1 / 6.4
 
 
@@ -141,14 +163,15 @@ def claims_table(result: Result) -> go.Figure:
     """Draw a row a claim, coloured by its verdict; the random init's numbers are its last column."""
     data = result.own
     cells, lines = [], [1] * data.sizes["claim"]
-    for name, width in WIDTHS.items():
+    widths = {name: width for name, width in WIDTHS.items() if name in data}
+    for name, width in widths.items():
         texts = [textwrap.wrap(str(text), int(width * CHARACTERS_PER_PIXEL)) for text in data[name].values]
         lines = [max(most, len(text)) for most, text in zip(lines, texts, strict=True)]
         cells.append(["<br>".join(text) for text in texts])
     fill = [FILLS[str(verdict)] for verdict in data["verdict"].values]
     table = go.Table(
-        columnwidth=list(WIDTHS.values()),
-        header={"values": [f"<b>{name}</b>" for name in WIDTHS], "align": "left"},
+        columnwidth=list(widths.values()),
+        header={"values": [f"<b>{name}</b>" for name in widths], "align": "left"},
         cells={
             "values": cells,
             "align": "left",
@@ -166,8 +189,9 @@ def claims_table(result: Result) -> go.Figure:
 class Claims(Measure):
     """Verdicts on the claims of the papers.
 
-    A row a claim, in our words: the verdict, the numbers it rests on, and the same numbers for a randomly initialised
-    model. The criteria are ours and stand beside the verdicts.
+    A row a claim, in our words: the verdict, how far the deciding number is from the nearest threshold, the numbers it
+    rests on, and the same numbers for a randomly initialised model; where it was asked for, the verdicts at half and at
+    twice the prompts. The criteria are ours and stand beside the verdicts.
 
     Source: the claims: the papers; how each is measured and judged: ours
     """
@@ -177,6 +201,8 @@ class Claims(Measure):
     variables = {
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
         "verdict": Variable("verdict", "", "held, partly, not held, or open", ("claim",), "verdict"),
+        "margin": Variable("margin", "", "of what decides, from the nearest threshold", ("claim",), "margin"),
+        "again": Variable("again", "", "verdicts at half, at twice the prompts", ("claim",), "again"),
         "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),
         "null": Variable("random init", "", "the same numbers of a random init", ("claim",), "null"),
         "criterion": Variable("criterion", "", "from when on we say it held; ours", ("claim",), "criterion"),
@@ -184,4 +210,4 @@ class Claims(Measure):
     figures = {"table": claims_table}
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        return pd.DataFrame({name: own.data[name].values for name in ("claim", *COLUMNS)})
+        return pd.DataFrame({name: own.data[name].values for name in ("claim", *COLUMNS) if name in own.data})

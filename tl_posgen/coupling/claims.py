@@ -1,6 +1,6 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
-from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, where_known
+from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, margin_of, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 
@@ -20,7 +20,8 @@ def alignment(coupling: Result) -> Judgement:
     own = coupling.numbers
     low, high = own("coupling").low, highest(one("coupling").high for one in each_init(own))
     verdict = "not held" if low <= max(own("chance").value, high) else "held" if low >= 0.2 else "partly"
-    return judgement(where_known(verdict, low, high), words, coupling)
+    margin = margin_of("low end", low, 0.2, max(own("chance").value, high), digits=3)
+    return judgement(where_known(verdict, low, high), words, coupling, margin=margin)
 
 
 def straightness(coupling: Result) -> Judgement:
@@ -31,7 +32,8 @@ def straightness(coupling: Result) -> Judgement:
     own = coupling.numbers
     score, low = own("line_shape_score"), lowest(one("line_shape_score").low for one in each_init(own))
     verdict = "not held" if score.high >= low else "held" if score.value <= 1.25 else "partly"
-    return judgement(where_known(verdict, score.high, low), words, coupling)
+    margin = f"{margin_of('score', score.value, 1.25)}; {margin_of('high end', score.high, low)}"
+    return judgement(where_known(verdict, score.high, low), words, coupling, margin=margin)
 
 
 def growth(coupling: Result) -> Judgement:
@@ -43,7 +45,8 @@ def growth(coupling: Result) -> Judgement:
     high = highest(one("growth_r2").high for one in each_init(coupling.numbers))
     alone = highest(r2.inits) < EXPONENTIAL and r2.low > high
     verdict = where_known("held" if alone else "partly", r2.low, high)
-    return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling)
+    margin = f"{margin_of('R²', r2.value, EXPONENTIAL)}; {margin_of('low end', r2.low, high)}"
+    return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling, margin=margin)
 
 
 def training(emergence: Result) -> Judgement:
@@ -56,7 +59,8 @@ def training(emergence: Result) -> Judgement:
     verdict = "not held" if last.low <= first.high else rises
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
     null = f"step {next(iter(over))} is the random initialisation"
-    return Judgement(where_known(verdict, last.low, first.high), f"coupling {course}", null)
+    margin = margin_of("low end at last", last.low, first.high, digits=3)
+    return Judgement(where_known(verdict, last.low, first.high), f"coupling {course}", null, margin)
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
@@ -74,7 +78,11 @@ def between_tokens(token_coupling: Result) -> Judgement:
     chances = [own("chance", kind=kind).value for kind in OF_TOKENS]
     above = [low > max(chance, high) for low, chance, high in zip(lows, chances, highs, strict=True)]
     verdict = "held" if all(above) else "partly" if any(above) else "not held"
-    return judgement(where_known(verdict, *lows, *highs), words, token_coupling)
+    margins = [
+        margin_of(f"{kind} low end", low, max(chance, high), digits=3)
+        for kind, low, chance, high in zip(OF_TOKENS.values(), lows, chances, highs, strict=True)
+    ]
+    return judgement(where_known(verdict, *lows, *highs), words, token_coupling, margin="; ".join(margins))
 
 
 CLAIMS = [

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from tl_posgen.core.claim import Claim, Judgement, Verdict, highest, judgement, lowest, threshold, where_known
+from tl_posgen.core.claim import (
+    Claim,
+    Judgement,
+    Verdict,
+    highest,
+    judgement,
+    lowest,
+    margin_of,
+    threshold,
+    where_known,
+)
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
@@ -28,7 +38,10 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
             f"{split('r').with_interval:.3f}"
         )
 
-    return judgement(threshold(three_axis.numbers("r", **OUT).value, 0.95, 0.75), words, three_axis, mean_key)
+    r = three_axis.numbers("r", **OUT).value
+    return judgement(
+        threshold(r, 0.95, 0.75), words, three_axis, mean_key, margin=margin_of("r", r, 0.95, 0.75, digits=3)
+    )
 
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
@@ -75,7 +88,8 @@ def controlled_distance(dummy_distance: Result) -> Judgement:
     random = highest(r.inits)
     verdict = where_known("not held" if r.value <= random else threshold(r.value, 0.95, 0.75), random)
     rotates = not dummy_distance.encodings or set(dummy_distance.encodings) - set(dummy_distance.measure.caveats)
-    return judgement(verdict if rotates else "open", words, dummy_distance)
+    margin = margin_of("r", r.value, 0.95, 0.75, random, digits=3)
+    return judgement(verdict if rotates else "open", words, dummy_distance, margin=margin)
 
 
 def planes(plane_sufficiency: Result, any_distance: Result) -> Judgement:

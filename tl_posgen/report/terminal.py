@@ -226,10 +226,12 @@ def print_claims(report: Report, *, full: bool = False) -> None:
         console.print(table)
         print("The numbers that verdicts rest on: --full, or the page.")
         return
-    for name in WIDTHS:
+    rows = report["claims"].frame()
+    shown = [name for name in WIDTHS if name in rows]
+    for name in shown:
         table.add_column(name, overflow="fold")
-    for row in report["claims"].frame().to_dict("records"):
-        table.add_row(*(str(row[name]) for name in WIDTHS), end_section=True)
+    for row in rows.to_dict("records"):
+        table.add_row(*(str(row[name]) for name in shown), end_section=True)
     Console(markup=False).print(table)
 
 

@@ -1,9 +1,10 @@
 """The slash pattern: the claims of Cheng et al. 2026 (arXiv 2601.08297), and how each is judged."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, threshold, where_known
+from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, margin_of, threshold, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
@@ -27,7 +28,8 @@ def random_tokens(slash_transfer: Result) -> Judgement:
     own = slash_transfer.numbers
     where_dominant = own.array("pearson").where(own.array("n_dominant") > 0)
     least = own.number(where_dominant.min("short_distance"))
-    return judgement(threshold(least.value, 0.9, 0.6), words, slash_transfer)
+    margin = margin_of("least r", least.value, 0.9, 0.6)
+    return judgement(threshold(least.value, 0.9, 0.6), words, slash_transfer, margin=margin)
 
 
 def rank_one(cone: Result) -> Judgement:
@@ -35,7 +37,7 @@ def rank_one(cone: Result) -> Judgement:
         return f"r1 of Q and K {in_groups(own, 'r1', form='.2f')}"
 
     least = min(group_mean(cone.numbers, "r1", "dominant", side=side).value for side in "qk")
-    return judgement(threshold(least, 0.9, 0.7), words, cone)
+    return judgement(threshold(least, 0.9, 0.7), words, cone, margin=margin_of("least r1", least, 0.9, 0.7))
 
 
 def axis(cone: Result) -> Judgement:
@@ -51,7 +53,8 @@ def axis(cone: Result) -> Judgement:
             f"the axis part makes {cone.measure.axis_part(own).with_interval:.0%} of it above uniform"
         )
 
-    return judgement(threshold(cone.measure.axis_part(cone.numbers).value, 0.75, 0.4), words, cone)
+    part = cone.measure.axis_part(cone.numbers).value
+    return judgement(threshold(part, 0.75, 0.4), words, cone, margin=margin_of("axis part", part, 0.75, 0.4))
 
 
 def frequencies(band_ablation: Result) -> Judgement:
@@ -72,7 +75,8 @@ def frequencies(band_ablation: Result) -> Judgement:
 
     by_scheme: dict[str, Verdict] = {scheme: frequencies_by(band_ablation, scheme) for scheme in schemes}
     known: dict[str, Any] = {scheme: one for scheme, one in by_scheme.items() if one != "open"}
-    found = judgement(combined([*known.values()]), words, band_ablation)
+    margins = [f"{scheme}: {frequency_margin(band_ablation, scheme)}" for scheme in known]
+    found = judgement(combined([*known.values()]), words, band_ablation, margin="; ".join(margins))
     if len({*known.values()}) > 1:
         each = ", ".join(f"{one} by {scheme}" for scheme, one in known.items())
         return found._replace(measured=f"the two ways of making bands disagree: {each}; {found.measured}")
@@ -96,11 +100,7 @@ def combined(verdicts: Sequence[Verdict]) -> Verdict:
 
 def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
     """Return the verdict under one way of making bands; open where no head is dominant, or some band has no plane."""
-    measure, own = band_ablation.measure, band_ablation.numbers
-
-    def left(condition: str) -> float:
-        return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
-
+    measure, own, left = band_ablation.measure, band_ablation.numbers, partial(score_left, band_ablation, scheme)
     dropped = [f"drop {band}" for band in BANDS]
     planes = [own.data["n_planes"].sel(condition=f"{one}, {scheme}").any() for one in dropped]
     if not measure.n_heads(own).value or not all(planes):
@@ -110,6 +110,19 @@ def frequencies_by(band_ablation: Result, scheme: str) -> Verdict:
         return "held"
     of_others = 1 - (high + medium) / 2
     return "partly" if of_others >= 0.25 and 1 - low <= 0.5 * of_others else "not held"
+
+
+def frequency_margin(band_ablation: Result, scheme: str) -> str:
+    """Return how far the shares of the slash score that are left without each band are from three quarters."""
+    shares = (score_left(band_ablation, scheme, f"drop {band}") for band in BANDS)
+    each = [margin_of(f"without {band}", share, 0.75) for band, share in zip(BANDS, shares, strict=True)]
+    return ", ".join([*each, margin_of("low alone", score_left(band_ablation, scheme, "keep low"), 0.25)])
+
+
+def score_left(band_ablation: Result, scheme: str, condition: str) -> float:
+    """Return the share of the unchanged slash score that is left under a condition."""
+    measure, own = band_ablation.measure, band_ablation.numbers
+    return measure.slash_score(own, f"{condition}, {scheme}").value / measure.slash_score(own).value
 
 
 def training(slash_toy: Result) -> Judgement:
@@ -126,7 +139,8 @@ def training(slash_toy: Result) -> Judgement:
     start, uniform = own("score", features="trained", step=0).plain, own("uniform", distance=measure.distance).plain
     null = f"before training {start:.3f}, uniform attention {uniform:.3f}"
     verdict = "not held" if least[0] < 0.5 else "partly" if least[1] < 0.5 else "held"
-    return Judgement(where_known(verdict, *least), measured, null)
+    margin = f"{margin_of('least, trained', least[0], 0.5)}; {margin_of('least, unseen', least[1], 0.5)}"
+    return Judgement(where_known(verdict, *least), measured, null, margin)
 
 
 CLAIMS = [
