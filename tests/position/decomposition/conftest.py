@@ -19,7 +19,7 @@ MEASURES = ["three_axis", "variance", "mean_key", "residual", "across_prompts", 
 
 @pytest.fixture(scope="session")
 def prompts(mini, alice) -> torch.Tensor:
-    return torch.stack(to_prompts(mini, alice, length=64, n_prompts=4))
+    return torch.stack(to_prompts(mini, alice, length=64, n_prompts=4, consecutive=True))
 
 
 @pytest.fixture(scope="session")
