@@ -306,6 +306,13 @@ def benchmark(part: Part) -> Mapping[str, Any]:
     return place | {"printed": printed(str(ROOT / part.settings["file"]), *arguments)}
 
 
+def findings(part: Part) -> Mapping[str, Any]:
+    """Return the table of findings by models that an example prints."""
+    stories = [str(SHARED / MODELS[name][0]) for name in ("stories260K", "babyllama105")]
+    text = str(SHARED / MODELS["stories260K"][1])
+    return {"printed": printed(str(ROOT / part.settings["file"]), "--text", text, "--stories", *stories)}
+
+
 def cpu_lines() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -418,6 +425,7 @@ PARTS = {
         f"{name} weighted": Part(name, {"others": OTHERS, "null_seeds": (0,)}, weighted, widths_chosen)
         for name in ("mini", "stories260K", "babyllama105")
     },
+    "findings": Part("", {"file": "examples/shapes/findings.py", "models": 9}, findings),
     "mini other end": Part("mini", {"n_prompts": 16, "null_seeds": ()}, other_end),
     **{
         f"benchmark {name}": Part("", {"file": f"benchmarks/{name}.py", **more}, benchmark)

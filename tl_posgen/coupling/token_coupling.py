@@ -140,8 +140,8 @@ class TokenCoupling(JacobianMeasure):
         unknown = own.data["chance"].isnull()
         if n_layers := int(unknown.any([dim for dim in unknown.dims if dim != "layer"]).sum()):
             sentences.append(
-                f"In {n_layers} layers some of the tokens are further apart than the window, and have no Jacobian: "
-                "those pairs are left out."
+                f"In {n_layers} layers some tokens get no attention of others, by a window or as it underflowed to 0, "
+                "and their Jacobian is zero: those pairs are left out."
             )
         return sentences
 

@@ -251,7 +251,8 @@ CLAIMS = [
     Claim(
         "position",
         5,
-        "Swapping up to 5 % of the words hardly matters, more than 10 % does; index and features are alike.",
+        "Swapping up to 5 % of the words hardly matters, more than 10 % does (figures of a third-party summary); index "
+        "and features are alike.",
         "words: at most .1 nats at 5 % and more at 20 %; at 20 % index and features within a quarter of the larger; "
         "partly: at most .1 nats at 5 %, or the two alike",
         ("perturbation",),
@@ -260,7 +261,8 @@ CLAIMS = [
     Claim(
         "position",
         "5b",
-        "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 %.",
+        "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 % (figures of a "
+        "third-party summary).",
         "cloze accuracy falls by at most 2 points at 5 % and by more at 20 %, by the ends of its 95% intervals: held; "
         "the first alone: partly; open where the interval holds both, or accuracy is not above random init's and "
         "chance",
