@@ -33,7 +33,7 @@ def result(mini, alice):
 @pytest.mark.slow
 def test_the_bundled_model_has_its_reference_rises(mini, alice):
     measure = Perturbation(ratios=(0, 0.05, 0.2, 0.5), reaches=("uniform",), n_draws=1, n_cloze=0)
-    found = measure(mini, alice, **QUIET)
+    found = measure(mini, alice, consecutive=True, **QUIET)
     assert measure.few_many_most == (0.05, 0.2, 0.5)
     for condition, rises in REFERENCE.items():
         changes = [found.numbers("change", condition=condition, ratio=ratio).value for ratio in measure.ratios]
