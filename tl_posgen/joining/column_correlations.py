@@ -102,11 +102,16 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
             f"{scope.capitalize()}, which pairs go beyond random init is told from {FEWEST_INITS} random inits on, "
             f"here {n_inits}: null_seeds=range({FEWEST_INITS}), with Profiles(costs=False) where that takes too long."
         )
-    value = rho.sel(scope=scope, init=TRAINED, end="value").values
+    rho = rho.sel(scope=scope).transpose("init", "end", "column", "column_2")
     columns = [str(name) for name in rho["column"].values]
-    pairs = [(i, j) for i, j in combinations(range(len(columns)), 2) if (columns[i], columns[j]) not in IDENTITIES]
-    known = [pair for pair in pairs if pair_is_known(rho.sel(scope=scope), *pair)]
-    found = [(value[pair], *pair) for pair in known if pair in beyond(rho.sel(scope=scope), known)]
+    defined = np.isfinite(rho.sel(end="value").values).all(0)
+    known = [
+        (i, j)
+        for i, j in combinations(range(len(columns)), 2)
+        if defined[i, j] and (columns[i], columns[j]) not in IDENTITIES
+    ]
+    value = rho.sel(init=TRAINED, end="value").values
+    found = [(value[pair], *pair) for pair in beyond(rho, known)]
     strongest = [
         f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
         for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
@@ -118,12 +123,7 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
     )
 
 
-def pair_is_known(rho: xr.DataArray, i: int, j: int) -> bool:
-    """Return whether the correlation of two columns is defined in the model and in every random init."""
-    return bool(np.isfinite(rho.sel(end="value").transpose("init", "column", "column_2").values[:, i, j]).all())
-
-
-def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     r"""|z - mean_s z_s| > c s sqrt(1 + 1/n), z = artanh rho: pairs in which the model differs from its n random inits.
 
     s is the deviation of the pair over inits or, where larger, that of all pairs together; c the normal quantile at
@@ -131,7 +131,7 @@ def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> set[tuple[int
 
     Source: ours; the level divided by the number of pairs: Bonferroni.
     """
-    z = np.arctanh(np.clip(rho.sel(end="value").transpose("init", "column", "column_2").values, -CLOSEST, CLOSEST))
+    z = np.arctanh(np.clip(rho.sel(end="value").values, -CLOSEST, CLOSEST))
     trained = list(rho["init"].values).index(TRAINED)
     own, inits = z[trained], np.delete(z, trained, 0)
     low, high = (rho.sel(init=TRAINED, end=end).values for end in ("low", "high"))
@@ -139,9 +139,9 @@ def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> set[tuple[int
     pooled = float(np.mean([*variances.values()])) if pairs else 0.0
     quantile = NormalDist().inv_cdf(1 - FAMILY_LEVEL / 2 / max(1, len(pairs)))
     reach = quantile * (1 + 1 / len(inits)) ** 0.5
-    return {
+    return [
         pair
         for pair in pairs
         if abs(own[pair] - inits[(slice(None), *pair)].mean()) > reach * max(variances[pair], pooled) ** 0.5
         and (low[pair] > 0 or high[pair] < 0)
-    }
+    ]
