@@ -14,7 +14,7 @@ from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.position.planes.planes import EPS_GRID
 from tl_posgen.report.heads import heads_of
 
-CUT = {"length": 48, "n_prompts": 2, "progress": False}
+CUT = {"length": 48, "n_prompts": 2, "consecutive": True, "progress": False}
 PROMPTS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
 
 
@@ -27,7 +27,7 @@ def result(mini, alice):
 def captures(mini, alice):
     """Layer 1 of both prompts."""
     kept = []
-    for tokens in to_prompts(mini, alice, length=48, n_prompts=2):
+    for tokens in to_prompts(mini, alice, length=48, n_prompts=2, consecutive=True):
         run_capture(mini, tokens[None], kept.append, layers=[1])
     return kept
 
@@ -104,7 +104,7 @@ def test_at_the_default_eps_trained_heads_are_certified_and_none_of_the_null(req
 
 def test_training_concentrates_keys(result):
     concentration = result.numbers("concentration", side="k")
-    assert concentration.value > 1.3 * max(concentration.inits)
+    assert concentration.value > 1.5 * max(concentration.inits)
 
 
 def test_partial_rotary_heads_keep_their_unrotated_remainder(family_model):
