@@ -66,8 +66,8 @@ def to_prompts(
     if length is not None:
         step = length - len(bos)
         pieces = [ids[i : i + step] for ids in sources for i in range(0, len(ids) - step + 1, step)]
-        if not consecutive and n_prompts is not None and len(pieces) > n_prompts:
-            pieces = [pieces[i * len(pieces) // n_prompts] for i in range(n_prompts)]
+        if not consecutive and n_prompts is not None:
+            pieces = spread(pieces, n_prompts)
     rows = [bos + piece for piece in pieces[:n_prompts]]
     if len(rows) < (n_prompts or 1):
         wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")
@@ -80,6 +80,12 @@ def to_prompts(
     for row in rows:
         check_ids(wrapped, row)
     return [torch.tensor(row, device="cpu") for row in rows]
+
+
+def spread(pieces: Sequence[Any], n: int) -> list[Any]:
+    """Return piece i * pieces // n for i < n, spread evenly over all; all of them where there are no more."""
+    n = min(n, len(pieces))
+    return [pieces[i * len(pieces) // n] for i in range(n)]
 
 
 def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: int | None) -> None:

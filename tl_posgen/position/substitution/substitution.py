@@ -18,6 +18,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.model import Model
+from tl_posgen.models.tokens import spread
 from tl_posgen.position.substitution.hooks import by_constant, heads_from, substitute
 from tl_posgen.position.substitution.numbers.splits import Threshold
 from tl_posgen.position.substitution.optimise_split import CONTROLS, optimise_split, passes_of
@@ -275,8 +276,7 @@ def other_prompts(
     measured = {tuple(row.tolist()) for row in rows}
     every = prompts_of_one_length(model, prompts, len(rows[0]), None)
     left = [number for number, row in enumerate(every.tolist()) if tuple(row) not in measured]
-    n = min(n_others, len(left))
-    return every[[left[i * len(left) // n] for i in range(n)] if len(left) > len(rows) // 2 else []]
+    return every[spread(left, n_others) if len(left) > len(rows) // 2 else []]
 
 
 def search_findings(own: Numbers) -> list[str]:
