@@ -3,8 +3,8 @@
     python examples/shapes/findings.py [--texts DIRECTORY] [--models mini examples/shapes/deep ...]
 
 A row a finding, a column a model, random init (seed 0) in brackets; the last column counts the models with the sign that
-most of them have. Rank correlations are over all heads of a model. Shares recovered are of the loss between uniform
-attention and the unchanged model. Prompts are spread over the text.
+most of them have. Rank correlations are over all heads of a model. Shares recovered, which have no random init here, are
+of the loss between uniform attention and the unchanged model. Prompts are spread over the text.
 """
 
 import argparse
@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--stories", nargs="*", default=[], help="directories of models measured on --text instead")
     parser.add_argument("--text", help="for --stories")
     options = parser.parse_args()
+    if options.stories and not options.text:
+        parser.error("--stories needs --text")
     found = {Path(name).name: findings_of(name, bundled_text()) for name in options.models}
     found |= {Path(name).name: findings_of(name, read_text(options.text)) for name in options.stories}
     table = pd.DataFrame(found)
