@@ -258,21 +258,11 @@ def followed(report: Any, **labels: Any) -> Iterator[dict[str, Any]]:
 
 
 def encodings(part: Part) -> Mapping[str, Any]:
-    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before, the short runs and the
-    task; copy the figure."""
+    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before and the task,
+    copy the figure."""
     example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
     found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
     shutil.copy(example / "encodings.svg", ROOT / "docs")
-    short = example / "short"
-    again = (
-        "--work",
-        str(BUILD / "encodings_short"),
-        "--out",
-        str(short),
-        "--steps",
-        str(part.settings["short_steps"]),
-    )
-    found["short"] = json.loads(printed(str(example / "measure.py"), *again, *length, "--json"))["encodings"]
     return found | {"task": json.loads((example / "task.json").read_text(encoding="utf-8"))}
 
 
@@ -418,7 +408,7 @@ PARTS = {
         joining_of_seeds,
     ),
     "mini emergence seeds": Part("", {"training_seeds": (1, 2, 3)}, training_of_seeds),
-    "encodings": Part("", {"steps": 1000, "short_steps": 400, "windows": 32}, encodings),
+    "encodings": Part("", {"steps": 1000, "windows": 32}, encodings),
     "mini greedy": Part("mini", {"tokens": 40, "prompt": "Alice was beginning to get very tired"}, greedy),
     "width alone": Part("", {"width_per_k": 8}, width),
     "token-wise": Part("stories260K", {"tokens": 10}, token_wise),
