@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "encodings"))
 import as_qwen2
 import attention
 import measure
+import task
 import train
 
 D, N = 32, 20  # d_head, tokens
@@ -29,7 +30,8 @@ def model(request):
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight *= 3
             layer.self_attn.k_proj.weight *= 3
-            layer.self_attn.mean_key *= 3
+            if request.param != "plain":
+                layer.self_attn.mean_key *= 3
     return model.double()
 
 
@@ -49,24 +51,40 @@ def rotation(position: int) -> torch.Tensor:
     return matrix
 
 
+def rolled(n: int) -> list[int]:
+    """Coordinates whose plane m is plane m - n D / 8 of all D / 2."""
+    planes = [(m - n * D // 8) % (D // 2) for m in range(D // 2)]
+    return planes + [m + D // 2 for m in planes]
+
+
 def formula(encoding: str, q, k, mean_key, i: int, j: int, head: int) -> float:
     """The score as the module's docstring writes it."""
     at_i, at_j, s = rotation(i), rotation(j), 1 / math.sqrt(D)
     match encoding:
         case "rope":
             return float(s * (at_i @ q) @ (at_j @ (k + mean_key)))
+        case "plain":
+            return float(s * (at_i @ q) @ (at_j @ k))
         case "split":
             return float(s * ((at_i @ q) @ (at_j @ mean_key) + q @ k))
+        case "added":
+            return float(s * ((at_i @ q) @ (at_j @ (k + mean_key)) + q @ k))
+        case "several":
+            met = sum((at_i @ q[rolled(n)]) @ (at_j @ mean_key[n]) for n in range(4))
+            return float(s * (met + q @ k))
         case "alibi":
             return float(s * q @ (k + mean_key) - (i - j) / 4 ** (head + 1))
     return float(s * q @ (k + mean_key))
 
 
 def parts(layer, hidden):
-    """q [4, N, D], k and m [2, ...] straight from the weights."""
+    """q [4, N, D], k and m [2, ...] straight from the weights; m [2, 4, D] where there are several."""
     q = (hidden @ layer.q_proj.weight.T).view(N, 4, D).transpose(0, 1)
     k = (hidden @ layer.k_proj.weight.T).view(N, 2, D).transpose(0, 1)
-    return q.detach(), k.detach(), layer.mean_key.detach().view(2, D)
+    if layer.mean_key is None:
+        return q.detach(), k.detach(), [None, None]
+    mean_key = layer.mean_key.detach().view(-1, 2, D)
+    return q.detach(), k.detach(), mean_key[0] if len(mean_key) == 1 else mean_key.transpose(0, 1)
 
 
 def brute_force(layer, hidden) -> torch.Tensor:
@@ -120,7 +138,7 @@ def test_r_is_that_of_dense_least_squares(model, tokens):
     assert numbers["r"] == pytest.approx(heads["r"].mean())
 
 
-def test_only_rope_has_an_interaction(model, tokens):
+def test_only_rotated_content_has_an_interaction(model, tokens):
     """Every query at every distance to every key: additive in (query, distance) and (query, key), query by query."""
     encoding = model.config.encoding
     numbers, heads = measure.score_numbers(model, tokens[None])
@@ -133,8 +151,8 @@ def test_only_rope_has_an_interaction(model, tokens):
         ]
     )
     left_over = [float(one) for one in additive_fit(scores).interaction_share]
-    if encoding == "rope":
-        assert heads["interaction"].min() > 0.05
+    if encoding in ("rope", "plain", "added"):
+        assert heads["interaction"].min() > 0.02
         assert min(left_over) > 0.01
     else:
         assert heads["interaction"].max() < 1e-12
@@ -146,9 +164,14 @@ def test_only_rope_has_an_interaction(model, tokens):
 def test_encodings_differ_in_nothing_else():
     states = {encoding: train.new_model(64, encoding, seed=3).state_dict() for encoding in attention.ENCODINGS}
     first = states["rope"]
-    for state in states.values():
-        assert state.keys() == first.keys()
-        assert all(torch.equal(state[name], first[name]) for name in first)
+    rest = [name for name in first if "mean_key" not in name]
+    for encoding, state in states.items():
+        kept = first if encoding in ("rope", "split", "added", "alibi", "none") else rest
+        assert state.keys() == set(rest if encoding == "plain" else first)
+        assert all(torch.equal(state[name], first[name]) for name in kept)
+    several = states["several"]["model.layers.0.self_attn.mean_key"].view(4, -1)
+    assert torch.equal(2 * several[0], first["model.layers.0.self_attn.mean_key"])
+    assert several.std(-1).min() > several.std() / 2
     other = train.new_model(64, "rope", seed=4).state_dict()
     assert not torch.equal(other["model.layers.0.self_attn.mean_key"], first["model.layers.0.self_attn.mean_key"])
 
@@ -206,3 +229,52 @@ def test_a_rope_run_is_a_qwen2(model, tokens):
     plain = as_qwen2.as_qwen2(model)
     torch.testing.assert_close(plain(tokens[None]).logits, model(tokens[None]).logits)
     assert plain.model.layers[0].self_attn.k_proj.bias.abs().max() > 0.1
+
+
+def test_a_split_with_rotated_content_is_rope_and_mean_keys_of_one_rotation_are_one():
+    q, k, m, m2 = torch.randn(4, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    turn = rotation(9).T @ rotation(4)
+    rotated_split = q @ turn @ m + q @ turn @ k
+    assert rotated_split * D**-0.5 == pytest.approx(formula("rope", q, k, m, 9, 4, 0))
+    one = formula("split", q, k, m + m2, 9, 4, 0)
+    assert (q @ turn @ m + q @ turn @ m2 + q @ k) * D**-0.5 == pytest.approx(one)
+
+
+def test_the_task_asks_for_the_near_value_of_a_and_the_far_one_of_b():
+    tokens, answers = task.prompts(500, torch.Generator().manual_seed(0))
+    for row, answer in zip(tokens.tolist(), answers.tolist(), strict=True):
+        query = len(row) - 1
+        near, far = row[query - task.NEAR], row[query - task.FAR]
+        assert near // task.N_VALUES == far // task.N_VALUES
+        assert answer == (near if near < task.N_VALUES else far) % task.N_VALUES
+    assert (tokens[:, -1] == task.QUERY).all()
+
+
+@pytest.mark.parametrize("encoding", attention.ENCODINGS)
+def test_no_sum_of_position_and_content_solves_the_task(encoding):
+    """Near less far, of mark a and of mark b: by a sum of position and content both gain alike."""
+    model = task.new_model(encoding, seed=0).double()
+    tokens, _ = task.prompts(1, torch.Generator().manual_seed(0))
+    gains = []
+    for mark in (0, 1):
+        tokens[0, [-1 - task.NEAR, -1 - task.FAR]] = 3 + mark * task.N_VALUES
+        scores = measure.captures(model, tokens[0])[0].scores()[0, -1]
+        gains.append(float(scores[-1 - task.NEAR] - scores[-1 - task.FAR]))
+    if encoding in ("rope", "plain", "added"):
+        assert abs(gains[0] - gains[1]) > 1e-3
+    else:
+        assert gains[0] == pytest.approx(gains[1], abs=1e-6)
+
+
+def test_looking_at_one_distance_is_right_as_often_as_stated():
+    tokens, answers = task.prompts(20_000, torch.Generator().manual_seed(0))
+    for distance in (task.NEAR, task.FAR):
+        share = (tokens[:, -1 - distance] % task.N_VALUES == answers).double().mean()
+        assert float(share) == pytest.approx(task.ONE_DISTANCE, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoding", "solved"), [("plain", True), ("split", False)])
+def test_one_head_learns_the_task_with_rotated_content(encoding, solved):
+    found = task.accuracy(encoding, seed=0, steps=300)
+    assert found > 0.95 if solved else found < task.ONE_DISTANCE + 0.05

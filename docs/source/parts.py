@@ -260,11 +260,12 @@ def followed(report: Any, **labels: Any) -> Iterator[dict[str, Any]]:
 
 
 def encodings(part: Part) -> Mapping[str, Any]:
-    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before, copy the figure."""
+    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before and the task,
+    copy the figure."""
     example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
     found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
     shutil.copy(example / "encodings.svg", ROOT / "docs")
-    return found
+    return found | {"task": json.loads((example / "task.json").read_text(encoding="utf-8"))}
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COLOURS = {"rope": "#3b6fb6", "split": "#d1603d", "alibi": "#3f9b6b", "none": "#6b7280"}
+COLOURS = {"rope": "#3b6fb6", "plain": "#7fb3e6", "split": "#d1603d", "several": "#b8892b", "added": "#8a5aa8"}
+COLOURS |= {"alibi": "#3f9b6b", "none": "#6b7280"}
 R = "r_within_rows_without_first_token"  # what softmax sees: <q_i, m> shifts whole rows of alibi and none
-WIDTH, HEIGHT = 980, 330
+WIDTH, HEIGHT = 1110, 330
 TOP, BOTTOM = 56, 282  # of the plots
 STYLE = 'font-family="Helvetica,Arial,sans-serif" font-size="11" fill="#374151"'
 
@@ -30,7 +31,7 @@ class Panel:
     def dots(self, x: float, values: Sequence[float], colour: str, filled: bool = True) -> None:
         """A dot a seed, and a line at their mean."""
         y, fill = self.y(sum(values) / len(values)), colour if filled else "#fff"
-        self.parts.append(f'<line x1="{x - 13:.1f}" x2="{x + 13:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')
+        self.parts.append(f'<line x1="{x - 9:.1f}" x2="{x + 9:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')
         for value in values:
             dot = f'cx="{x:.1f}" cy="{self.y(value):.1f}" r="3.5" fill="{fill}" stroke="{colour}"'
             self.parts.append(f"<circle {dot}/>")
@@ -55,18 +56,18 @@ def draw(found: Mapping[str, Any], block: int, context: int) -> str:
     """SVG of `measure.summarise`; `block` positions stand behind a point of the curves."""
     names = list(found)
     losses = [value for name in names for value in found[name]["trained"]["loss"]["of_seeds"]]
-    left = Panel(50, 250, "Held-out loss, 512 tokens (nats)", *limits(losses, 0.02))
+    left = Panel(50, 330, "Held-out loss, 512 tokens (nats)", *limits(losses, 0.02))
     after_first = [value for name in names for value in found[name]["curve"][1:]]
-    middle = Panel(310, 610, f"Loss by position (blocks of {block}, from {block} on)", *limits(after_first, 0.2))
-    right = Panel(670, 960, "Three-axis r within rows, first token left out", 0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1])
+    middle = Panel(390, 690, f"Loss by position (blocks of {block}, from {block} on)", *limits(after_first, 0.2))
+    right = Panel(750, 1090, "Three-axis r within rows, first token left out", 0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1])
     for name, x, pair in zip(names, left.places(len(names)), right.places(len(names)), strict=True):
         one, colour = found[name], COLOURS[name]
         left.dots(x, one["trained"]["loss"]["of_seeds"], colour)
         left.text(x, BOTTOM + 18, name)
         at = middle.places(len(one["curve"]))[1:]
         middle.line(at, one["curve"][1:], colour)
-        right.dots(pair - 16, one["random_init"][R]["of_seeds"], colour, filled=False)
-        right.dots(pair + 16, one["trained"][R]["of_seeds"], colour)
+        right.dots(pair - 10, one["random_init"][R]["of_seeds"], colour, filled=False)
+        right.dots(pair + 10, one["trained"][R]["of_seeds"], colour)
         right.text(pair, BOTTOM + 18, name)
     end = len(found[names[0]]["curve"]) * block
     for position in range(0, end + 1, context):

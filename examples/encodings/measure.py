@@ -21,7 +21,7 @@ import xarray as xr
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from attention import ENCODINGS, ROTATED, EncodedAttention, EncodedLlama, slopes
+from attention import ENCODINGS, ROTATED, EncodedAttention, EncodedLlama, n_rotated, slopes
 from figure import draw
 from train import STEPS, new_model, recipe
 
@@ -50,9 +50,9 @@ SCORES = {  # column of the tables -> measure, variable, tokens
 }
 
 
-def finished(work: Path, steps: int) -> dict[tuple[str, int], Path]:
+def finished(work: Path, steps: int, seeds: Sequence[int]) -> dict[tuple[str, int], Path]:
     """The last checkpoint of every run that has one."""
-    runs = {(e, s): work / f"{e}-{s}" / "checkpoints" / f"step{steps:05d}" for e in ENCODINGS for s in SEEDS}
+    runs = {(e, s): work / f"{e}-{s}" / "checkpoints" / f"step{steps:05d}" for e in ENCODINGS for s in seeds}
     return {run: path for run, path in runs.items() if (path / "model.safetensors").is_file()}
 
 
@@ -91,7 +91,7 @@ def geometry(attention: EncodedAttention, d: int, inv_freq: torch.Tensor) -> Lay
         n_key_value_heads=config.num_key_value_heads,
         d_head=d,
         scale=attention.scaling,
-        rope=Rope(inv_freq.double()) if encoding in ROTATED else Rope(),
+        rope=Rope(inv_freq.double().repeat(n_rotated(encoding))) if encoding in ROTATED else Rope(),
         alibi_slopes=slopes(config.num_attention_heads) if encoding == "alibi" else None,
     )
 
@@ -204,12 +204,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="where tables and figure go")
     parser.add_argument("--json", action="store_true", help="print means, spreads and differences as JSON")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="those to measure")
     parser.add_argument("--windows", type=int, default=32, help=f"windows of {LONG} tokens")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     paths = [args.out / f"{name}.csv" for name in ("results", "curves", "heads")]
     rows, curves, heads = None, None, None
-    if runs := finished(args.work, args.steps):
+    if runs := finished(args.work, args.steps, args.seeds):
         rows, heads = measure(args.work, runs, args.steps, args.windows)
         curves = rows[[*RUN, "step", "curve"]].dropna().explode("curve").rename(columns={"curve": "loss"})
         curves["block"] = curves.groupby(RUN).cumcount()
@@ -221,7 +222,9 @@ def main() -> None:
     summary = summarise(rows, curves)
     (args.out / "encodings.svg").write_text(draw(summary, BLOCK, recipe.CONTEXT), encoding="utf-8")
     known = set(rows[RUN].itertuples(index=False, name=None))
-    missing = [f"{encoding} seed {seed}" for encoding in ENCODINGS for seed in SEEDS if (encoding, seed) not in known]
+    missing = [
+        f"{encoding} seed {seed}" for encoding in ENCODINGS for seed in args.seeds if (encoding, seed) not in known
+    ]
     print(json.dumps({"encodings": summary, "missing": missing}) if args.json else rows.round(4).to_string(index=False))
     print(f"missing: {', '.join(missing) or 'none'}", file=sys.stderr)
 

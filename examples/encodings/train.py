@@ -1,12 +1,14 @@
-"""Train the mini recipe with one position encoding at an eighth of its tokens.
+"""Train the mini recipe with position encodings at an eighth of its tokens.
 
-    python examples/encodings/train.py --books DIRECTORY --encoding split --seed 0 --work build/encodings
+    python examples/encodings/train.py --books DIRECTORY --encoding rope split --seeds 0 1 2 --work build/encodings
 
 Everything but the encoding and the number of steps is the recipe of examples/mini_model/train.py, its schedule rescaled.
 At one seed all encodings start from the same weights and see the same batches. Stop it at any time and give the same
-command again. The run lies in WORK/ENCODING-SEED; tokenizer and tokens, the same for all runs, in WORK.
+command again. A run lies in WORK/ENCODING-SEED; tokenizer and tokens, the same for all runs, in WORK.
+Runs of another number of --steps need another WORK: their schedule is another.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -26,13 +28,22 @@ def new_model(vocab_size: int, encoding: str, seed: int) -> EncodedLlama:
     return EncodedLlama(config)
 
 
-if __name__ == "__main__":
-    parser = recipe.options("Train the mini recipe with one position encoding.", Path("build/encodings"), STEPS)
-    parser.add_argument("--encoding", choices=ENCODINGS, required=True)
+def main() -> None:
+    parser = recipe.options("Train the mini recipe with position encodings.", Path("build/encodings"), STEPS)
+    parser.add_argument("--encoding", choices=ENCODINGS, nargs="+", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", help="several runs, one after the other")
     parser.set_defaults(every=100)
     args = parser.parse_args()
     tokenizer, stream, held_out = recipe.prepare(args.books, args.work, args.vocab_size)
-    args.work /= f"{args.encoding}-{args.seed}"
-    args.work.mkdir(exist_ok=True)
-    model = new_model(len(tokenizer), args.encoding, args.seed)
-    recipe.train(model, stream, held_out, args, checkpoints=(), dtype=torch.float32)
+    for seed in args.seeds or [args.seed]:
+        for encoding in args.encoding:
+            work = args.work / f"{encoding}-{seed}"
+            if (work / "checkpoints" / f"step{args.steps:05d}").is_dir():
+                continue
+            work.mkdir(exist_ok=True)
+            run = argparse.Namespace(**vars(args) | {"work": work, "seed": seed})
+            recipe.train(new_model(len(tokenizer), encoding, seed), stream, held_out, run, (), torch.float32)
+
+
+if __name__ == "__main__":
+    main()

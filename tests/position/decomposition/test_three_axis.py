@@ -173,6 +173,18 @@ def test_the_curves_say_what_their_gauge_is(mini, prompts):
     assert "b without a linear trend" in result.plot("curves").layout.title.text
 
 
+def test_the_spread_over_heads_is_said_and_drawn(result):
+    r, null = (one["r"].sel(tokens="all").values for one in (result.own, result.null))
+    low, first, median, third, high = np.quantile(r, [0, 0.25, 0.5, 0.75, 1])
+    said = result.findings()[2]
+    assert f"from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and {third:.3f}; random init" in said
+    assert said.endswith(f"Over 0.95: {(r > 0.95).sum()} of {r.size} heads.")
+    drawn = result.plot("heads").data
+    for trace, values in zip(drawn, (r, null), strict=True):
+        np.testing.assert_allclose(trace.y, values.flatten())
+        assert [round(x) for x in trace.x] == np.repeat(result.own["layer"].values, r.shape[1]).tolist()
+
+
 def test_prompts_have_a_line_a_head_and_a_null_in_grey_named_once(result):
     traces = result.plot("prompts").data
     assert len(traces) == 4 + 16

@@ -9,16 +9,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD, Measure, Variable, by_tokens
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.numbers import Numbers, mean_of
 from tl_posgen.core.options import NonNegative, Positive
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.layer_fits import ALIKE, fit_capture, weighting
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, ThreeAxisFit
-from tl_posgen.report.figures import head_map, layer_curves
+from tl_posgen.report.figures import finish, head_map, head_names, layer_curves, sides
 
 BOTH = ("tokens", *HEAD)
+HIGH = 0.95  # Han & Ji 2025 report .959, consistent across all layers and heads
 MEAN = "mean over prompts; level and slope by the gauge"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
@@ -51,6 +52,20 @@ def draw_curves(result: Any) -> go.Figure:
         log_x=True,
         share=1.0,
     )
+
+
+def draw_heads(result: Any) -> go.Figure:
+    """Draw r of every head over its layer, the model's beside that of a random init."""
+    figure = go.Figure()
+    for number, (name, dataset, colour) in enumerate(sides(result)):
+        r = dataset["r"].sel(tokens="all").transpose(*HEAD).to_series()
+        names = head_names(r.index)
+        layers = [layer - 0.12 + 0.24 * number for layer, _ in r.index]
+        figure.add_scatter(x=layers, y=r.tolist(), text=names, name=name, mode="markers", marker_color=colour)
+    figure.add_hline(HIGH, line_dash="dot", line_width=1)
+    figure.update_xaxes(title_text="layer", tickvals=sorted(set(result.own["layer"].values.tolist())))
+    figure.update_yaxes(title_text="r")
+    return finish(figure, "Three-axis r head by head", f"a dot a head; dotted: {HIGH}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +166,19 @@ class ThreeAxis(Measure):
             f"without the first token {own('r', tokens='without first'):.3f}.",
             f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}. Highest: "
             f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
+            self.over_heads(own),
         ]
+
+    def over_heads(self, own: Numbers) -> str:
+        """Return the sentence of the distribution of r over heads: its ends, its quartiles, and those over HIGH."""
+        r, every = own.side["r"].sel(tokens="all"), mean_of(own.array("r"))
+        low, first, median, third, high = r.quantile((0, 0.25, 0.5, 0.75, 1)).values
+        ends = [own.number(every.min(HEAD)), own.number(every.max(HEAD))]
+        inits = "; random init {:.3f} to {:.3f}".format(*(end.of_inits.plain for end in ends)) if ends[0].inits else ""
+        return (
+            f"Over heads r goes from {low:.3f} to {high:.3f}, quartiles {first:.3f}, {median:.3f} and "
+            f"{third:.3f}{inits}. Over {HIGH}: {int((r > HIGH).sum())} of {int(r.notnull().sum())} heads."
+        )
 
     figures = {
         "map": head_map(
@@ -160,6 +187,7 @@ class ThreeAxis(Measure):
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
         ),
+        "heads": draw_heads,
         "curves": draw_curves,
         "prompts": partial(
             layer_curves,
