@@ -121,7 +121,7 @@ def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
 
 
 def test_descent_lowers_what_it_descends_on(result):
-    loss, divergence = result.own["chosen_on_loss"], result.own["prediction_kl"]
+    loss, divergence = result.own["chosen_on_loss"], result.own["search_kl"]
     assert (loss.sel(family=["distribution", "free"]) < loss.sel(family="triangle")).all()
     assert divergence.sel(family="imitating") < divergence.sel(family="triangle")
     np.testing.assert_allclose(result.own["distribution"].sum("distance"), 1)
@@ -276,7 +276,7 @@ def test_sentences_and_titles_say_the_numbers(result):
     assert f"of the {worth.mean():.3f} [{worth.mean() - half:.3f}, {worth.mean() + half:.3f}] nats between" in text
     assert f"(random init {measure.worth(result.numbers).inits[0]:.4f} nats)" in text
     assert f"a mean rotation and a reference key per head {share('search_recovered', family='free')}." in text
-    kl = float(data["prediction_kl"].sel(family="triangle"))
+    kl = float(data["search_kl"].sel(family="triangle"))
     assert f"their KL from the unchanged model's is {kl:.3f} nats" in text
     assert f"share recovered {float(data['rank'][0]):.2f}, of" in result.plot("correlation").layout.title.text
     assert measure.split_recovered(result.numbers) == result.numbers("search_recovered", family="free")
