@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.hooks.replace_scores import HookList, replace_scores
+from tl_posgen.joining.numbers.attention_mass import taken_elsewhere
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.position.substitution.hooks import all_positions, by_split, substitute
 
-COSTS = ("interaction", "slash", "head")
+COSTS = ("interaction", "slash", "elsewhere", "head")
 
 
 def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "head query key"]:
@@ -26,10 +27,25 @@ def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "hea
 
     A query that would see nothing else (the first token, D = 0) keeps it.
     """
-    position, scores = capture.positions, capture.scores()
-    hidden = position[:, None] - position == distance
-    visible = (scores > -torch.inf).sum(-1, keepdim=True)
-    return scores.masked_fill(hidden & (visible > 1), -torch.inf)
+    scores = capture.scores()
+    return scores.masked_fill(hidden_at(capture, scores, distance), -torch.inf)
+
+
+def with_mass_taken_elsewhere(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
+    """Return the layer's scores with as much attention taken from drawn keys as `without_distance` hides, at most all
+    of theirs: its control."""
+    scores = capture.scores()
+    hidden = hidden_at(capture, scores, distance)
+    left = taken_elsewhere(double(scores).softmax(-1), hidden, seed)
+    return torch.where(hidden.any(-1, keepdim=True), left.log().to(scores), scores)
+
+
+def hidden_at(
+    capture: LayerCapture, scores: Float[Tensor, "head query key"], distance: int
+) -> Bool[Tensor, "head query key"]:
+    """Tell which pairs are `distance` tokens apart, where the query sees another key too."""
+    position, visible = capture.positions, (scores > -torch.inf).sum(-1, keepdim=True)
+    return (position[:, None] - position == distance) & (visible > 1)
 
 
 def mean_outputs(
@@ -64,7 +80,11 @@ def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) ->
 
 
 def head_costs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], distance: xr.DataArray, selected: Mapping[int, Sequence[int]]
+    model: Model,
+    tokens: Int[Tensor, "prompt pos"],
+    distance: xr.DataArray,
+    selected: Mapping[int, Sequence[int]],
+    seed: int,
 ) -> xr.DataArray:
     """Return the rise of the loss, in nats per token, with one selected head at a time edited.
 
@@ -72,6 +92,7 @@ def head_costs(
 
     Args:
         distance: each head's best distance D, whose diagonal is hidden for "slash".
+        seed: of the keys that give as much mass for "elsewhere", the same for every head.
     """
     unchanged = token_losses(model, tokens).mean(-1)
     means = mean_outputs(model, tokens, list(selected))
@@ -84,6 +105,7 @@ def head_costs(
             hooks = {
                 "interaction": substitute(model, by_split(all_positions), **one),
                 "slash": replace_scores(model, partial(without_distance, distance=back), **one),
+                "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
                 "head": mean_ablation(layer, head, means[layer]),
             }
             for number, what in enumerate(COSTS):

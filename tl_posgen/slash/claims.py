@@ -22,7 +22,7 @@ from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
 from tl_posgen.slash.cone import INPUTS
 from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
-from tl_posgen.slash.numbers.slash_scores import long_distances
+from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
 from tl_posgen.slash.slash_ablation import in_words
 from tl_posgen.slash.slash_toy import FEATURES
 
@@ -185,11 +185,12 @@ def training(slash_toy: Result) -> Judgement:
 
 def far_away(slash: Result) -> Judgement:
     def words(own: Numbers) -> str:
-        return f"{n_far(own).plain:.3g} of {own.data['n_long'].notnull().sum():d} heads at 50 tokens or further"
+        heads = own.number(own.array("n_long").notnull().sum(HEAD)).plain
+        return f"{n_far(own).plain:.3g} of {heads:.0f} heads at {LONG} tokens or further"
 
     own = slash.numbers
     if not len(long_distances(own.data.sizes["distance"])):
-        return Judgement("open", "no prompt has 100 tokens", "not measured")
+        return Judgement("open", f"not measured: no prompt has {2 * LONG} tokens", "not measured")
     n, most = n_far(own).value, highest(n_far(one).value for one in each_init(own))
     verdict = "held" if n > most else "not held"
     return judgement(where_known(verdict, n, most), words, slash, margin=margin_of("heads", n, most, digits=0))
