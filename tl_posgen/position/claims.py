@@ -175,10 +175,7 @@ def downstream(perturbation: Result) -> Judgement:
             for ratio in sorted({few, above, many})
         ]
         accuracy = one("cloze_accuracy", **in_order, **swapped).plain
-        return (
-            f"cloze of {one.data.sizes['item']} items: accuracy {accuracy:.1%} in order, {', '.join(parts)}; chance "
-            f"{1 / N_CHOICES:.1%}"
-        )
+        return f"accuracy {accuracy:.1%} in order, {', '.join(parts)}"
 
     whole = own("cloze_accuracy", **in_order, **swapped)
     at_few, at_more = (change(own, ratio) for ratio in (few, above))
@@ -187,7 +184,9 @@ def downstream(perturbation: Result) -> Judgement:
     known = whole.value > np.maximum(1 / N_CHOICES, highest(whole.inits))  # not of NaN
     margin = f"{margin_of(f'low end at {few:.0%}', at_few.low, -SLIGHT, digits=3)}; "
     margin += margin_of(f"high end at {above:.0%}", at_more.high, -SLIGHT, digits=3)
-    return judgement(verdict if known else "open", words, perturbation, margin=margin)
+    found = judgement(verdict if known else "open", words, perturbation, margin=margin)
+    n_items = own.data.sizes["item"]
+    return found._replace(measured=f"cloze of {n_items} items: {found.measured}; chance {1 / N_CHOICES:.1%}")
 
 
 def length_claim(length_extrapolation: Result) -> Judgement:
