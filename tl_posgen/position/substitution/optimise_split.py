@@ -18,7 +18,8 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
-from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, triangle, uniform
+from tl_posgen.position.substitution.numbers.splits import triangle, uniform
+from tl_posgen.rope.splits import DistanceDistribution
 
 FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")
