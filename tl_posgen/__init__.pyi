@@ -18,6 +18,7 @@ from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
 from .models.loading.random_like import random_like as random_like
 from .models.streaming.stream import streaming as streaming
+from .prompt.explaining import explain as explain
 from .prompt.score_split import split as split
 from .slash.slash_heads import find_slash_heads as find_slash_heads
 from .studies.collect import open_study as open_study

@@ -9,7 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loading.load import open_model
@@ -17,6 +17,8 @@ from tl_posgen.models.provenance import model_label
 from tl_posgen.models.selection import Layers, chosen
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.prompt.frozen_layer import ROUNDING, Side, frozen_layer, require_small
+from tl_posgen.prompt.residual_sources import ResidualSources, SourceReader
 from tl_posgen.rope.splits import DistanceDistribution, attention_profile
 
 Distances = Literal["uniform", "causal", "attention"]
@@ -31,11 +33,15 @@ class LayerReference:
     Attributes:
         mean_query, mean_key: the first token of every prompt left out; the mean key is repeated for grouped heads.
         mean_turn: ubar_m = E_p[u_m(d)], one complex number a plane.
+        sources: names of what earlier layers wrote, and of biases, by side, "query" and "key"; empty if not asked for.
+        source_means: side -> what each adds to the mean query or key; they add up to it.
     """
 
     mean_query: Float[Tensor, "head d_head"]
     mean_key: Float[Tensor, "head d_head"]
     mean_turn: Complex[Tensor, "head plane_and_rest"]
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    source_means: Mapping[str, Float[Tensor, "source head d_head"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class _Sums:
     query: Any = 0.0
     key: Any = 0.0
     profile: Any = 0.0  # how much attention goes d tokens back
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of sources, by side
+    sources: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, capture: LayerCapture) -> None:
         self.capture, self.n = capture, self.n + capture.length - 1
@@ -100,11 +108,26 @@ class _Sums:
             both = [x for x in (weights, self.profile) if isinstance(x, Tensor)]
             self.profile = sum(torch.nn.functional.pad(x, (0, longer - x.shape[-1])) for x in both)
 
+    def add_sources(self, wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources) -> None:
+        """Add what each source gives to the queries and keys of a prompt."""
+        sides: dict[Side, Tensor] = {"query": capture.q, "key": capture.k}
+        for side, whole in sides.items():
+            frozen, n = frozen_layer(wrapped, capture, side), capture.length - 1
+            means, names = frozen.mean_vectors(written.values), frozen.names(written.names)
+            rest = double(whole[:, 1:]).mean(1) - means.sum(0)
+            require_small(rest, whole, wrapped.dtype)
+            if wrapped.dtype.itemsize < torch.float32.itemsize:
+                means, names = torch.cat([means, rest[None]]), (*names, ROUNDING)
+            if self.names.setdefault(side, names) != names:
+                raise UnsupportedModelError(f"layer {capture.layer}: prompts of the reference differ in their sources")
+            self.sources[side] = n * means + self.sources.get(side, 0)
+
     def means(self, n_distances: int, kind: str) -> LayerReference:
         geometry = self.capture.geometry
         p = distance_weights(min(n_distances, geometry.window or n_distances), kind, self.profile)
         turn = p.mean_turn(geometry.rope, geometry.d_head).to(self.key.device)
-        return LayerReference(self.query / self.n, self.key / self.n, turn.expand(len(self.key), -1))
+        means = {side: total / self.n for side, total in self.sources.items()}
+        return LayerReference(self.query / self.n, self.key / self.n, turn.expand(len(self.key), -1), self.names, means)
 
 
 def distance_weights(n: int, kind: str, profile: Any = None) -> DistanceDistribution:
@@ -130,6 +153,7 @@ def reference_of(
     length: int | None = None,
     n_prompts: int = USUAL_PROMPTS,
     distances: Distances | str = "uniform",
+    sources: bool = True,
 ) -> Reference:
     """E q, E k and ubar = E_p[u(d)] of every head over the prompts of a text, the first token of each left out.
 
@@ -141,6 +165,8 @@ def reference_of(
         n_prompts: at most so many, spread over the text.
         distances: p(d) over 0 .. length - 1, or a layer's window: "uniform", as in the measure `variance`; "causal": as
             often as they occur in a prompt; "attention": as often as each head attends so far back.
+        sources: whether the means are also split by what earlier layers wrote, as `explain` shows it. `split` needs
+            none, and some architectures cannot be split so.
 
     Raises:
         InputError: a text, layer or option that cannot be used.
@@ -158,13 +184,17 @@ def reference_of(
     rows = reference_prompts(wrapped, bundled_text() if text is None else text, length, n_prompts)
     sums: dict[int, _Sums] = {}
 
-    def receive(capture: LayerCapture) -> None:
-        sums.setdefault(capture.layer, _Sums(capture)).add(capture)
-
     indices = chosen(layers, wrapped.model.cfg.n_layers, "layer")
+    needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
-        needs = {"pattern"} if distances == "attention" else ()
-        run_capture(wrapped, row[None], receive, needs, layers=indices)
+        reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()
+        with reading.attached():
+            run_capture(wrapped, row[None], captures.append, needs, layers=indices)
+        for capture in captures:
+            one = sums.setdefault(capture.layer, _Sums(capture))
+            one.add(capture)
+            if sources and capture.resid is not None:
+                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
     return Reference(model_label(wrapped), name_of_text(text), len(rows), longest, distances, found)
@@ -191,7 +221,7 @@ def name_of_text(text: Any) -> str:
     return f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
 
 
-def given_reference(model: Any, reference: Any, layer: int) -> Reference:
+def given_reference(model: Any, reference: Any, layer: int, *, sources: bool = False) -> Reference:
     """Return a Reference as it is, or the one of a text (None: the bundled book) at one layer."""
     if isinstance(reference, Reference):
         return reference
@@ -200,4 +230,4 @@ def given_reference(model: Any, reference: Any, layer: int) -> Reference:
             f"reference={type(reference).__name__}: give a text, what reference_of(model, text) returned, or None for "
             "the bundled book"
         )
-    return reference_of(model, reference, layers=[layer])
+    return reference_of(model, reference, layers=[layer], sources=sources)
