@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, quick_families
 
 import tl_posgen
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -38,7 +38,7 @@ def largest_gap(model, tokens, found, cap=None):
 
 
 @pytest.mark.parametrize("side", ["key", "query"])
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - NOT_TRACED))
+@pytest.mark.parametrize("name", quick_families("qwen3", "gemma2", "bloom", without=NOT_TRACED))
 def test_terms_add_up_to_the_models_scores(family_model, backend, name, side):
     if not getattr(FAMILIES[name], backend):
         pytest.skip("not described on this backend")
@@ -72,15 +72,14 @@ def test_sums_are_exact_in_float64(family_model, family_directory, name, backend
 
 @pytest.mark.parametrize("against", [None, 0, 7])
 @pytest.mark.parametrize(("layer", "head"), [(0, 2), (3, 1)])
-def test_terms_of_the_bundled_model_add_up(mini, alice, layer, head, against):
+def test_terms_of_the_bundled_model_add_up(mini, alice, reference, layer, head, against):
     tokens = tl_posgen.models.to_prompts(mini, alice, 40, 1)[0]
-    found = tl_posgen.explain(mini, tokens, layer, head, against=against)
+    found = tl_posgen.explain(mini, tokens, layer, head, against=against, reference=reference)
     assert largest_gap(mini, tokens, found) < 2e-5
     assert "bundled book" in found.data.attrs["reference"]
 
 
-def test_terms_are_those_of_the_split(mini):
-    reference = reference_of(mini, layers=[2], n_prompts=2)
+def test_terms_are_those_of_the_split(mini, reference):
     parts = tl_posgen.split(mini, PROMPT, heads="2.3", reference=reference).isel(head=0, query=-1)
     for side in ("key", "query"):
         found = tl_posgen.explain(mini, PROMPT, head="2.3", against=3, reference=reference, side=side)
@@ -107,11 +106,11 @@ def test_parts_of_the_users_give_what_the_sources_give(mini):
     assert {"reference mean", "rest of it"} < set(by_hand.data["source"].values)
 
 
-def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini):
+def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
     tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
     stream = captured(mini, tokens, 2).resid
     parts = {"half": stream / 2, "feature": stream / 4}
-    options = {"head": "2.1", "reference": reference_of(mini, layers=[2], n_prompts=1)}
+    options = {"head": "2.1", "reference": reference}
     with pytest.raises(InputError, match=r"do not add up .* off by .* where it reaches .*; give rest=True"):
         tl_posgen.explain(mini, tokens, parts=parts, **options)
     found = tl_posgen.explain(mini, tokens, parts=parts, rest=True, **options)
@@ -124,8 +123,8 @@ def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini):
     assert largest_gap(mini, tokens, whole) < 2e-5
 
 
-def test_frames_have_a_row_for_each_key_and_label(mini):
-    found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9, against=4)
+def test_frames_have_a_row_for_each_key_and_label(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9, against=4, reference=reference)
     n_sources, n_planes = found.data.sizes["source"], found.data.sizes["plane"]
     assert len(found.frame(by=())) == 10
     assert len(found.frame()) == 40
@@ -160,8 +159,7 @@ def test_a_query_in_a_window_explains_the_keys_that_it_sees(family_model):
     assert found.data["token"].sizes["key"] == 6
 
 
-def test_two_prompts_leave_what_makes_the_difference(mini):
-    reference = reference_of(mini, layers=[3], n_prompts=2)
+def test_two_prompts_leave_what_makes_the_difference(mini, reference):
     tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
     other = tokens.clone()
     other[5] = 700
@@ -175,9 +173,9 @@ def test_two_prompts_leave_what_makes_the_difference(mini):
         found.check()
 
 
-def test_deleting_terms_does_what_they_say(mini):
+def test_deleting_terms_does_what_they_say(mini, reference):
     """All terms of a key deleted, as large as they are, leave its score at the baseline."""
-    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference_of(mini, layers=[3], n_prompts=2))
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
     deletion, n = found._deletion, found.data.sizes["key"]
     untouched = deletion.predicted(torch.zeros(n))
     np.testing.assert_allclose(untouched[1], found.data["attention"], rtol=1e-4)
@@ -188,8 +186,8 @@ def test_deleting_terms_does_what_they_say(mini):
     torch.testing.assert_close(untouched[0], logits, rtol=0, atol=1e-4)
 
 
-def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini):
-    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference_of(mini, layers=[3], n_prompts=2))
+def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
     checked = found.check(n=10, seed=0)
     assert checked.index.tolist() == ["largest", "drawn"]
     assert checked["size"].tolist() == pytest.approx([checked["size"]["largest"]] * 2)
@@ -201,15 +199,15 @@ def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini):
         found.check(n=0)
 
 
-def test_half_precision_names_its_rounding(mini):
+def test_half_precision_names_its_rounding():
     model = tl_posgen.load_model("mini", dtype="bfloat16")
-    found = tl_posgen.explain(model, PROMPT, 2, 1)
+    found = tl_posgen.explain(model, PROMPT, 2, 1, reference=PROMPT[:40])
     assert "rounding" in found.data["source"].values
     assert 0 < found.data.attrs["largest_difference"] < 0.1
 
 
-def test_pictures_name_model_head_query_and_reference(mini):
-    found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2)
+def test_pictures_name_model_head_query_and_reference(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2, reference=reference)
     figure = found.plot()
     for words in ("L3H1", "(8)", "mini", "key 2", "bundled book"):
         assert words in figure.layout.title.text
