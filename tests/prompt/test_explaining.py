@@ -6,7 +6,7 @@ import torch
 from families import FAMILIES, quick_families
 
 import tl_posgen
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
 from tl_posgen.models import run_capture
 from tl_posgen.prompt import reference_of, residual_sources
 
@@ -168,7 +168,7 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
     for name in ("contribution", "score"):
         np.testing.assert_allclose(found.data[name], one.data[name] - two.data[name], atol=1e-12)
     assert " | " in found.data["token"].values[5]
-    assert found.stands_out == int(abs(one.data["score"] - two.data["score"]).values.argmax())
+    assert found.stands_out == int(abs(one.data["attention"] - two.data["attention"]).values.argmax())
     with pytest.raises(InputError, match="check deletes terms of one prompt"):
         found.check()
 
@@ -209,7 +209,7 @@ def test_half_precision_names_its_rounding():
 def test_pictures_name_model_head_query_and_reference(mini, reference):
     found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2, reference=reference)
     figure = found.plot()
-    for words in ("L3H1", "(8)", "mini", "key 2", "bundled book"):
+    for words in ("L3H1", "(8)", "mini", "key 2,", "bundled book"):
         assert words in figure.layout.title.text
     bars = {trace.name for trace in figure.data if trace.type == "bar"}
     assert bars == {"position", "key", "query_key", "interaction"}
@@ -218,10 +218,39 @@ def test_pictures_name_model_head_query_and_reference(mini, reference):
         if trace.type == "bar" and trace.xaxis == "x":
             totals += np.nan_to_num(np.array(trace.y))
     np.testing.assert_allclose(totals, found.data["score"], atol=1e-4)
+    assert f"key {found.stands_out} " in figure.layout.annotations[1].text
     page = found.show()
+    assert len(page.local_src) < 2e6  # one script for all
     assert page.local_src.count("ColoredTokens") >= 5
     for words in ("position", "interaction", "L3H1"):
         assert words in page.cdn_src
+
+
+def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_path):
+    found = tl_posgen.explain(mini, PROMPT, head="3.1", against=2, reference=reference)
+    table = found.table()
+    assert list(table.columns) == [
+        "key",
+        "token",
+        "attention",
+        "score",
+        "position",
+        "key_part",
+        "query_key",
+        "interaction",
+    ]
+    assert table["attention"].is_monotonic_decreasing
+    assert found.stands_out == table["key"][0] != 2
+    terms = table[["position", "key_part", "query_key", "interaction"]].sum(axis=1)
+    np.testing.assert_allclose(terms, table["score"], atol=1e-4)
+    page = found.write(tmp_path / "why").read_text(encoding="utf-8")
+    assert "ColoredTokens" in page
+    assert "src=" not in page.split("<body>")[1].split("</script>")[-1]
+    rows = (tmp_path / "why" / "terms.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "key,token,term,source,contribution"
+    with pytest.raises(OutputError, match="holds another run's index"):
+        found.write(tmp_path / "why")
+    assert found.write(tmp_path / "why", force=True) == tmp_path / "why" / "index.html"
 
 
 @pytest.mark.parametrize(

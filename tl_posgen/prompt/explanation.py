@@ -1,8 +1,10 @@
 """Explanation of one row of scores: labelled terms that add up to them, as frames, pictures and a check."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,8 +48,11 @@ class Explanation:
 
     @cached_property
     def stands_out(self) -> int:
-        """The key whose score differs most from the baseline."""
-        return int(self.data["key"].values[abs(self.data["score"].values).argmax()])
+        """The key that gets most attention, besides that of the baseline; between two prompts, whose attention differs
+        most."""
+        keys, attention = self.data["key"].values, abs(self.data["attention"].values)
+        others = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
+        return int(keys[others.argmax()])
 
     def frame(self, by: Sequence[str] = ("term",)) -> pd.DataFrame:
         """Return one row for each key and label, summed over all other labels.
@@ -88,6 +93,15 @@ class Explanation:
         order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
         return frame.iloc[order[:n]].reset_index(drop=True)
 
+    def table(self) -> pd.DataFrame:
+        """Return one row a key, most attention first: attention, score less the baseline, and its terms (key is called
+        key_part here)."""
+        terms = self.frame().pivot(index="key", columns="term", values="contribution")
+        head = self.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
+        named = [name for name in (*self.data["term"].values, ALIBI) if name in terms]
+        table = head.join(pd.DataFrame(terms[named])).rename(columns={"key": "key_part"}).reset_index()
+        return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
+
     def plot(self) -> "go.Figure":
         """Draw terms of every key, and of the key that stands out its sources and planes."""
         from tl_posgen.prompt.explanation_figures import draw_explanation
@@ -99,6 +113,20 @@ class Explanation:
         from tl_posgen.prompt.explanation_figures import colour_terms
 
         return colour_terms(self)
+
+    def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
+        """Write index.html, which loads nothing from the network, and terms.csv, a row a key, term and source.
+
+        Raises:
+            OutputError: the directory holds another run's page and `force` is not given, or cannot be written.
+        """
+        from tl_posgen.core.files import require_free, write_together
+        from tl_posgen.prompt.explanation_figures import page_of
+
+        require_free(directory, force)
+        terms = self.frame(("term", "source")).to_csv(index=False)
+        write_together(directory, {"index.html": page_of(self).encode(), "terms.csv": terms.encode()})
+        return Path(directory) / "index.html"
 
     def check(self, n: int = 10, seed: int = 0) -> pd.DataFrame:
         """Delete the n largest terms from the row of the running model, and beside them as much in drawn ones.

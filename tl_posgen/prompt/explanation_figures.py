@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import plotly.io
 
 from tl_posgen.prompt.explanation import Explanation, rows_of
 from tl_posgen.prompt.numbers.split_terms import TERMS
-from tl_posgen.report.circuits import titled, token_colours
+from tl_posgen.report.circuits import stacked, titled, token_colours
 from tl_posgen.report.figures import COLOURS, Panels
 
 TERM_COLOURS = {"position": "#3b6fb6", "key": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
 TERM_COLOURS |= {"alibi": "#8b5fa8"}
-MOST_KEYS, MOST_SOURCES = 48, 16
+MOST_KEYS, MOST_SOURCES, MOST_ROWS = 48, 16, 24
+STYLE = "<style>body{font-family:sans-serif;margin:2rem}td,th{padding:.1rem .6rem;text-align:right}</style>"
 
 
 def heading(explanation: Explanation) -> tuple[str, str]:
@@ -75,15 +77,29 @@ def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> N
 
 def colour_terms(explanation: Explanation) -> Any:
     """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other."""
-    from circuitsvis.utils.render import RenderedHTML
-
     title, subtitle = heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values} | {str(name): terms[name].values for name in terms}
     order = ["score", *(name for name in TERM_COLOURS if name in named)]
     pages = [titled(token_colours(tokens, np.asarray(named[name])), name) for name in order]
-    line = f"<p><b>{title}</b><br>{subtitle}</p>"
-    return RenderedHTML(
-        line + "".join(page.local_src for page in pages), line + "".join(page.cdn_src for page in pages)
+    return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
+
+
+def page_of(explanation: Explanation) -> str:
+    """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
+    title, _ = heading(explanation)
+    figure = plotly.io.to_html(explanation.plot(), full_html=False, include_plotlyjs=True)
+    tables = [
+        explanation.table(),
+        explanation.largest(MOST_ROWS),
+        explanation.largest(MOST_ROWS, explanation.stands_out),
+    ]
+    names = ["Every key", "Largest terms of all keys", f"Largest terms of key {explanation.stands_out}"]
+    shown = "".join(
+        f"<h3>{name}</h3>{table.to_html(index=False, float_format='%.3f', border=0)}"
+        for name, table in zip(names, tables, strict=True)
     )
+    body = f"{figure}{explanation.show().local_src}{shown}"
+    head = f'<meta charset="utf-8"><title>{title}</title>{STYLE}'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
