@@ -7,7 +7,7 @@ Every one-dimensional weight (biases, norms) is moved off its initial 0 or 1 and
 attention scores are of order one and a forgotten bias or norm shows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -131,6 +131,14 @@ FAMILIES: dict[str, Family] = {
         hooked=False,
     ),
 }  # fmt: skip
+
+
+def quick_families(*quick: str, without: Sequence[str] = ()) -> list[Any]:
+    """All families as parameters of a test; all but these few are slow."""
+    import pytest
+
+    names = [name for name in FAMILIES if name not in without]
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 def lively(config: Any, seed: int = 0):

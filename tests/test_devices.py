@@ -15,18 +15,14 @@ from tl_posgen.position.decomposition.numbers.position_shares import PositionPar
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.distance.numbers.distance_table import key_agreement
-from tl_posgen.position.substitution.numbers.splits import (
-    attention_profile,
-    positional_profile,
-    running_mean_key,
-    split_scores,
-)
+from tl_posgen.position.substitution.numbers.splits import positional_profile, running_mean_key
 from tl_posgen.rope import bilinear_sums
 from tl_posgen.rope.frequency_bands import bands_by_wavelength
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
 from tl_posgen.rope.spectra import rank_one, spectrum
+from tl_posgen.rope.splits import attention_profile, split_scores
 
 ROPE = Rope(inverse_frequencies(4))  # where a model's description is, whatever its device
 WEIGHTS = torch.ones(9)

@@ -1,6 +1,7 @@
 from . import coupling as coupling
 from . import joining as joining
 from . import position as position
+from . import prompt as prompt
 from . import slash as slash
 from .claims import judge_claims as judge_claims
 from .core.attach import analyze_cache as analyze_cache
@@ -17,6 +18,8 @@ from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
 from .models.loading.random_like import random_like as random_like
 from .models.streaming.stream import streaming as streaming
+from .prompt.explaining import explain as explain
+from .prompt.score_split import split as split
 from .slash.slash_heads import find_slash_heads as find_slash_heads
 from .studies.collect import open_study as open_study
 from .studies.collect import report_study as report_study

@@ -14,9 +14,9 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import lm_infinite, triangle
-from tl_posgen.position.substitution.numbers.splits import split_scores
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.rope.scores_at import scores_at, scores_frozen_beyond
+from tl_posgen.rope.splits import split_scores
 from tl_posgen.slash.numbers.ablations import ablate
 
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(1))

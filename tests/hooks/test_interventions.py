@@ -30,7 +30,8 @@ from tl_posgen.position.substitution.hooks import (
     stand_in,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, point_mass, triangle
+from tl_posgen.position.substitution.numbers.splits import point_mass, triangle
+from tl_posgen.rope.splits import DistanceDistribution
 from tl_posgen.slash.ablation_hooks import ablate_bands
 
 N = 24

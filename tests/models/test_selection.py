@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.selection import chosen, select_heads
+from tl_posgen.models.selection import chosen, one_head, select_heads
 
 ALL = [0, 1, 2, 3]
 
@@ -27,6 +27,10 @@ ALL = [0, 1, 2, 3]
         (None, [np.int64(2)], {0: [2], 1: [2]}),
         (None, pd.DataFrame({"layer": [1, 0], "head": [3, 0], "score": [0.5, 0.1]}), {0: [0], 1: [3]}),
         (np.array([1]), pd.Series([2, 3]), {1: [2, 3]}),
+        (None, "1.3", {1: [3]}),
+        (None, ["L1H3", "0.2", "l1h0", (0, 1)], {0: [1, 2], 1: [0, 3]}),
+        ([1], " L1H3 ", {1: [3]}),
+        (None, np.array(["L1H3", "1.2"]), {1: [2, 3]}),
     ],
 )
 def test_layers_and_heads_become_the_heads_of_each_layer(llama, unchecked, layers, heads, selected):
@@ -59,8 +63,10 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
         ([(0, 1)], None, r"layer \(0, 1\) is tuple, not an integer"),
         (None, [4], r"head 4 does not exist: this model has heads 0 to 3"),
         (None, [], r"no heads chosen; leave heads out to have all 4"),
-        (None, "3.1", r"heads='3\.1': give a list of integers or \(layer, head\) pairs"),
-        (None, ["1.3"], r"head '1\.3' is str, not an integer"),
+        (None, "3.1", r"head \(3, 1\): layer 3 does not exist: this model has layers 0 to 1"),
+        (None, ["1-3"], r"head '1-3': write a head as \"3\.1\" or \"L3H1\""),
+        (None, ["1.3", 1], r"\(layer, head\) pairs or names, not both"),
+        ([0], "1.3", r"head \(1, 3\) is in layer 1, which layers=\[0\] leaves out"),
         (None, [1.5], r"head 1\.5 is float, not an integer"),
         (None, [False], r"head False is bool, not an integer"),
         (None, 2.0, r"heads=2.0: give a list"),
@@ -69,7 +75,7 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
         (None, [(0, 4)], r"head \(0, 4\): head 4 does not exist: this model has heads 0 to 3"),
         (None, [(0, "1")], r"head \(0, '1'\): head '1' is str, not an integer"),
         (None, [(0, 1, 2)], r"head \(0, 1, 2\): a pair is \(layer, head\)"),
-        (None, [1, (0, 1)], r"give indices, meant in every chosen layer, or \(layer, head\) pairs, not both"),
+        (None, [1, (0, 1)], r"give indices, meant in every chosen layer, or \(layer, head\) pairs or names, not both"),
         ([0], [(0, 1), (1, 1)], r"head \(1, 1\) is in layer 1, which layers=\[0\] leaves out; add it there"),
         (None, FRAME[["layer"]], r"needs the columns layer and head, a row a head; head missing among \[layer\]"),
         (None, FRAME[:0], r"no heads chosen"),
@@ -86,3 +92,31 @@ def test_chosen_takes_the_kind_of_thing_for_its_messages(unchecked):
     assert chosen(None, 3, "plane") == [0, 1, 2]
     with pytest.raises(InputError, match="plane 3 does not exist: this model has planes 0 to 2"):
         chosen([3], 3, "plane")
+
+
+@pytest.mark.parametrize(
+    ("layer", "head"),
+    [(1, 3), (None, "1.3"), (None, "L1H3"), (1, "1.3"), (None, (1, 3)), (None, ["1.3"]), (None, [(1, 3)]),
+     (None, pd.DataFrame({"layer": [1], "head": [3], "r": [0.5]})), (np.int64(1), np.int64(3))],
+)  # fmt: skip
+def test_one_head_is_named_in_many_ways(llama, unchecked, layer, head):
+    assert one_head(llama, layer, head) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "message"),
+    [
+        (None, None, r"head=None: give one head, layer=3, head=1 or head=\"3\.1\""),
+        (1, None, r"head=None: give one head"),
+        (None, 3, r"head=3: give one head, layer=3, head=1"),
+        (None, ["0.1", "1.3"], r"these are 2 heads; give one"),
+        (None, pd.DataFrame({"layer": [1, 0], "head": [3, 3]}), r"these are 2 heads"),
+        (0, "1.3", r"head \(1, 3\) is in layer 1, which layers=\[0\] leaves out"),
+        (5, 1, r"layer 5 does not exist"),
+        (1, 9, r"head 9 does not exist"),
+        (None, "first", r"head 'first': write a head as"),
+    ],
+)
+def test_what_is_not_one_head_is_refused(llama, unchecked, layer, head, message):
+    with pytest.raises(InputError, match=message):
+        one_head(llama, layer, head)

@@ -114,6 +114,30 @@ def emerge(
     setup.present(found, parts=parts)
 
 
+@command(without=("length", "prompts", "consecutive", "seed", "null_seeds", "no_null"))
+def explain(
+    setup: Setup,
+    prompt: Annotated[str, typer.Option(help="The prompt that is explained; --text is the reference beside it.")],
+    head: Annotated[str, typer.Option(help="One head, such as 3.1 or L3H1.")],
+    query: Annotated[int, typer.Option(help="The token that attends; -1 is the last.")] = -1,
+    against: Annotated[
+        int | None, typer.Option(help="The key whose score is taken away; the row's mean if left out.")
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option(help="Another prompt of as many tokens: what makes the difference to it?")
+    ] = None,
+) -> None:
+    """Why does a head attend from one token of a prompt to others? Terms, planes and sources of its scores."""
+    words, model = setup.words(), setup.pretrained()
+    from tl_posgen.prompt import explain as run
+    from tl_posgen.prompt.terminal import print_explanation
+
+    reference = None if setup.text is None and setup.dataset is None else words
+    found = run(model, prompt, head=head, query=query, against=against, other=other, reference=reference)
+    print_explanation(found, full=setup.full)
+    print(f"\nPage: {found.write(setup.out, force=setup.force)}")
+
+
 @command(without=READING)
 def compare(
     setup: Setup,

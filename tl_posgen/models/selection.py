@@ -1,6 +1,7 @@
 """Choosing layers and heads."""
 
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeAlias
@@ -11,9 +12,10 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 
 Layers: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
-Heads: TypeAlias = (
-    SupportsIndex | Iterable[SupportsIndex] | Iterable[tuple[SupportsIndex, SupportsIndex]] | pd.DataFrame | None
-)
+Pair: TypeAlias = tuple[SupportsIndex, SupportsIndex]
+Heads: TypeAlias = SupportsIndex | str | Iterable[SupportsIndex | str] | Iterable[Pair] | pd.DataFrame | None
+
+NAME = re.compile(r"L?(\d+)(?:\.|H)(\d+)", re.IGNORECASE)  # 3.1 or L3H1
 
 
 def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> dict[int, list[int]]:
@@ -21,12 +23,13 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
 
     Args:
         layers: an index, or several; all if left out.
-        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or a frame with the columns
-            layer and head, a row a head, as `Report.heads` returns; all if left out.
+        heads: an index or several, meant in every chosen layer; or (layer, head) pairs; or names of heads, "3.1" or
+            "L3H1"; or a frame with the columns layer and head, a row a head, as `Report.heads` returns; all if left
+            out.
 
     Raises:
-        InputError: a layer or head that does not exist, none at all, something else than integers, or a pair in a layer
-            that `layers` leaves out.
+        InputError: a layer or head that does not exist, none at all, something else than integers or names, or a pair
+            in a layer that `layers` leaves out.
 
     Example:
         >>> from tl_posgen import load_model
@@ -35,17 +38,22 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
         {0: [1], 3: [1]}
         >>> select_heads(model, heads=[(3, 1), (0, 2), (3, 0)])
         {0: [2], 3: [0, 1]}
+        >>> select_heads(model, heads=["3.1", "L0H2"])
+        {0: [2], 3: [1]}
     """
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
     indices = chosen(layers, n_layers, "layer")
     if heads is None:
         return {layer: list(range(n_heads)) for layer in indices}
-    given = _rows(heads) if isinstance(heads, pd.DataFrame) else _listed(heads, "head")
+    if isinstance(heads, pd.DataFrame):
+        given = _rows(heads)
+    else:
+        given = [_pair(one) for one in ([heads] if isinstance(heads, str) else _listed(heads, "head"))]
     pairs = [tuple(head) for head in given if isinstance(head, tuple | list)]
     if not pairs:
         return {layer: chosen(given, n_heads, "head") for layer in indices}
     if len(pairs) < len(given):
-        raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs, not both")
+        raise InputError("heads: give indices, meant in every chosen layer, or (layer, head) pairs or names, not both")
     selected: dict[int, set[int]] = defaultdict(set)
     for pair in pairs:
         if len(pair) != 2:
@@ -58,6 +66,47 @@ def select_heads(model: Model, layers: Layers = None, heads: Heads = None) -> di
             )
         selected[layer].add(head)
     return {layer: sorted(selected[layer]) for layer in sorted(selected)}
+
+
+def one_head(model: Model, layer: Any = None, head: Any = None) -> tuple[int, int]:
+    """Return the layer and the index of one head.
+
+    Args:
+        layer: its layer; None where `head` names it.
+        head: an index in that layer; or, with no layer or its own, a pair (layer, head), a name "3.1" or "L3H1", or a
+            frame with one row.
+
+    Raises:
+        InputError: none, or more than one; a layer or a head that does not exist.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model = load_model("mini")
+        >>> one_head(model, 3, 1), one_head(model, head="L3H1"), one_head(model, head=(3, 1))
+        ((3, 1), (3, 1), (3, 1))
+    """
+    named = isinstance(head, str | pd.DataFrame | tuple | list)
+    if head is None or (layer is None and not named):
+        raise InputError(f'head={head!r}: give one head, layer=3, head=1 or head="3.1"')
+    several = [tuple(head)] if isinstance(head, tuple | list) and len(head) == 2 and not _names(head) else head
+    found = select_heads(model, None if layer is None else [layer], several if named else [head])
+    pairs = [(at, index) for at, of in found.items() for index in of]
+    if len(pairs) != 1:
+        raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, layer=3, head=1 or head="3.1"')
+    return pairs[0]
+
+
+def _names(heads: Iterable[Any]) -> bool:
+    return any(isinstance(one, str | tuple | list) for one in heads)
+
+
+def _pair(head: Any) -> Any:
+    """Return the pair (layer, head) that a name stands for; anything else as it is."""
+    if not isinstance(head, str):
+        return head
+    if (found := NAME.fullmatch(head.strip())) is None:
+        raise InputError(f'head {head!r}: write a head as "3.1" or "L3H1" (layer 3, head 1)')
+    return int(found[1]), int(found[2])
 
 
 def chosen(indices: Layers, n: int, kind: str) -> list[int]:
@@ -87,7 +136,7 @@ def _listed(values: Any, kind: str) -> list[Any]:
         return [values]
     # an iterator can be read once, and the choice is needed for each model
     if isinstance(values, str | bytes | Mapping | Iterator) or not isinstance(values, Iterable):
-        pairs = " or (layer, head) pairs" if kind == "head" else ""
+        pairs = " or (layer, head) pairs or names" if kind == "head" else ""
         raise InputError(f"{kind}s={values!r}: give a list of integers{pairs}, such as {kind}s=[0, 1]")
     return list(values)
 

@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,18 @@ def titled(page, label: str):
 
     line = f"<p>{html.escape(label)}</p>"
     return RenderedHTML(line + page.local_src, line + page.cdn_src)
+
+
+def stacked(pages: Sequence[Any], heading: str):
+    """Return one page with several below each other, under a heading in HTML; they share one script."""
+    from circuitsvis.utils.render import RenderedHTML
+
+    parts = [split_script(page) for page in pages]
+    scripts = "".join(f"<script>{one}</script>" for one in dict.fromkeys(script for script, _ in parts))
+    return RenderedHTML(
+        heading + scripts + "".join(fragment for _, fragment in parts),
+        heading + "".join(page.cdn_src for page in pages),
+    )
 
 
 def split_script(page) -> tuple[str, str]:

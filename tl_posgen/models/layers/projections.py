@@ -53,6 +53,10 @@ class Projections:
             )
         return found
 
+    def finished(self, part: str, x: Float[Tensor, "some_head pos d_head"]) -> Float[Tensor, "some_head pos d_head"]:
+        """Return what follows the affine map, qk-norm and clipping, of queries ("q") or keys ("k") of all heads."""
+        return self._finish(part, x)
+
     def per_query_head(self, x: Float[Tensor, "key_head *rest"]) -> Float[Tensor, "head *rest"]:
         """Repeat what belongs to a key head for each of its query heads."""
         return x.repeat_interleave(self.n_heads // len(x), dim=0)

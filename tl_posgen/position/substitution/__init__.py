@@ -12,15 +12,10 @@ from tl_posgen.position.substitution.hooks import (
     query_profile,
     substitute,
 )
-from tl_posgen.position.substitution.numbers.splits import (
-    DistanceDistribution,
-    attention_profile,
-    point_mass,
-    triangle,
-    uniform,
-)
+from tl_posgen.position.substitution.numbers.splits import point_mass, triangle, uniform
 from tl_posgen.position.substitution.split_examples import SplitExamples
 from tl_posgen.position.substitution.substitution import Substitution
+from tl_posgen.rope.splits import DistanceDistribution, attention_profile
 
 __all__ = [
     "DistanceDistribution",

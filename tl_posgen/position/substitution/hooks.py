@@ -23,17 +23,14 @@ from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments_f
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.substitution.numbers.splits import (
-    DistanceDistribution,
-    Split,
     Threshold,
     add_residual,
-    attention_profile,
     below_quantile,
     positional_profile,
     running_mean_key,
-    split_scores,
     uniform,
 )
+from tl_posgen.rope.splits import DistanceDistribution, Split, attention_profile, split_scores
 
 Part = Literal["both", "position", "content"]
 Query = Literal["own", "mean"]

@@ -18,8 +18,9 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
-from tl_posgen.position.substitution.numbers.splits import DistanceDistribution, triangle, uniform
+from tl_posgen.position.substitution.numbers.splits import triangle, uniform
 from tl_posgen.position.substitution.predictions import divergence, log_predictions, losses_and_kl
+from tl_posgen.rope.splits import DistanceDistribution
 
 CONTROLS = ("position", "content")
 FREE = ("free", "imitating", "shuffled", *CONTROLS)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.mean_key_split import mean_key_r
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments
-from tl_posgen.position.substitution.numbers.splits import point_mass, split_scores
+from tl_posgen.position.substitution.numbers.splits import point_mass
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
+from tl_posgen.rope.splits import split_scores
 
 ROPES = {
     "half": Rope(inverse_frequencies(8, 100.0)),

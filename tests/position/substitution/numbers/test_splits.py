@@ -11,20 +11,18 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near
 from tl_posgen.position.substitution.numbers.splits import (
-    DistanceDistribution,
     add_residual,
     attention_kl,
-    attention_profile,
     below_quantile,
     point_mass,
     positional_profile,
     running_mean_key,
-    split_scores,
     triangle,
     uniform,
 )
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.scores_at import scores_at_positions
+from tl_posgen.rope.splits import DistanceDistribution, attention_profile, split_scores
 
 SCALE, N, D_HEAD = 0.3, 9, 8
 ROPES = {

@@ -9,8 +9,9 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.position.decomposition.numbers.position_shares import row_centred
-from tl_posgen.position.substitution.numbers.splits import split_scores, uniform
+from tl_posgen.position.substitution.numbers.splits import uniform
 from tl_posgen.rope.rotation import Rope
+from tl_posgen.rope.splits import split_scores
 
 NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
 

@@ -1,0 +1,32 @@
+"""tl-posgen explain: a table, and a page with pictures; what it refuses, in the words of its options."""
+
+import pytest
+
+WORDS = "Down, down, down. Would the fall never end?"
+
+
+def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
+    code, printed, error = command("explain", "--prompt", WORDS, "--head", "3.1", "--out", tmp_path / "why")
+    assert (code, error) == (0, "")
+    assert "mini, L3H1: scores of query" in printed.replace("\n", " ")
+    for words in ("query key", "interaction", "largest terms of key", "bundled book", "index.html"):
+        assert words in printed
+    assert (tmp_path / "why" / "index.html").is_file()
+    assert (tmp_path / "why" / "terms.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--head", "3.1", "--query", "99"], "--query 99 is outside the prompt of"),
+        (["--head", "3.1", "--query", "2", "--against", "3"], "--against 3: query 2 sees keys 0 to 2 only"),
+        (["--head", "9.1"], "layer 9 does not exist"),
+        (["--head", "first"], "write a head as"),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_the_option(command, tmp_path, options, message):
+    code, _, error = command("explain", "--prompt", WORDS, *options, "--out", tmp_path / "why")
+    assert code == 2
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "why").exists()

@@ -1,0 +1,289 @@
+"""Explanations of one row of scores: exact sums over terms, planes and sources, in every family; what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, quick_families
+
+import tl_posgen
+from tl_posgen.errors import InputError, OutputError, UnsupportedModelError
+from tl_posgen.models import run_capture
+from tl_posgen.prompt import reference_of, residual_sources
+
+TEXT = "it was the best of times, it was the worst of times. it was the age of wisdom."
+PROMPT = "Down, down, down. Would the fall never end? I wonder how many miles I have fallen by this time?"
+TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
+NOT_TRACED = {"llama4"}  # its queries are read behind RoPE, where they are normed
+
+
+def captured(model, tokens, layer):
+    found = []
+    run_capture(model, tokens[None], found.append, {"attn_scores", "resid"}, layers=[layer])
+    return found[0]
+
+
+def largest_gap(model, tokens, found, cap=None):
+    """max |sum over terms, planes and sources - the model's own score|, both less the baseline."""
+    attrs, keys = found.data.attrs, found.data["key"].values
+    row = captured(model, tokens, attrs["layer"]).attn_scores[attrs["head"], attrs["query"]].double().numpy()[keys]
+    before_cap = row if cap is None else cap * np.arctanh(row / cap)
+    weights = found.data["attention"].values
+    np.testing.assert_allclose(weights, np.exp(row - row.max()) / np.exp(row - row.max()).sum(), rtol=1e-6)
+    total = found.data["contribution"].sum(("term", "plane", "source")).values
+    total = total + (found.data["alibi"].values if "alibi" in found.data else 0)
+    base = (
+        before_cap[list(keys).index(attrs["against_key"])] if attrs["against_key"] is not None else weights @ before_cap
+    )
+    return abs(total - (before_cap - base)).max()
+
+
+@pytest.mark.parametrize("side", ["key", "query"])
+@pytest.mark.parametrize("name", quick_families("qwen3", "gemma2", "bloom", without=NOT_TRACED))
+def test_terms_add_up_to_the_models_scores(family_model, backend, name, side):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model = family_model(name, backend)
+    cap = 50.0 if name == "gemma2" else None
+    found = tl_posgen.explain(model, TOKENS, 1, 2, against=-2, reference=TEXT, side=side)
+    assert largest_gap(model, TOKENS, found, cap) < 2e-5
+    assert found.data.attrs["largest_difference"] < 2e-5
+    contribution = found.data["contribution"]
+    assert {"embed", "L0H3", "L0 MLP"} <= set(contribution["source"].values)
+    if not found.note.startswith("nothing rotates"):
+        assert float(abs(contribution.sum(("plane", "source"))).max("key").min()) > 1e-3  # no term is empty
+    else:
+        assert float(abs(contribution.sel(term=["position", "interaction"])).max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "exact"),
+    [
+        *(("llama", "hooked", 1e-12), ("neox", "hooked", 1e-12), ("gpt2", "hooked", 1e-12)),
+        *(("gptj", "bridge", 1e-12), ("gpt2", "bridge", 1e-12)),
+        *(("llama", "bridge", 1e-6), ("qwen3", "bridge", 1e-6), ("qwen3", "hooked", 1e-6)),  # RMSNorm in float32 there
+    ],
+)
+def test_sums_are_exact_in_float64(family_model, family_directory, name, backend, exact):
+    family_model(name, backend)  # skips where there is no HookedTransformer
+    model = tl_posgen.load_model(family_directory(name), dtype="float64", backend=backend)
+    found = tl_posgen.explain(model, TOKENS, 1, 1, reference=TEXT)
+    assert largest_gap(model, TOKENS, found) < exact
+
+
+@pytest.mark.parametrize("against", [None, 0, 7])
+@pytest.mark.parametrize(("layer", "head"), [(0, 2), (3, 1)])
+def test_terms_of_the_bundled_model_add_up(mini, alice, reference, layer, head, against):
+    tokens = tl_posgen.models.to_prompts(mini, alice, 40, 1)[0]
+    found = tl_posgen.explain(mini, tokens, layer, head, against=against, reference=reference)
+    assert largest_gap(mini, tokens, found) < 2e-5
+    assert "bundled book" in found.data.attrs["reference"]
+
+
+def test_terms_are_those_of_the_split(mini, reference):
+    parts = tl_posgen.split(mini, PROMPT, heads="2.3", reference=reference).isel(head=0, query=-1)
+    for side in ("key", "query"):
+        found = tl_posgen.explain(mini, PROMPT, head="2.3", against=3, reference=reference, side=side)
+        summed = found.data["contribution"].sum(("plane", "source"))
+        for term, name in {"position": "position", "key": "key_part", "query_key": "query_key"}.items():
+            expected = parts[name] - parts[name][3]
+            np.testing.assert_allclose(summed.sel(term=term), expected, atol=1e-4)
+
+
+def test_parts_of_the_users_give_what_the_sources_give(mini):
+    tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
+    reference = reference_of(mini, layers=[1], n_prompts=1, sources=False)
+    found = tl_posgen.explain(mini, tokens, 1, 2, against=0, reference=reference)
+    written = residual_sources(mini, tokens, 1)
+    values = dict(zip(written.names, written.values, strict=True))
+    parts = {"rest of it": sum(value for name, value in values.items() if name != "L0H1"), "L0H1": values["L0H1"]}
+    by_hand = tl_posgen.explain(mini, tokens, 1, 2, against=0, reference=reference, parts=parts)
+    for one in ("position", "key", "query_key", "interaction"):
+        np.testing.assert_allclose(
+            by_hand.data["contribution"].sel(term=one, source="L0H1"),
+            found.data["contribution"].sel(term=one, source="L0H1"),
+            atol=1e-5,
+        )
+    assert {"reference mean", "rest of it"} < set(by_hand.data["source"].values)
+
+
+def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
+    tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
+    stream = captured(mini, tokens, 2).resid
+    parts = {"half": stream / 2, "feature": stream / 4}
+    options = {"head": "2.1", "reference": reference}
+    with pytest.raises(InputError, match=r"do not add up .* off by .* where it reaches .*; give rest=True"):
+        tl_posgen.explain(mini, tokens, parts=parts, **options)
+    found = tl_posgen.explain(mini, tokens, parts=parts, rest=True, **options)
+    assert list(found.data["source"].values) == ["half", "feature", "rest", "reference mean"]
+    assert largest_gap(mini, tokens, found) < 2e-5
+    np.testing.assert_allclose(
+        found.data["contribution"].sel(source="rest"), found.data["contribution"].sel(source="feature"), atol=1e-5
+    )
+    whole = tl_posgen.explain(mini, tokens, parts={"all of it": stream}, **options)
+    assert largest_gap(mini, tokens, whole) < 2e-5
+
+
+def test_frames_have_a_row_for_each_key_and_label(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9, against=4, reference=reference)
+    n_sources, n_planes = found.data.sizes["source"], found.data.sizes["plane"]
+    assert len(found.frame(by=())) == 10
+    assert len(found.frame()) == 40
+    assert len(found.frame(by=("source", "plane"))) == 10 * n_sources * n_planes
+    whole = found.frame(by=())
+    for by in (("term",), ("plane",), ("source",), ("term", "plane", "source")):
+        rows = found.frame(by)
+        assert list(rows.columns) == ["key", "token", *by, "contribution"]
+        np.testing.assert_allclose(rows.groupby("key")["contribution"].sum(), whole["contribution"], atol=1e-9)
+    assert whole["contribution"][4] == pytest.approx(0, abs=1e-12)
+    largest = found.largest(3, key=2)
+    assert set(largest["key"]) == {2}
+    assert largest["contribution"].abs().is_monotonic_decreasing
+    with pytest.raises(InputError, match="by='head': choose any of term, plane, source"):
+        found.frame(by="head")
+
+
+@pytest.mark.parametrize("by", [("term",), ("source",), ("plane", "source")])
+def test_alibi_is_a_row_of_its_own(family_model, by):
+    found = tl_posgen.explain(family_model("bloom"), TOKENS, 1, 0, against=2, reference=TEXT)
+    rows = found.frame(by)
+    np.testing.assert_allclose(rows.groupby("key")["contribution"].sum(), found.frame(by=())["contribution"], atol=1e-9)
+    np.testing.assert_allclose(found.frame(by=())["contribution"], found.data["score"], atol=1e-4)
+    alone = rows[(rows[list(by)] == "alibi").any(axis=1)]
+    assert len(alone) == 14
+    assert "nothing rotates" in found.note
+
+
+def test_a_query_in_a_window_explains_the_keys_that_it_sees(family_model):
+    found = tl_posgen.explain(family_model("mistral"), TOKENS, 0, 1, query=10, reference=TEXT)
+    assert found.data["key"].values.tolist() == list(range(5, 11))
+    assert found.data["token"].sizes["key"] == 6
+
+
+def test_two_prompts_leave_what_makes_the_difference(mini, reference):
+    tokens = tl_posgen.models.to_prompts(mini, PROMPT)[0]
+    other = tokens.clone()
+    other[5] = 700
+    found = tl_posgen.explain(mini, tokens, 3, 1, against=2, other=other, reference=reference)
+    one, two = (tl_posgen.explain(mini, x, 3, 1, against=2, reference=reference) for x in (tokens, other))
+    for name in ("contribution", "score"):
+        np.testing.assert_allclose(found.data[name], one.data[name] - two.data[name], atol=1e-12)
+    assert " | " in found.data["token"].values[5]
+    assert found.stands_out == int(abs(one.data["attention"] - two.data["attention"]).values.argmax())
+    with pytest.raises(InputError, match="check deletes terms of one prompt"):
+        found.check()
+
+
+def test_deleting_terms_does_what_they_say(mini, reference):
+    """All terms of a key deleted, as large as they are, leave its score at the baseline."""
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
+    deletion, n = found._deletion, found.data.sizes["key"]
+    untouched = deletion.predicted(torch.zeros(n))
+    np.testing.assert_allclose(untouched[1], found.data["attention"], rtol=1e-4)
+    scores = torch.from_numpy(found.data["score"].values)
+    _, flat = deletion.predicted(scores)
+    np.testing.assert_allclose(flat, np.full(n, 1 / n), rtol=1e-3)
+    logits = tl_posgen.models.wrap(mini).backend.model(deletion.tokens[None])[0, -1].double().log_softmax(-1)
+    torch.testing.assert_close(untouched[0], logits, rtol=0, atol=1e-4)
+
+
+def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
+    checked = found.check(n=10, seed=0)
+    assert checked.index.tolist() == ["largest", "drawn"]
+    assert checked["size"].tolist() == pytest.approx([checked["size"]["largest"]] * 2)
+    assert checked["terms"]["largest"] == 10 < checked["terms"]["drawn"]
+    assert checked["attention"]["largest"] > 2 * checked["attention"]["drawn"] > 0
+    assert checked["prediction"]["largest"] > 2 * checked["prediction"]["drawn"] > 0
+    assert checked.equals(found.check(n=10, seed=0))
+    with pytest.raises(InputError, match="n = 0: give a number of terms"):
+        found.check(n=0)
+
+
+def test_half_precision_names_its_rounding():
+    model = tl_posgen.load_model("mini", dtype="bfloat16")
+    found = tl_posgen.explain(model, PROMPT, 2, 1, reference=PROMPT[:40])
+    assert "rounding" in found.data["source"].values
+    assert 0 < found.data.attrs["largest_difference"] < 0.1
+
+
+def test_pictures_name_model_head_query_and_reference(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, head="3.1", query=8, against=2, reference=reference)
+    figure = found.plot()
+    for words in ("L3H1", "(8)", "mini", "key 2,", "bundled book"):
+        assert words in figure.layout.title.text
+    bars = {trace.name for trace in figure.data if trace.type == "bar"}
+    assert bars == {"position", "key", "query_key", "interaction"}
+    totals = np.zeros(9)
+    for trace in figure.data:
+        if trace.type == "bar" and trace.xaxis == "x":
+            totals += np.nan_to_num(np.array(trace.y))
+    np.testing.assert_allclose(totals, found.data["score"], atol=1e-4)
+    assert f"key {found.stands_out} " in figure.layout.annotations[1].text
+    page = found.show()
+    assert len(page.local_src) < 2e6  # one script for all
+    assert page.local_src.count("ColoredTokens") >= 5
+    for words in ("position", "interaction", "L3H1"):
+        assert words in page.cdn_src
+
+
+def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_path):
+    found = tl_posgen.explain(mini, PROMPT, head="3.1", against=2, reference=reference)
+    table = found.table()
+    assert list(table.columns) == [
+        "key",
+        "token",
+        "attention",
+        "score",
+        "position",
+        "key_part",
+        "query_key",
+        "interaction",
+    ]
+    assert table["attention"].is_monotonic_decreasing
+    assert found.stands_out == table["key"][0] != 2
+    terms = table[["position", "key_part", "query_key", "interaction"]].sum(axis=1)
+    np.testing.assert_allclose(terms, table["score"], atol=1e-4)
+    page = found.write(tmp_path / "why").read_text(encoding="utf-8")
+    assert "ColoredTokens" in page
+    assert "src=" not in page.split("<body>")[1].split("</script>")[-1]
+    rows = (tmp_path / "why" / "terms.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "key,token,term,source,contribution"
+    with pytest.raises(OutputError, match="holds another run's index"):
+        found.write(tmp_path / "why")
+    assert found.write(tmp_path / "why", force=True) == tmp_path / "why" / "index.html"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"query": 99}, r"query 99 is outside the prompt of \d+ tokens; give 0 to"),
+        ({"query": -99}, "query -99 is outside the prompt"),
+        ({"query": 1.0}, r"query 1\.0 is outside"),
+        ({"query": 3, "against": 4}, r"against 4: query 3 sees keys 0 to 3 only; choose one of them"),
+        ({"against": 99}, "against 99 is outside the prompt"),
+        ({"head": None}, "head=None: give one head"),
+        ({"head": "7.1"}, "layer 7 does not exist"),
+        ({"side": "value"}, "side 'value': choose key or query"),
+        ({"prompt": ["one text", "another text"]}, "2 prompts: give one text"),
+        ({"other": "Down, down."}, r"other: \d+ tokens, and the prompt has \d+; give as many"),
+        ({"other": PROMPT, "parts": {"a": torch.zeros(1)}}, "parts are of one prompt"),
+        ({"parts": {}}, "parts: give name -> tensor"),
+        (
+            {"parts": {"a": torch.zeros(3, 4)}},
+            r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]",
+        ),
+        ({"parts": {"a": 3}}, "part 'a': int; the residual stream"),
+        ({"reference": 3}, "reference=int: give a text"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, options, message):
+    def fail(*_):
+        raise AssertionError("a forward pass was made")
+
+    with mini.hooks(fwd_hooks=[("hook_embed", fail)]), pytest.raises(InputError, match=message):
+        tl_posgen.explain(mini, **{"prompt": PROMPT, "head": "3.1", **options})
+
+
+def test_keys_that_cannot_be_traced_are_refused(family_model):
+    with pytest.raises(UnsupportedModelError, match="cannot be traced to the attention's input"):
+        tl_posgen.explain(family_model("llama4", "bridge"), TOKENS, 1, 0, reference=TEXT)

@@ -1,0 +1,76 @@
+"""What earlier layers wrote adds up to the residual stream, and what is removed there is missing in the pass."""
+
+import pytest
+import torch
+from families import FAMILIES, quick_families
+
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models import run_capture, wrap
+from tl_posgen.prompt.frozen_layer import frozen_layer, source_vectors
+from tl_posgen.prompt.residual_sources import residual_sources
+
+TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
+LEARNED = {"gpt2", "opt", "gpt_neo"}
+BIASED = {"neox", "gptj", "phi", "gpt2", "bloom", "opt", "gpt_neo"}  # MLPs
+POST_NORM = {"gemma2", "gemma3", "olmo2"}
+
+
+@pytest.mark.parametrize("name", quick_families("neox", "qwen3", "gemma3", "olmo2", "gpt2"))
+def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_model, backend, name):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model = family_model(name, backend)
+    found = residual_sources(model, TOKENS, layer=1)
+    reach = found.values.abs().max()
+    torch.testing.assert_close(found.values.sum(0), found.residual.double(), rtol=0, atol=2e-6 * float(reach))
+    expected = ["embed", *(["pos_embed"] if name in LEARNED else []), *(f"L0H{head}" for head in range(4))]
+    assert list(found.names[: len(expected)]) == expected
+    assert ("L0 MLP bias" in found.names) == (name in BIASED)
+    if name == "llama4":
+        return  # its queries cannot be traced to what enters attention, which the capture refuses
+    captures = []
+    run_capture(model, TOKENS[None], captures.append, {"resid", "inputs"}, layers=[1])
+    wrapped, capture = wrap(model), captures[0]
+    for side, whole in (("query", capture.q), ("key", capture.k)):
+        frozen = frozen_layer(wrapped, capture, side)
+        for head in range(4):
+            names, vectors = source_vectors(frozen.of_head(head), found.names, found.values, whole[head], torch.float32)
+            assert len(names) == len(vectors) == len(set(names))
+            reach = float(vectors.abs().max())
+            torch.testing.assert_close(vectors.sum(0), whole[head].double(), rtol=0, atol=3e-6 * reach)
+        means = frozen.mean_vectors(found.values)
+        torch.testing.assert_close(means, frozen.vectors(found.values)[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
+
+
+def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
+    model = family_model("llama", backend)
+    found = residual_sources(model, TOKENS, layer=1)
+
+    def remove(z, hook):
+        flat = z.flatten(2).clone()
+        flat[..., 8:16] = 0  # head 1 of four, 8 numbers each
+        return flat.view(z.shape)
+
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", remove)]):
+        without = residual_sources(model, TOKENS, layer=1)
+    assert "L0H1" not in without.names  # what is zero throughout is left out
+    for name in ("embed", "L0H0", "L0H2", "L0H3"):
+        torch.testing.assert_close(without.values[without.names.index(name)], found.values[found.names.index(name)])
+    gone, mlp = found.values[found.names.index("L0H1")], found.names.index("L0 MLP")
+    change = without.residual.double() - found.residual.double() - (without.values[-1] - found.values[mlp])
+    torch.testing.assert_close(change, -gone, rtol=0, atol=1e-5)
+
+
+def test_at_layer_zero_there_is_the_embedding_alone(mini):
+    found = residual_sources(mini, torch.arange(9), layer=0)
+    assert found.names == ("embed",)
+    torch.testing.assert_close(found.values[0], found.residual.double())
+
+
+def test_a_stream_that_is_no_sum_is_refused_with_the_remedy(mini):
+    def double_it(x, hook):
+        return 2 * x
+
+    hooks = [("blocks.1.hook_resid_pre", double_it)]
+    with mini.hooks(fwd_hooks=hooks), pytest.raises(UnsupportedModelError, match=r"off by .*; give parts of your own"):
+        residual_sources(mini, torch.arange(9), layer=1)

@@ -1,0 +1,18 @@
+"""One prompt: why does this head attend from here to there?"""
+
+from tl_posgen.prompt.explaining import explain
+from tl_posgen.prompt.explanation import Explanation
+from tl_posgen.prompt.reference import Reference, reference_of
+from tl_posgen.prompt.residual_sources import ResidualSources, residual_sources
+from tl_posgen.prompt.score_split import position_part, split
+
+__all__ = [
+    "Explanation",
+    "Reference",
+    "ResidualSources",
+    "explain",
+    "position_part",
+    "reference_of",
+    "residual_sources",
+    "split",
+]

@@ -1,0 +1,173 @@
+"""Explanation of one row of scores: labelled terms that add up to them, as frames, pictures and a check."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tl_posgen.errors import InputError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tl_posgen.prompt.deletion import Deletion
+
+BY = ("term", "plane", "source")
+ALIBI = "alibi"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Terms of one query's scores, each less a baseline: `explain` makes it.
+
+    Attributes:
+        data: `contribution` [term, key, plane, source], which adds up to `score` [key], the model's own scores less the
+            baseline; where there is ALiBi, `alibi` [key] is one summand more. `attention` [key] is the softmax of the
+            row. `plane` -1 is the whole unrotated remainder of a partly rotated head. Attributes: model, layer, head,
+            query, against, reference, side, note, and largest_difference between the sum and the pass's own scores.
+    """
+
+    data: xr.Dataset
+    _deletion: Any = field(default=None, repr=False)
+
+    @property
+    def head(self) -> str:
+        """The head's name: "L3H1"."""
+        return f"L{self.data.attrs['layer']}H{self.data.attrs['head']}"
+
+    @property
+    def note(self) -> str:
+        """What the terms do not hold in this layer, such as position where nothing rotates; "" if nothing."""
+        return self.data.attrs["note"]
+
+    @cached_property
+    def stands_out(self) -> int:
+        """The key that gets most attention, besides that of the baseline; between two prompts, whose attention differs
+        most."""
+        keys, attention = self.data["key"].values, abs(self.data["attention"].values)
+        others = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
+        return int(keys[others.argmax()])
+
+    def frame(self, by: Sequence[str] = ("term",)) -> pd.DataFrame:
+        """Return one row for each key and label, summed over all other labels.
+
+        Args:
+            by: any of "term", "plane", "source"; none for the sum, which is the score less the baseline.
+
+        Raises:
+            InputError: another label.
+
+        Example:
+            >>> import tl_posgen
+            >>> found = tl_posgen.explain("mini", "Down, down, down. Would the fall never end?", head="3.1")
+            >>> rows = found.frame(by=())
+            >>> bool((abs(rows["contribution"] - rows["score"]) < 1e-4).all())
+            True
+        """
+        by = (by,) if isinstance(by, str) else tuple(by)
+        if wrong := [one for one in by if one not in BY]:
+            raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}")
+        summed = self.data["contribution"].sum([dim for dim in BY if dim not in by])
+        frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
+        labels = ["key", "token", *by]
+        if ALIBI in self.data and not by:
+            frame["contribution"] += self.data[ALIBI].values
+        elif ALIBI in self.data:
+            alone = {"key": self.data["key"].values, "token": self.data["token"].values}
+            alone |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
+            frame = pd.concat([frame, pd.DataFrame(alone)], ignore_index=True)
+        if not by:
+            frame["score"] = self.data["score"].values
+            return pd.DataFrame(frame[["key", "token", "contribution", "score"]])
+        return pd.DataFrame(frame[[*labels, "contribution"]])
+
+    def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:
+        """Return the n rows of `frame(by)` with the largest contributions, of one key or of all."""
+        frame = self.frame(by) if key is None else rows_of(self.frame(by), "key", [key])
+        order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
+        return frame.iloc[order[:n]].reset_index(drop=True)
+
+    def table(self) -> pd.DataFrame:
+        """Return one row a key, most attention first: attention, score less the baseline, and its terms (key is called
+        key_part here)."""
+        terms = self.frame().pivot(index="key", columns="term", values="contribution")
+        head = self.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
+        named = [name for name in (*self.data["term"].values, ALIBI) if name in terms]
+        table = head.join(pd.DataFrame(terms[named])).rename(columns={"key": "key_part"}).reset_index()
+        return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
+
+    def plot(self) -> "go.Figure":
+        """Draw terms of every key, and of the key that stands out its sources and planes."""
+        from tl_posgen.prompt.explanation_figures import draw_explanation
+
+        return draw_explanation(self)
+
+    def show(self) -> Any:
+        """Return a circuitsvis page: the prompt coloured once for the score and once for each term."""
+        from tl_posgen.prompt.explanation_figures import colour_terms
+
+        return colour_terms(self)
+
+    def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
+        """Write index.html, which loads nothing from the network, and terms.csv, a row a key, term and source.
+
+        Raises:
+            OutputError: the directory holds another run's page and `force` is not given, or cannot be written.
+        """
+        from tl_posgen.core.files import require_free, write_together
+        from tl_posgen.prompt.explanation_figures import page_of
+
+        require_free(directory, force)
+        terms = self.frame(("term", "source")).to_csv(index=False)
+        write_together(directory, {"index.html": page_of(self).encode(), "terms.csv": terms.encode()})
+        return Path(directory) / "index.html"
+
+    def check(self, n: int = 10, seed: int = 0) -> pd.DataFrame:
+        """Delete the n largest terms from the row of the running model, and beside them as much in drawn ones.
+
+        A term is a key, one of position, key, query_key and interaction, and a source. Its contribution c is deleted
+        from the head's row of scores, before a soft cap. The largest are those of the largest p (1 - p) |c|, p being
+        the key's attention: to first order what deleting one alone moves. Terms of keys that get no attention may be
+        large and do nothing. Drawn are other terms, until their sum of |c| is the same, the last one in part; numbers
+        of them are means over five draws.
+
+        Returns:
+            Rows "largest" and "drawn": `terms`, how many; `size`, the sum of |c|; `attention`, by how much the head's
+            pattern in this row moves (total variation); `prediction`, the Kullback-Leibler divergence of the model's
+            next token at the query, in nats.
+
+        Raises:
+            InputError: the difference of two prompts; n terms that are larger than all others together.
+        """
+        from tl_posgen.prompt.deletion import compare_deletions
+
+        deletion: Deletion | None = self._deletion
+        if deletion is None:
+            raise InputError("check deletes terms of one prompt; explain each of the two without other=")
+        return compare_deletions(self, deletion, n, seed)
+
+    def minus(self, other: "Explanation") -> "Explanation":
+        """Return which terms make the difference to another prompt of as many tokens: its contributions taken away."""
+        mine, theirs = self.data, other.data
+        both = zip(mine["token"].values, theirs["token"].values, strict=True)
+        words = [own if own == token else f"{own} | {token}" for own, token in both]
+        names = list(dict.fromkeys([*mine["source"].values, *theirs["source"].values]))
+        numeric = [name for name in ("contribution", "score", "attention", ALIBI) if name in mine]
+        first, second = (
+            one[numeric].drop_vars("token").reindex(source=names, fill_value=0.0) for one in (mine, theirs)
+        )
+        data = (first - second).assign_coords(token=("key", np.array(words, dtype=object)))
+        off = mine.attrs["largest_difference"] + theirs.attrs["largest_difference"]
+        attrs = {**mine.attrs, "largest_difference": off, "other": theirs.attrs["prompt"]}
+        return Explanation(data.assign_attrs(attrs))
+
+
+def rows_of(frame: pd.DataFrame, column: str, labels: Sequence[Any]) -> pd.DataFrame:
+    """Return the rows whose label in a column is one of these."""
+    return pd.DataFrame(frame[frame[column].isin(labels)])

@@ -1,0 +1,105 @@
+"""Pictures of an explanation: terms of every key, sources and planes of one; the prompt coloured by each term."""
+
+import html
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import plotly.io
+
+from tl_posgen.prompt.explanation import Explanation, rows_of
+from tl_posgen.prompt.numbers.split_terms import TERMS
+from tl_posgen.report.circuits import stacked, titled, token_colours
+from tl_posgen.report.figures import COLOURS, Panels
+
+TERM_COLOURS = {"position": "#3b6fb6", "key": "#3f9b6b", "query_key": "#9fd3b8", "interaction": "#d1603d"}
+TERM_COLOURS |= {"alibi": "#8b5fa8"}
+MOST_KEYS, MOST_SOURCES, MOST_ROWS = 48, 16, 24
+STYLE = "<style>body{font-family:sans-serif;margin:2rem}td,th{padding:.1rem .6rem;text-align:right}</style>"
+
+
+def heading(explanation: Explanation) -> tuple[str, str]:
+    """Return the title and the subtitle: model, head, query, baseline, reference."""
+    attrs = explanation.data.attrs
+    query = f"{quoted(attrs['query_token'])} ({attrs['query']})"
+    title = f"Why {explanation.head} attends from {query} · {html.escape(attrs['model'])}"
+    against = attrs["against"]
+    if attrs["against_key"] is not None:
+        against = f"that of key {attrs['against_key']}, {quoted(against)}"
+    words = f"scores less {against}; means of {html.escape(attrs['reference'])}"
+    words = f"{words}; {attrs['note']}" if attrs["note"] else words
+    return title, f"{words}<br>less the same of another prompt" if "other" in attrs else words
+
+
+def quoted(token: str) -> str:
+    """Return a token as titles show it."""
+    return f"“{html.escape(token.replace(chr(10), '↵'))}”"
+
+
+def draw_explanation(explanation: Explanation) -> go.Figure:
+    """Draw terms of every key, and of the key that stands out its sources and planes, stacked by term."""
+    data, key = explanation.data, explanation.stands_out
+    terms = explanation.frame(("term",))
+    size = data["score"].to_series().abs()
+    shown = sorted(size.nlargest(MOST_KEYS).index)
+    terms = rows_of(terms, "key", shown)
+    words = dict(zip(data["key"].values, data["token"].values, strict=True))
+    labels = [f"{at} {quoted(words[at])}" for at in shown]
+    place = f"key {key} {quoted(words[key])}"
+    titles = [f"by key ({len(shown)} of {len(words)})" if len(shown) < len(words) else "by key"]
+    panels = Panels([*titles, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
+    bars(panels, 0, terms.assign(label=terms["key"].map(dict(zip(shown, labels, strict=True)))), labels)
+    score = data["score"].sel(key=shown).values
+    marks = {"mode": "markers", "marker": {"color": "black", "size": 6, "symbol": "line-ew-open"}}
+    panels.add(0, go.Scatter(x=labels, y=score, name="score", hovertemplate="%{x}: %{y:.3f}<extra></extra>", **marks))
+    for panel, label in ((1, "source"), (2, "plane")):
+        rows = rows_of(rows_of(explanation.frame(("term", label)), "key", [key]), "term", TERMS)
+        order = list(rows[label].unique())
+        if label == "source":
+            order = list(rows["contribution"].abs().groupby(rows["source"]).sum().nlargest(MOST_SOURCES).index)
+        names = {one: "unrotated" if one == -1 else str(one) for one in order}
+        rows = rows_of(rows, label, order)
+        bars(panels, panel, rows.assign(label=rows[label].map(names)), [names[one] for one in order])
+    panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")
+    title, subtitle = heading(explanation)
+    return panels.axes("", "logits").finish(title, subtitle).update_layout(margin_t=120)
+
+
+def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> None:
+    """Add one stacked bar a label, a colour a term."""
+    for term in rows["term"].unique():
+        values = rows_of(rows, "term", [term]).set_index("label")["contribution"].reindex(labels)
+        hover = f"%{{x}}, {term}: %{{y:.3f}}<extra></extra>"
+        colour = TERM_COLOURS.get(term, COLOURS[-1])
+        panels.add(panel, go.Bar(x=labels, y=values.values, name=term, marker_color=colour, hovertemplate=hover))
+
+
+def colour_terms(explanation: Explanation) -> Any:
+    """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other."""
+    title, subtitle = heading(explanation)
+    tokens = [str(token) for token in explanation.data["token"].values]
+    terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
+    named = {"score": explanation.data["score"].values} | {str(name): terms[name].values for name in terms}
+    order = ["score", *(name for name in TERM_COLOURS if name in named)]
+    pages = [titled(token_colours(tokens, np.asarray(named[name])), name) for name in order]
+    return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
+
+
+def page_of(explanation: Explanation) -> str:
+    """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
+    title, _ = heading(explanation)
+    figure = plotly.io.to_html(explanation.plot(), full_html=False, include_plotlyjs=True)
+    tables = [
+        explanation.table(),
+        explanation.largest(MOST_ROWS),
+        explanation.largest(MOST_ROWS, explanation.stands_out),
+    ]
+    names = ["Every key", "Largest terms of all keys", f"Largest terms of key {explanation.stands_out}"]
+    shown = "".join(
+        f"<h3>{name}</h3>{table.to_html(index=False, float_format='%.3f', border=0)}"
+        for name, table in zip(names, tables, strict=True)
+    )
+    body = f"{figure}{explanation.show().local_src}{shown}"
+    head = f'<meta charset="utf-8"><title>{title}</title>{STYLE}'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'

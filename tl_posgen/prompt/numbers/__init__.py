@@ -1,0 +1,1 @@
+"""Numbers of one prompt: tensors in, tensors out."""

@@ -1,0 +1,95 @@
+"""Queries or keys of one layer as a linear map of the residual stream, norms frozen, and the vectors of its sources."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, scaled
+
+
+@dataclass(frozen=True)
+class FrozenMap:
+    """k_t = c_t A x_t + sum of constants c'_t b, for every head, float64.
+
+    Attributes:
+        matrix: A with all weights folded in.
+        factor: c_t.
+        constants: name -> (b, c'): the norm's bias, the projection's, that of a norm behind it; no zeros.
+    """
+
+    matrix: Float[Tensor, "head d_model d_head"]
+    factor: Float[Tensor, "head pos"]
+    constants: Mapping[str, tuple[Float[Tensor, "head d_head"], Float[Tensor, "head pos"]]]
+
+    def of_head(self, head: int) -> "FrozenMap":
+        """Return the map of one head."""
+        one = slice(head, head + 1)
+        constants = {name: (b[one], c[one]) for name, (b, c) in self.constants.items()}
+        return FrozenMap(self.matrix[one], self.factor[one], constants)
+
+    def names(self, sources: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of what `vectors` returns."""
+        return (*sources, *self.constants)
+
+    def vectors(
+        self, sources: Float[Tensor, "source pos d_model"]
+    ) -> Float[Tensor, "source_and_constant head pos d_head"]:
+        """Return what each source, and each constant, adds to the vector of every token."""
+        own = self.factor[..., None] * (double(sources)[:, None] @ self.matrix)
+        return torch.cat([own, *(c[None, ..., None] * b[None, :, None] for b, c in self.constants.values())])
+
+    def mean_vectors(
+        self, sources: Float[Tensor, "source pos d_model"], first: int = 1
+    ) -> Float[Tensor, "source_and_constant head d_head"]:
+        """Return the means of `vectors` over the tokens from `first` on, without forming them."""
+        factor, sources = self.factor[:, first:], double(sources[:, first:])
+        if bool((factor == factor[:1]).all()):  # no norm behind the projection: one mean for all heads
+            factor = factor[:1]
+        weighted = torch.einsum("ht,std->shd", factor, sources) / factor.shape[1]
+        own = (weighted.expand(-1, len(self.matrix), -1)[:, :, None] @ self.matrix)[:, :, 0]
+        constants = [(c[:, first:].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
+        return torch.cat([own, *constants])
+
+
+def frozen_map(
+    norm: FrozenNorm,
+    weight: Float[Tensor, "head d_model d_head"],
+    bias: Float[Tensor, "head d_head"] | None,
+    behind: FrozenNorm | None,
+    names: tuple[str, str, str],
+) -> FrozenMap:
+    """Return behind(norm(x) W + b) as a `FrozenMap`.
+
+    Args:
+        norm: of the residual stream [pos, d_model]; behind: of queries or keys [head, pos, d_head], or None.
+        names: of the biases of the three, in this order.
+
+    Example:
+        >>> x = torch.randn(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> one = FrozenNorm(torch.ones(8), torch.zeros(8), False, torch.ones(5), 0.0)
+        >>> found = frozen_map(one, torch.ones(1, 8, 2), torch.ones(1, 2), None, ("ln bias", "b_K", "k_norm bias"))
+        >>> found.names(("x",)), torch.allclose(found.vectors(x[None]).sum(0)[0, :, 0], x.sum(-1) + 1)
+        (('x', 'b_K'), True)
+    """
+    weight = double(weight)
+    matrix = double(norm.gamma)[:, None] * weight
+    if norm.centred:
+        matrix = matrix - matrix.mean(-2, keepdim=True)
+    ones = torch.ones(len(weight), len(norm.factor), dtype=matrix.dtype, device=matrix.device)
+    inner = {names[0]: double(norm.beta) @ weight} | ({} if bias is None else {names[1]: double(bias)})
+    constants = {name: (vector, ones) for name, vector in inner.items()}
+    factor = ones * double(norm.factor)
+    if behind is not None:
+        matrix = scaled(matrix, behind.gamma[:, None], behind.centred)
+        factor = factor * behind.factor
+        constants = {
+            name: (scaled(vector, behind.gamma, behind.centred), behind.factor)
+            for name, (vector, _) in constants.items()
+        }
+        constants[names[2]] = behind.beta, ones
+    kept = {name: one for name, one in constants.items() if bool(one[0].any())}
+    return FrozenMap(matrix, factor, kept)

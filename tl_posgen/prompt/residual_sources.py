@@ -1,0 +1,176 @@
+"""Sources of the residual stream at a layer's input: what the embedding, earlier heads and MLPs wrote."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.capture.pass_capture import watching
+from tl_posgen.models.geometry.plain_proof import without_hooks
+from tl_posgen.models.geometry.proof import tolerance
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, freeze
+
+REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
+
+
+@dataclass(frozen=True)
+class ResidualSources:
+    """x_t = sum_s r_{s,t}: the residual stream at the input of a layer, float64.
+
+    Attributes:
+        names: "embed", "pos_embed" (learned positions), and of every earlier layer "L0H0", ... (a head's output through
+            its slice of W_O), "L0 attention bias", "L0 MLP", "L0 MLP bias"; what is zero throughout, as a bias that the
+            architecture lacks, is left out. A norm behind attention or MLP is frozen as it was in this pass.
+        values: r.
+        residual: x as the pass had it.
+    """
+
+    names: tuple[str, ...]
+    values: Float[Tensor, "source pos d_model"]
+    residual: Float[Tensor, "pos d_model"]
+
+
+def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 pos"], layer: int) -> ResidualSources:
+    """Return the sources of the residual stream at the input of a layer, from one forward pass of one prompt.
+
+    Args:
+        model: a HookedTransformer or a TransformerBridge.
+
+    Raises:
+        UnsupportedModelError: they do not add up to the residual stream, as where blocks scale what they add.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> found = residual_sources(load_model("mini"), torch.arange(9), layer=1)
+        >>> found.names
+        ('embed', 'L0H0', 'L0H1', 'L0H2', 'L0H3', 'L0 MLP')
+        >>> torch.allclose(found.values.sum(0), found.residual.double(), atol=1e-4)
+        True
+    """
+    wrapped = wrap(model)
+    reading, found = SourceReader(wrapped, layer), list[LayerCapture]()
+    with reading.attached():
+        run_capture(wrapped, tokens.reshape(1, -1), found.append, {"resid"}, layers=[layer])
+    resid = found[0].resid
+    assert resid is not None
+    return reading.sources(layer, resid)
+
+
+@dataclass
+class SourceReader:
+    """Keeps what earlier layers wrote during a forward pass of one prompt.
+
+    Attributes:
+        before: sources are those before this layer.
+    """
+
+    wrapped: WrappedModel
+    before: int
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """While the block runs, forward passes are read; the last one is kept."""
+        known, receivers = self.wrapped.model.hook_dict, dict[str, Callable[[Tensor], None]]()
+        names = ["blocks.0.hook_resid_pre", "hook_pos_embed"]
+        for layer in range(self.before):
+            names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
+        for name in names:
+            if name in known:
+                receivers[name] = partial(self.keep, name)
+        with watching(self.wrapped.model, receivers):
+            yield
+
+    def keep(self, name: str, value: Tensor) -> None:
+        self.seen[name] = value.detach()
+
+    def sources(self, layer: int, residual: Float[Tensor, "pos d_model"]) -> ResidualSources:
+        """Return the sources before a layer whose residual stream this is; call it after the pass."""
+        with torch.no_grad(), without_hooks(self.wrapped.model):  # norms are called, which have hooks
+            named = self.embeddings(residual)
+            for index in range(layer):
+                named |= self.attention(index) | self.mlp(index)
+        kept = {name: value for name, value in named.items() if bool(value.any())}
+        values = torch.stack(list(kept.values()))
+        off, reach = float((values.sum(0) - double(residual)).abs().max()), float(values.abs().max())
+        if not off <= tolerance(self.wrapped.dtype) * reach:
+            raise UnsupportedModelError(
+                f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
+                f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
+            )
+        return ResidualSources(tuple(kept), values, residual)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.seen:
+            raise UnsupportedModelError(f"{name} does not fire, so what it carries cannot be a source; {REMEDY}")
+        return self.seen[name]
+
+    def embeddings(self, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
+        """Return what enters layer 0: learned positions, and all else as the embedding."""
+        entering = double(self.read("blocks.0.hook_resid_pre"))[0].to(residual.device)
+        if "hook_pos_embed" not in self.seen:
+            return {"embed": entering}
+        positions = double(self.seen["hook_pos_embed"]).to(entering).reshape(-1, *entering.shape)[0]
+        return {"embed": entering - positions, "pos_embed": positions}
+
+    def attention(self, layer: int) -> dict[str, Tensor]:
+        """Return what each head of a layer wrote, and the bias."""
+        attn, z = self.wrapped.attention(layer), self.read(f"blocks.{layer}.attn.hook_z")[0]
+        weight = double(attn.W_O.detach())
+        z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
+        values = torch.einsum("phd,hdm->hpm", double(z), weight)
+        bias, out = getattr(attn, "b_O", None), double(self.read(f"blocks.{layer}.hook_attn_out"))[0]
+        named = {f"L{layer}H{head}": one for head, one in enumerate(values)}
+        if bias is not None:
+            named[f"L{layer} attention bias"] = double(bias.detach()).expand_as(out)
+        before = torch.stack(list(named.values())).sum(0)
+        if near(before, out, self.wrapped.dtype):
+            return named
+        norm = norm_between(self.wrapped, layer, before, out)
+        if norm is None:
+            raise UnsupportedModelError(
+                f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to the "
+                f"residual stream, nor does a norm of it; {REMEDY}"
+            )
+        named = {name: norm.linear(value) for name, value in named.items()}
+        return {**named, f"L{layer} attention norm bias": norm.beta.expand_as(out)}
+
+    def mlp(self, layer: int) -> dict[str, Tensor]:
+        """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it."""
+        block, out = self.wrapped.backend.model.blocks[layer], double(self.read(f"blocks.{layer}.hook_mlp_out"))[0]
+        bias = getattr(block.mlp, "b_out", None)
+        if not isinstance(bias, Tensor) or bias.shape != out.shape[-1:] or hasattr(block, "ln2_post"):
+            return {f"L{layer} MLP": out}
+        bias = double(bias.detach()).expand_as(out)
+        return {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
+
+
+def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether two streams are equal but for rounding in the model's dtype."""
+    return bool((double(x) - double(y)).abs().max() <= tolerance(dtype) * double(y).abs().max())
+
+
+def norm_between(wrapped: WrappedModel, layer: int, x: Tensor, y: Tensor) -> FrozenNorm | None:
+    """Return the norm of a block that makes y [pos, d_model] of x, frozen; None where none of its norms does."""
+    for name, module in wrapped.backend.model.blocks[layer].named_children():
+        if name.startswith("ln"):
+            frozen = freeze(partial(called, module, wrapped), x, y)
+            if frozen.error <= tolerance(wrapped.dtype):
+                return frozen
+    return None
+
+
+def called(module: torch.nn.Module, wrapped: WrappedModel, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
+    """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
+    device = next((one.device for one in module.parameters()), x.device)
+    return module(x[None].to(device, wrapped.dtype))[0].to(x.device)

@@ -1,0 +1,196 @@
+"""Split of one prompt: every score of chosen heads as position, content and interaction."""
+
+from typing import Any
+
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.models.capture.cache import captures_from_cache
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.geometry.proof import allowed_error
+from tl_posgen.models.layers.capture import LayerCapture, finished_scores
+from tl_posgen.models.loading.load import open_model
+from tl_posgen.models.provenance import model_label
+from tl_posgen.models.selection import Heads, select_heads
+from tl_posgen.models.tokens import to_prompts, token_strings
+from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.prompt.numbers.split_terms import TERMS, split_terms
+from tl_posgen.prompt.reference import Reference, given_reference
+
+DIMS = ("head", "query", "key")
+VARIABLES = {"key": "key_part"}  # a variable cannot be called as one of its dims
+DESCRIPTIONS = {
+    "score": "the model's own, scaled, before the mask: the sum of all parts",
+    "position": "q conj(kbar) u(d): the query and the distance, whatever the key",
+    "key_part": "qbar conj(k - kbar) ubar: the key's own part of content",
+    "query_key": "(q - qbar) conj(k - kbar) ubar: this query with this key",
+    "content": "key_part + query_key",
+    "interaction": "q conj(k - kbar) (u(d) - ubar): neither of the two",
+    "row": "s <q, kbar>, one number a row, which softmax does not see: nothing rotates here",
+    "alibi": "slope (j - i)",
+    "capped": "the score after the layer's soft cap, which softmax is given; the parts add up to `score`, before it",
+}
+
+
+def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None, reference: Any = None) -> xr.Dataset:
+    r"""W_ij = position + content + interaction, content = key_part + query_key, for every pair of one prompt.
+
+    Args:
+        model: a model, or its name or directory.
+        prompt: one text, or token ids.
+        layer: which; may be left out where `heads` names heads of one layer.
+        heads: indices in that layer, or names such as "3.1" or "L3H1"; all if left out.
+        reference: where the mean query, the mean key and the distances come from: a text, what `reference_of` returned,
+            or None for the bundled book. Never the prompt itself, whose means would hold what is to be explained.
+
+    Returns:
+        [head, query, key], NaN where a key is invisible. `score` is the model's own, before a soft cap (`capped` is
+        after it); ALiBi is a part of its own, `alibi`. Where nothing rotates, position and interaction are zero and
+        `row` is what is left of them, one number a query. The attributes name the reference and how far the sum of the
+        parts is from the pass's scores.
+
+    Raises:
+        InputError: no prompt, or several; heads of several layers; a reference of another model.
+        UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
+
+    Example:
+        >>> parts = split("mini", "Down, down, down. Would the fall never end?", heads="3.1")
+        >>> total = parts.position + parts.content + parts.interaction
+        >>> bool((abs(total - parts.score) < 1e-4).sum() == parts.score.notnull().sum())
+        True
+    """
+    wrapped = wrap(open_model(model))
+    index, picked = one_layer(wrapped, layer, heads)
+    tokens = one_prompt(wrapped, prompt)
+    wrapped.layer(index)  # refused before the reference is read
+    means, found = given_reference(wrapped.model, reference, index), []
+    run_capture(wrapped, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
+    return split_of_capture(wrapped, found[0], means)
+
+
+def position_part(
+    cache: Any, layer: int | None = None, head: Any = None, *, model: Any, reference: Any = None, tokens: Any = None
+) -> xr.DataArray:
+    """q_i conj(kbar) u(i - j): the position part of one head's scores, [query, key], from an ActivationCache.
+
+    Args:
+        cache: of `model.run_with_cache` on one prompt; it needs the names of `tl_posgen.models.needed_names`.
+        layer, head: one head; head="3.1" alone names it too.
+        model: the model that was run; reference as in `split`; tokens: the ids that were run, if known.
+
+    Raises:
+        InputError: the cache holds several prompts, or lacks q or k.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model = load_model("mini")
+        >>> _, cache = model.run_with_cache("Down, down, down.")
+        >>> position_part(cache, 3, 1, model=model).dims
+        ('query', 'key')
+    """
+    wrapped = wrap(open_model(model))
+    if head is None:
+        raise InputError('head=None: give one head, layer=3, head=1 or head="3.1"')
+    index, picked = one_layer(wrapped, layer, [head] if not isinstance(head, str | list) else head)
+    found = list(captures_from_cache(cache, wrapped, heads=[(index, one) for one in picked], tokens=tokens))
+    if len(found) != 1 or len(picked) != 1:
+        raise InputError(f"{len(found)} prompts and {len(picked)} heads: give the cache of one prompt, and one head")
+    return split_of_capture(wrapped, found[0], given_reference(wrapped.model, reference, index))["position"][0]
+
+
+def one_layer(wrapped: WrappedModel, layer: int | None, heads: Heads) -> tuple[int, list[int]]:
+    """Return the one layer that is meant, and its chosen heads."""
+    selected = select_heads(wrapped.model, None if layer is None else [layer], heads)
+    if len(selected) != 1:
+        raise InputError(f'layers {list(selected)}: one layer is split; give layer=, or a head by name, heads="3.1"')
+    return next(iter(selected.items()))
+
+
+def one_prompt(wrapped: WrappedModel, prompt: Any) -> Int[Tensor, " pos"]:
+    """Return the token ids of one prompt; InputError for several."""
+    rows = to_prompts(wrapped, prompt)
+    if len(rows) != 1:
+        raise InputError(f"{len(rows)} prompts: give one text, or the token ids of one prompt")
+    return rows[0]
+
+
+def split_of_capture(wrapped: WrappedModel, capture: LayerCapture, reference: Reference) -> xr.Dataset:
+    """Return the split of a captured layer's heads; UnsupportedModelError where its parts do not add up to the scores
+    of the pass."""
+    geometry, heads = capture.geometry, list(capture.heads)
+    means = reference.of_layer(geometry.layer, geometry.n_heads, geometry.d_head)
+    q, k = capture.q, capture.k  # an edited capture refuses here
+    mean_query, mean_key, mean_turn = (
+        x[heads].to(k.device) for x in (means.mean_query, means.mean_key, means.mean_turn)
+    )
+    terms = split_terms(q, k, mean_query, mean_key, mean_turn, geometry.rope, geometry.scale)
+    parts = {VARIABLES.get(name, name): getattr(terms, name) for name in TERMS}
+    if not geometry.rope.rotary_dim:
+        parts |= {"row": parts["position"], "position": torch.zeros_like(terms.position)}
+        parts["interaction"] = torch.zeros_like(terms.interaction)
+    if geometry.alibi_slopes is not None:
+        nothing = torch.zeros_like(terms.position)
+        parts["alibi"] = finished_scores(nothing, geometry, heads)
+    total = torch.stack(list(parts.values())).sum(0)
+    used = capture.scores() if capture.attn_scores is None else capture.attn_scores
+    capped = total if geometry.soft_cap is None else geometry.soft_cap * torch.tanh(total / geometry.soft_cap)
+    off = require_sum(capture, capped - used, wrapped.dtype)
+    parts = {"score": used if geometry.soft_cap is None else total, **parts}
+    parts["content"] = parts["key_part"] + parts["query_key"]
+    if geometry.soft_cap is not None:
+        parts["capped"] = used
+    attrs = {"model": model_label(wrapped), "layer": geometry.layer, "reference": reference.label}
+    attrs |= {"largest_difference": off, "note": note_of(capture)}
+    return labelled(wrapped, capture, parts).assign_attrs(attrs)
+
+
+def require_sum(capture: LayerCapture, gap: Float[Tensor, "head query key"], dtype: torch.dtype) -> float:
+    """Return max |sum of parts - score of the pass| over visible pairs, or refuse where it is more than rounding."""
+    visible = capture.geometry.visible(capture.length, gap.device)
+    gap = gap.abs().masked_fill(~visible, 0)
+    allowed = allowed_error(capture.rotated_q, capture.rotated_k, capture.geometry, dtype)
+    if not bool((gap <= allowed).all()):
+        raise UnsupportedModelError(
+            f"layer {capture.layer}: the parts of its scores add up to others than the pass used, off by "
+            f"{float(gap.max()):.2g}; load the model in float32 if it is in half precision"
+        )
+    return float(gap.max())
+
+
+def note_of(capture: LayerCapture) -> str:
+    """Say what is not as in a layer with RoPE alone; "" where nothing is."""
+    geometry, notes = capture.geometry, []
+    if not geometry.rope.rotary_dim:
+        notes.append(
+            "nothing rotates in this layer, so position and interaction are zero; what remains is content"
+            + ("" if geometry.alibi_slopes is not None else ", which holds what the residual stream knows of positions")
+        )
+    if geometry.alibi_slopes is not None:
+        notes.append("ALiBi is a part of its own, with no bias at distance 0")
+    if geometry.soft_cap is not None:
+        notes.append(f"the split is of the scores before the soft cap of {geometry.soft_cap:g}")
+    if geometry.window is not None:
+        notes.append(f"keys {geometry.window} and more tokens back are invisible")
+    return "; ".join(notes)
+
+
+def labelled(wrapped: WrappedModel, capture: LayerCapture, parts: dict[str, Tensor]) -> xr.Dataset:
+    """Return parts [head, query, key] with labels, NaN at invisible pairs."""
+    invisible = ~capture.geometry.visible(capture.length, capture.device)
+    data = {
+        name: xr.DataArray(
+            part.double().masked_fill(invisible, torch.nan).cpu().numpy(),
+            dims=DIMS,
+            attrs={"units": "logits", "description": DESCRIPTIONS[name]},
+        )
+        for name, part in parts.items()
+    }
+    coordinates: dict[str, Any] = {"head": list(capture.heads)}
+    coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
+    if capture.tokens is not None:
+        words = token_strings(wrapped, capture.tokens)
+        coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
+    return xr.Dataset(data, coords=coordinates)
