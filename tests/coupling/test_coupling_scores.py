@@ -75,6 +75,18 @@ def test_what_four_models_cannot_tell_is_said(scores):
     assert scores.plot("given_size").layout.annotations[0].text == "4 models: r not defined"
 
 
+def test_models_of_three_kinds_are_read_from_one_table(shared, tmp_path):
+    """Their own vocabularies, depths and position encodings; further columns do not matter."""
+    table, names = tmp_path / "scores.csv", ["atome_vanilla_1m", "babyllama105", "stories260K"]
+    rows = [f"{shared / 'models' / name},tiny,{score}" for score, name in enumerate(names)]
+    table.write_text("\n".join(["model,kind,score", *rows, "mini,bundled,3"]))
+    found = coupling_scores(table, TEXT, **OPTIONS, null_seeds=())
+    assert found.own.n_layers.values.tolist() == [3, 5, 5, 4]
+    assert found.own.d_model.values.tolist() == [152, 128, 64, 128]
+    assert all(found.numbers("excess", size=size) for size in SIZES)
+    assert "over 4 models" in found.findings()[1]
+
+
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
     found = coupling_scores(score_rows[:2], TEXT, **OPTIONS, null_seeds=())
     assert found.own.r.isnull().all()
