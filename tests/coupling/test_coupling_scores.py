@@ -56,6 +56,7 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert scores.own.d_model.values.tolist() == list(WIDTHS)
     assert scores.own.measured.notnull().all()
     assert (scores.provenance["seed"], scores.provenance["null_seeds"]) == (0, [0, 1])
+    assert scores.provenance["drawn"] == "spread over the text"
     measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
     columns = torch.tensor(measured.values), torch.tensor(scores.own.score.values)
     for by, correlate in (("values", correlation), ("ranks", rank_correlation)):

@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 from tqdm.auto import tqdm
 
+from tl_posgen.core.engine import drawn
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, format_bound
 from tl_posgen.core.options import Count, Each, require
@@ -256,7 +257,7 @@ def coupling_scores(
     label = f"{len(table)} models"
     labels = [label, *map(null_label, null_seeds)]
     dataset = joined(measure, dict(zip([TRAINED, *map(str, null_seeds)], each, strict=True)), labels)
-    shared = {name: provenance[name] for name in SHARED}
+    shared = {name: provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 
