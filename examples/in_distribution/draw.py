@@ -1,0 +1,81 @@
+"""The figure and the numbers of results.csv: rise of the loss and heads within the noise level, by edit.
+
+python examples/in_distribution/draw.py [--json]
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "encodings")]
+from edits import EDITS, FROZEN
+from figure import BOTTOM, HEIGHT, STYLE, WIDTH, Panel, limits  # pyright: ignore[reportMissingImports]
+
+TIMES = 2  # of the training length, the prompts of the table and the figure
+NULL = ", random init"
+COLOURS = {"mini": "#d1603d", "other models": "#3b6fb6"}
+
+
+def summarise(rows: Any) -> dict[str, Any]:
+    """Return the table of mini, and of every edit how many trained models rise less, or more, beyond chance.
+
+    `edits` has a list of {windows, edit, of mini and its random init, over models}; counts are of models whose paired
+    interval of the rise less that of the unedited model leaves out zero.
+    """
+    rows = rows[rows["times"] == TIMES]
+    found = []
+    for (windows, edit), one in rows.groupby(["windows", "edit"], sort=False):
+        null = one["model"].str.endswith(NULL)
+        trained = one[~null]
+        of_mini = {name: one[one["model"] == f"mini{end}"] for name, end in {"mini": "", "random_init": NULL}.items()}
+        rise = {"less": int((trained["more_high"] < 0).sum()), "more": int((trained["more_low"] > 0).sum())}
+        medians = {f"median_{name}": float(trained[name].median()) for name in ("rise", "more", "within_noise")}
+        known = {name: part.iloc[0].drop(["model", "edit"]) for name, part in of_mini.items() if len(part)}
+        single = {name: part.astype(float).to_dict() for name, part in known.items()}
+        found.append({"windows": bool(windows), "edit": str(edit), "models": len(trained), **rise, **medians, **single})
+    models = [name for name in rows["model"].unique() if not name.endswith(NULL)]
+    models.sort(key=lambda name: name != "mini")
+    return {"times": TIMES, "prompts": int(rows["prompts"].iloc[0]), "models": models, "edits": found}
+
+
+def draw(rows: Any) -> str:
+    """Return the SVG: a dot a trained model, a line at the mean of all."""
+    rows = rows[(rows["times"] == TIMES) & ~rows["model"].str.endswith(NULL)]
+    low, high, ticks = limits(rows["rise"].tolist(), 0.25)
+    words = "rise of the loss beyond the training length (nats)"
+    panels = [
+        (Panel(50, 480, f"Without windows: {words}", low, high, ticks), "rise", False, (*EDITS, *FROZEN)),
+        (Panel(540, 810, "With LM-Infinite's windows", low, high, ticks), "rise", True, tuple(EDITS)),
+        (Panel(860, 1090, "Without: heads within the noise level", 0, 1, [0, 0.5, 1]), "within_noise", False, EDITS),
+    ]
+    for panel, column, windows, edits in panels:
+        for edit, x in zip(edits, panel.places(len(edits)), strict=True):
+            one = rows[(rows["windows"] == windows) & (rows["edit"] == edit)]
+            for name, shift in (("other models", -6), ("mini", 6)):
+                if values := one.loc[(one["model"] == "mini") == (name == "mini"), column].tolist():
+                    panel.dots(x + shift, values, COLOURS[name])
+            for line, word in enumerate(edit.split()):
+                panel.text(x, BOTTOM + 16 + 13 * line, word)
+    first = panels[0][0]
+    first.text(first.left, HEIGHT - 14, "a dot a model, a line at their mean; orange: mini", "start")
+    parts = "\n".join(part for panel, *_ in panels for part in panel.parts)
+    frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {STYLE}>'
+    return f'{frame}<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n{parts}\n</svg>\n'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the numbers")
+    rows: Any = pd.read_csv(HERE / "results.csv")
+    (HERE / "in_distribution.svg").write_text(draw(rows), encoding="utf-8")
+    if parser.parse_args().json:
+        print(json.dumps(summarise(rows)))
+
+
+if __name__ == "__main__":
+    main()
