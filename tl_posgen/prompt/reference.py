@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
@@ -145,6 +145,7 @@ def distance_weights(n: int, kind: str, profile: Any = None) -> DistanceDistribu
     return DistanceDistribution(torch.arange(n), weights / weights.sum())
 
 
+@full_precision()
 def reference_of(
     model: Any,
     text: Any = None,
@@ -194,7 +195,7 @@ def reference_of(
             one = sums.setdefault(capture.layer, _Sums(capture))
             one.add(capture)
             if sources and capture.resid is not None:
-                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid))
+                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
     return Reference(model_label(wrapped), name_of_text(text), len(rows), longest, distances, found)
