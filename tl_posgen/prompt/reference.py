@@ -1,6 +1,7 @@
 """Reference: the mean query, the mean key and the distances of every head over a text that is not the prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -189,7 +190,7 @@ def reference_of(
     needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
         reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()
-        with reading.attached():
+        with reading.attached(), naming_remedy(sources):
             run_capture(wrapped, row[None], captures.append, needs, layers=indices)
         for capture in captures:
             one = sums.setdefault(capture.layer, _Sums(capture))
@@ -199,6 +200,17 @@ def reference_of(
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
     return Reference(model_label(wrapped), name_of_text(text), len(rows), longest, distances, found)
+
+
+@contextmanager
+def naming_remedy(sources: bool) -> Iterator[None]:
+    """Say, where queries and keys cannot be traced, that means alone need no sources."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        if not sources or "traced" not in str(error):
+            raise
+        raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
 
 
 def reference_prompts(
