@@ -12,10 +12,11 @@ from scipy import stats
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.hooks.ablate_heads import mean_outputs
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining import Profiles
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of, correlations
-from tl_posgen.joining.head_costs import mean_outputs, without_distance
+from tl_posgen.joining.head_costs import without_distance
 from tl_posgen.joining.numbers.attention_mass import taken_elsewhere
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts

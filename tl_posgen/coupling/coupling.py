@@ -58,7 +58,8 @@ class Coupling(JacobianMeasure):
             centring, half precision, fused kernels.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling (its printed formula is signed, the authors'
-    code takes |A|), line shape and growth; chance line, intervals, growth fit and linearisation check are ours.
+    code, github.com/sugolov/coupling, takes |A|), line shape and growth; chance line, intervals, growth fit and
+    linearisation check are ours.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text

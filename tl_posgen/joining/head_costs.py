@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.errors import UnsupportedModelError
-from tl_posgen.hooks.replace_scores import HookList, replace_scores
+from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
+from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining.numbers.attention_mass import taken_elsewhere
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
@@ -48,37 +48,6 @@ def hidden_at(
     return (position[:, None] - position == distance) & (visible > 1)
 
 
-def mean_outputs(
-    model: Model, tokens: Int[Tensor, "prompt pos"], layers: Sequence[int]
-) -> dict[int, Float[Tensor, "head d_value"]]:
-    """Return, by layer, the mean of every head's output (hook_z) over these prompts and their positions."""
-    sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-
-    def add(layer: int, z: Tensor, hook: object) -> None:
-        sums[layer].append(double(z.flatten(2).unflatten(-1, (model.cfg.n_heads, -1))).mean(1).cpu())
-
-    token_losses(model, tokens, [(name_of(layer), partial(add, layer)) for layer in layers])
-    if silent := [layer for layer, seen in sums.items() if not seen]:
-        raise UnsupportedModelError(f"layer {silent[0]}: {name_of(silent[0])} did not fire, so no head can be ablated")
-    return {layer: torch.cat(seen).mean(0) for layer, seen in sums.items()}
-
-
-def name_of(layer: int) -> str:
-    """Return the name of the hook point of the heads' outputs."""
-    return f"blocks.{layer}.attn.hook_z"
-
-
-def mean_ablation(layer: int, head: int, mean: Float[Tensor, "head d_value"]) -> HookList:
-    """z of one head <- its mean, at every position of every prompt."""
-
-    def edit(z: Tensor, hook: object) -> Tensor:
-        of_heads = z.flatten(2).unflatten(-1, (len(mean), -1)).clone()
-        of_heads[:, :, head] = mean[head].to(of_heads)
-        return of_heads.reshape(z.shape)
-
-    return [(name_of(layer), edit)]
-
-
 def head_costs(
     model: Model,
     tokens: Int[Tensor, "prompt pos"],
@@ -106,7 +75,7 @@ def head_costs(
                 "interaction": substitute(model, by_split(all_positions), **one),
                 "slash": replace_scores(model, partial(without_distance, distance=back), **one),
                 "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
-                "head": mean_ablation(layer, head, means[layer]),
+                "head": with_outputs(layer, [head], means[layer]),
             }
             for number, what in enumerate(COSTS):
                 losses = token_losses(model, tokens, hooks[what]).mean(-1)

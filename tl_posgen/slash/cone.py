@@ -60,7 +60,8 @@ class Cone(Dominance):
         UnsupportedModelError: a layer whose queries and keys are not made by W_Q and W_K from one input.
 
     Source: that slash-dominant heads have nearly rank-one Q and K because token embeddings lie on a cone is claimed by
-    Cheng et al. 2026 (arXiv 2601.08297), whose measures are not known to us; these, and the counterfactual, are ours.
+    Cheng et al. 2026 (arXiv 2601.08297, and on their page, fengzhuo.notion.site), whose measures are not known to us;
+    these, and the counterfactual, are ours.
 
     Example:
         >>> data = Cone()("mini", "Down, down, down. Would the fall never end?", null_seeds=(), progress=False).sel()

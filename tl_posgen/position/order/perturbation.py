@@ -29,7 +29,6 @@ from tl_posgen.position.order.perturbation_figures import (
 )
 from tl_posgen.report.circuits import CROP
 
-OF_INIT = 200  # cloze items of a random init, which are at chance
 TARGETS = ("all", "unmoved", "suffix")
 FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them on either side of 5 to 10 %
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
@@ -170,8 +169,7 @@ class Perturbation(Measure):
 
     def cloze(self, run: Run, conditions: Sequence[str], ratios: Sequence[float]) -> xr.Dataset:
         """Return the scores of every cloze item; nothing where the text has none."""
-        n = self.n_cloze if run.init is None else min(self.n_cloze, OF_INIT)
-        items = encoded_items(run.model, run.prompts, n, run.seed)
+        items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
 
         def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}

@@ -80,8 +80,8 @@ class Substitution(Measure):
         InputError: unusable prompts, a layer that does not exist, a search with fewer than two prompts.
 
     Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
-    are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other
-    conditions, the share recovered, the residual's dose and the searches are ours.
+    are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite;
+    a quantile per head, the other conditions, the shares recovered, the residual's dose and the searches are ours.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
