@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "in_distribution"))
+import draw
 import edits
 
 from tl_posgen.position import lm_infinite
@@ -79,3 +81,20 @@ def test_freezing_either_part_and_then_the_other_is_freezing_all(captured):
     torch.testing.assert_close((one + other).tril(), (true + frozen).tril(), atol=1e-3, rtol=1e-3)
     near = torch.ones(N, N).tril() - torch.ones(N, N).tril(-INSIDE - 1) > 0
     torch.testing.assert_close(one[:, near], true[:, near], atol=1e-4, rtol=1e-4)
+
+
+def test_every_edit_of_every_model_is_in_the_table_and_random_inits_do_not_count():
+    rows = pd.read_csv(draw.HERE / "results.csv")
+    found = draw.summarise(rows)
+    assert {(one["windows"], one["edit"]) for one in found["edits"]} == {
+        *((False, edit) for edit in (*edits.EDITS, *edits.FROZEN)),
+        *((True, edit) for edit in edits.EDITS),
+    }
+    assert found["models"][0] == "mini"
+    assert not any(name.endswith(draw.NULL) for name in found["models"])
+    for one in found["edits"]:
+        assert one["models"] == len(found["models"])
+        assert one["less"] + one["more"] <= one["models"]
+        assert one["mini"]["rise"] == pytest.approx(one["mini"]["loss_beyond"] - one["mini"]["loss_inside"], abs=0.01)
+    below_zero = rows.assign(more_high=-1.0)
+    assert {one["less"] for one in draw.summarise(below_zero)["edits"]} == {len(found["models"])}

@@ -47,11 +47,12 @@ def draw(rows: Any) -> str:
     """Return the SVG: a dot a trained model, a line at the mean of all."""
     rows = rows[(rows["times"] == TIMES) & ~rows["model"].str.endswith(NULL)]
     low, high, ticks = limits(rows["rise"].tolist(), 0.25)
-    words = "rise of the loss beyond the training length (nats)"
+    every, left = (*EDITS, *FROZEN), "Rise of the loss beyond the training length (nats)"
+    right = "Heads within the noise level, without windows"
     panels = [
-        (Panel(50, 480, f"Without windows: {words}", low, high, ticks), "rise", False, (*EDITS, *FROZEN)),
-        (Panel(540, 810, "With LM-Infinite's windows", low, high, ticks), "rise", True, tuple(EDITS)),
-        (Panel(860, 1090, "Without: heads within the noise level", 0, 1, [0, 0.5, 1]), "within_noise", False, EDITS),
+        (Panel(50, 400, left, low, high, ticks), "rise", False, every),
+        (Panel(450, 690, "The same with LM-Infinite's windows", low, high, ticks), "rise", True, tuple(EDITS)),
+        (Panel(740, 1095, right, 0, 1, [0, 0.25, 0.5, 0.75, 1]), "within_noise", False, every),
     ]
     for panel, column, windows, edits in panels:
         for edit, x in zip(edits, panel.places(len(edits)), strict=True):
@@ -60,7 +61,7 @@ def draw(rows: Any) -> str:
                 if values := one.loc[(one["model"] == "mini") == (name == "mini"), column].tolist():
                     panel.dots(x + shift, values, COLOURS[name])
             for line, word in enumerate(edit.split()):
-                panel.text(x, BOTTOM + 16 + 13 * line, word)
+                panel.text(x, BOTTOM + 14 + 12 * line, word)
     first = panels[0][0]
     first.text(first.left, HEIGHT - 14, "a dot a model, a line at their mean; orange: mini", "start")
     parts = "\n".join(part for panel, *_ in panels for part in panel.parts)
