@@ -81,9 +81,10 @@ def colour_terms(explanation: Explanation) -> Any:
     title, subtitle = heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
-    named = {"score": explanation.data["score"].values} | {str(name): terms[name].values for name in terms}
+    named = {"score": explanation.data["score"].values}
+    named |= {str(name): np.asarray(terms[name]) for name in terms}
     order = ["score", *(name for name in TERM_COLOURS if name in named)]
-    reach = float(np.quantile(np.abs([named[name] for name in order]), 0.98)) or 1.0  # one scale for all
+    reach = float(np.quantile(abs(np.stack([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
     ends = {"min_value": -reach, "max_value": reach}
     pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), name) for name in order]
     return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
