@@ -85,7 +85,7 @@ def judge_claims(
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
         >>> report["claims"].frame()["claim"].tolist()
-        ['coupling 1', 'coupling 2', 'coupling 3', 'coupling 4', 'coupling 5', 'coupling 6']
+        ['coupling 1', 'coupling 2', 'coupling 3', 'coupling 4', 'coupling 4b', 'coupling 4c', 'coupling 5', 'coupling 6']
     """
     if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
