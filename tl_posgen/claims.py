@@ -84,8 +84,8 @@ def judge_claims(
         >>> short = {"papers": ["coupling"], "length": 16, "n_prompts": 2, "progress": False}
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
-        >>> report["claims"].frame()["claim"].tolist()
-        ['coupling 1', 'coupling 2', 'coupling 3', 'coupling 4', 'coupling 4b', 'coupling 4c', 'coupling 5', 'coupling 6']
+        >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
+        ['1', '2', '3', '4', '4b', '4c', '5', '6']
     """
     if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
