@@ -83,7 +83,7 @@ def colour_terms(explanation: Explanation) -> Any:
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values} | {str(name): terms[name].values for name in terms}
     order = ["score", *(name for name in TERM_COLOURS if name in named)]
-    reach = float(np.quantile(np.abs([named[name] for name in order]), 0.98)) or 1.0  # one scale for all
+    reach = float(np.quantile(abs(np.array([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
     ends = {"min_value": -reach, "max_value": reach}
     pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), name) for name in order]
     return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
