@@ -160,11 +160,11 @@ def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: 
 
 
 def with_prompts(claim: Claim, times: float) -> Claim:
-    """Return a claim that asks for so many times its prompts, where it asks for a number of its own."""
+    """Return a claim that asks for so many times its prompts or items, where it asks for a number of its own."""
     own = {name: dict(options) for name, options in claim.options.items()}
     for options in own.values():
-        if "n_prompts" in options:
-            options["n_prompts"] = max(1, int(options["n_prompts"] * times))
+        for name in {"n_prompts", "n_cloze"} & set(options):
+            options[name] = max(1, int(options[name] * times))
     return replace(claim, options=own)
 
 

@@ -85,7 +85,7 @@ def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> st
 def beyond_inits(number: Number) -> bool:
     """Tell whether the interval leaves out zero and lies beyond the random inits by two standard deviations, in the
     direction of its sign: the rule by which pages set numbers in bold, and list them."""
-    if len(number.inits) < 2:
+    if number.of_inits.spread is None:
         return False
     reach = 2 * number.of_inits.spread
     null = number.of_inits.value

@@ -140,6 +140,14 @@ def test_each_part_of_the_cone_is_judged_by_itself(judge, own, init, verdict):
     assert judge(result_of(Cone(), own, init)).verdict == verdict
 
 
+@pytest.mark.slow
+def test_parts_of_the_cone_have_verdicts_on_a_real_model(mini, alice):
+    result = Cone()(mini, alice, length=64, n_prompts=4, progress=False)
+    found = [judge(result) for judge in (on_a_cone, onto_the_axis)]
+    assert [one.verdict for one in found] == ["not held", "held"]
+    assert all("not defined" not in one.margin for one in found)
+
+
 @pytest.mark.parametrize(
     ("n_long", "of_init", "n", "verdict"),
     [

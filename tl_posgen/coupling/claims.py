@@ -26,7 +26,7 @@ def alignment(coupling: Result) -> Judgement:
     strength = "held" if low >= 0.2 else "partly" if low >= 0.1 else "detectable"
     verdict = "not held" if low <= null else strength
     margin = margin_of("low end", low, 0.2, 0.1, null, digits=3)
-    return judgement(where_known(verdict, low, high), words, coupling, margin=margin)
+    return judgement(where_known(verdict, low, null, high), words, coupling, margin=margin)
 
 
 def straightness(coupling: Result) -> Judgement:

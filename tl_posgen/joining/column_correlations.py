@@ -31,7 +31,7 @@ COLUMNS = {
     "induction": "induction",
     "cost_interaction": "cost of the interaction",
     "cost_slash": "cost of the slash",
-    "cost_elsewhere": "cost of as much attention elsewhere",
+    "cost_elsewhere": "cost of as much attention elsewhere, at most all of it",
     "cost_head": "cost of the head",
 }
 LABELS = {"r1": "side", "rank95": "side", "mean_energy": "side", "cost": "edit"}  # variable -> its dim of columns

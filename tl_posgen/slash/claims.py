@@ -56,10 +56,10 @@ def on_a_cone(cone: Result) -> Judgement:
     def words(own: Numbers) -> str:
         return f"cosine of the inputs with their axis {own('cosine').with_interval:.2f}, mean over layers"
 
-    low, high = cone.numbers("cosine").low, highest(one("cosine").high for one in each_init(cone.numbers))
+    cosine = cone.numbers("cosine")
+    low, high = cosine.low, highest(cosine.inits)
     verdict = "not held" if low <= high else "held" if low >= 0.7 else "partly"
-    margin = f"{margin_of('low end', low, 0.7, high)}"
-    return judgement(where_known(verdict, low, high), words, cone, margin=margin)
+    return judgement(where_known(verdict, low, high), words, cone, margin=margin_of("low end", low, 0.7, high))
 
 
 def onto_the_axis(cone: Result) -> Judgement:
@@ -67,9 +67,9 @@ def onto_the_axis(cone: Result) -> Judgement:
         q, k = (own("gain", side=side).with_interval for side in "qk")
         return f"the axis gains {q:.1f} times in W_Q, {k:.1f} in W_K, mean over heads"
 
-    own = cone.numbers
-    lows = {side: own("gain", side=side).low for side in "qk"}
-    highs = {side: highest(one("gain", side=side).high for one in each_init(own)) for side in "qk"}
+    gains = {side: cone.numbers("gain", side=side) for side in "qk"}
+    lows = {side: gain.low for side, gain in gains.items()}
+    highs = {side: highest(gain.inits) for side, gain in gains.items()}
     above = [lows[side] > highs[side] for side in "qk"]
     verdict = "held" if all(above) else "partly" if any(above) else "not held"
     margin = "; ".join(margin_of(f"low end of {side.upper()}", lows[side], highs[side]) for side in "qk")

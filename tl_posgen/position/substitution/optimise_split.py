@@ -125,7 +125,7 @@ def optimise_split(
     - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from the best triangle.
     - imitating: as free, chosen by the KL of the predictions from the unchanged model's instead of by loss.
     - shuffled: the null of the search. As free, of queries and keys whose coordinates are shuffled, each head's
-      by two permutations that stay: vectors as large and as different, whose products tell nothing.
+      by two permutations that stay: content is scrambled, a position part can still be learned.
     - position, content: the controls. As free, without the other part: the effect of as many parameters alone.
     """
     device = next(model.parameters()).device
@@ -148,7 +148,7 @@ def optimise_split(
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
     """Return the number of passes of one prompt by `optimise_split`: for widths, reports and steps of the descents."""
     searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
-    reported = len(FAMILIES) * (n_chosen_on + 3 * n_reported_on)
+    reported = len(FAMILIES) * (n_chosen_on + 2 * n_reported_on)
     descents = len(FAMILIES) - len(BY_WIDTH) + 1  # "imitating" also runs the unchanged model
     return searched + reported + descents * steps * min(AT_ONCE, n_chosen_on)
 
