@@ -150,7 +150,7 @@ def labels_of(result):
     sizes = result.own.sizes
     return [
         float(one)
-        for one in (*labels, *options, *named, *sizes.values(), sizes.get("state", 1) - 1, 0.959, 0.25, 0.05, 50)
+        for one in (*labels, *options, *named, *sizes.values(), sizes.get("state", 1) - 1, 0.959, 0.25, 0.05, 50, 100)
     ]
 
 
