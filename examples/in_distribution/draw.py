@@ -18,6 +18,7 @@ from figure import BOTTOM, HEIGHT, STYLE, WIDTH, Panel, limits  # pyright: ignor
 
 TIMES = 2  # of the training length, the prompts of the table and the figure
 NULL = ", random init"
+COMPARED = (("doubled", "noise"), ("doubled", "intact"), ("cut", "intact"), ("noise", "intact"))
 COLOURS = {"mini": "#d1603d", "other models": "#3b6fb6"}
 
 
@@ -37,10 +38,24 @@ def summarise(rows: Any) -> dict[str, Any]:
         medians = {f"median_{name}": float(trained[name].median()) for name in ("rise", "more", "within_noise")}
         known = {name: part.iloc[0].drop(["model", "edit"]) for name, part in of_mini.items() if len(part)}
         single = {name: part.astype(float).to_dict() for name, part in known.items()}
-        found.append({"windows": bool(windows), "edit": str(edit), "models": len(trained), **rise, **medians, **single})
+        counts = {"models": len(trained), **rise, "models_more": trained["model"][trained["more_low"] > 0].tolist()}
+        found.append({"windows": bool(windows), "edit": str(edit), **counts, **medians, **single})
     models = [name for name in rows["model"].unique() if not name.endswith(NULL)]
     models.sort(key=lambda name: name != "mini")
-    return {"times": TIMES, "prompts": int(rows["prompts"].iloc[0]), "models": models, "edits": found}
+    shape = {"times": TIMES, "prompts": int(rows["prompts"].iloc[0]), "models": models}
+    return shape | {"edits": found, "further": further(rows)}
+
+
+def further(rows: Any) -> list[dict[str, Any]]:
+    """Return, without windows and with them, in how many trained models outputs are further from those inside (Frechet
+    distance) under one edit than under another."""
+    trained = rows[~rows["model"].str.endswith(NULL)]
+    found = []
+    for windows, one in trained.groupby("windows"):
+        frechet = one.pivot(index="model", columns="edit", values="frechet")
+        counts = {f"{edit} than {other}": int((frechet[edit] > frechet[other]).sum()) for edit, other in COMPARED}
+        found.append({"windows": bool(windows), **counts})
+    return found
 
 
 def draw(rows: Any) -> str:
