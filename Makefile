@@ -86,7 +86,7 @@ screenshots: $(VENV)/installed-dev ## the page of every command in the browser, 
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m 'screenshot and not soak' tests/report
 
 soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; 2,000 drawn models
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-show-statistics tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-profile=default --hypothesis-show-statistics tests
 
 lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/ruff check $(SOURCES)
