@@ -101,7 +101,7 @@ def claims(part: Part) -> Mapping[str, Any]:
         checkpoints=checkpoints,
         keep=KEPT / f"claims-{part.model}",
         null_seeds=part.settings["null_seeds"],
-        stability=True,
+        stability=part.settings.get("stability", False),
         **CUT,
     )
 
