@@ -10,8 +10,24 @@ from made_up import around, dataset_of, result_of
 
 from tl_posgen import analyze
 from tl_posgen.core.claim import threshold
-from tl_posgen.position import AnyDistance, DummyDistance, LengthExtrapolation, Perturbation, PlaneSufficiency, Variance
-from tl_posgen.position.claims import controlled_distance, downstream, left_over, length_claim, planes, word_order
+from tl_posgen.position import (
+    AnyDistance,
+    DummyDistance,
+    LengthExtrapolation,
+    Perturbation,
+    PlaneSufficiency,
+    Substitution,
+    Variance,
+)
+from tl_posgen.position.claims import (
+    controlled_distance,
+    downstream,
+    left_over,
+    length_claim,
+    planes,
+    two_axes,
+    word_order,
+)
 
 OUT = {"tokens": "without first"}
 
@@ -88,6 +104,41 @@ def of_planes(*kinds):
         "additive": ((*dims, "eps"), [[[0.1], [np.nan]] for _ in kinds]),
     }
     return dataset_of(variables, weights=["own", "shuffled"][: len(kinds)], eps=[PlaneSufficiency().eps])
+
+
+def replaced(recovered, kl_recovered, shuffled=None):
+    """Shares recovered by each query's profile, as triples of a value and its ends, and by a search over shuffled q, k."""
+    conditions = ["unchanged", "uniform_attention", "query_profile"]
+    variables = {
+        "loss": (("condition", "prompt"), [[2.0, 2.0], [3.0, 3.0], [2.1, 2.1]]),
+        "recovered": (("condition", "end"), [around(1, 0), around(0, 0), recovered]),
+        "kl_recovered": (("condition", "end"), [around(1, 0), around(0, 0), kl_recovered]),
+    }
+    families = {"free": around(0.99, 0.01), "position": around(0.6, 0.1), "shuffled": shuffled}
+    if shuffled:
+        variables["search_recovered"] = (("family", "end"), list(families.values()))
+    return dataset_of(variables, condition=conditions, prompt=[0, 1], **({"family": list(families)} if shuffled else {}))
+
+
+@pytest.mark.parametrize(
+    ("recovered", "kl_recovered", "shuffled", "verdict"),
+    [
+        (around(0.97, 0.01), around(0.96, 0.05), around(0.5, 0.1), "held"),
+        (around(0.97, 0.01), around(0.8, 0.05), around(0.5, 0.1), "partly"),  # the loss alone may flatter
+        (around(0.97, 0.01), around(0.96, 0.05), around(0.92, 0.05), "not held"),  # the intervals touch
+        (around(0.97, 0.01), around(0.7, 0.05), around(0.5, 0.1), "not held"),
+        ([0.97, np.nan, np.nan], around(0.96, 0.05), around(0.5, 0.1), "open"),  # fewer than four prompts
+        (around(0.97, 0.01), around(0.96, 0.05), None, "held"),
+        ([np.nan] * 3, [np.nan] * 3, None, "open"),  # attention is worth nothing
+    ],
+)
+def test_two_axes_are_judged_by_what_is_not_fitted_above_a_null_that_relearns(
+    recovered, kl_recovered, shuffled, verdict
+):
+    variance = result_of(Variance(), dataset_of({"additive_r": ((), 0.9)}))
+    found = two_axes(variance, result_of(Substitution(), replaced(recovered, kl_recovered, shuffled)))
+    assert found.verdict == verdict
+    assert ("searched over shuffled q and k 50% [40%, 60%]" in found.measured) == (shuffled == around(0.5, 0.1))
 
 
 NONE = [np.nan] * 3

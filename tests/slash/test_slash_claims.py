@@ -160,12 +160,12 @@ def test_parts_of_the_cone_have_verdicts_on_a_real_model(mini, alice):
 def test_long_slashes_are_counted_beside_random_init(n_long, of_init, n, verdict):
     def slash(counts):
         variables = {
-            "n_long": (("layer", "head"), [counts]),
+            "n_long": (("tokens", "layer", "head"), [[[9, 9]], [counts]]),  # with the first token all would be
             "score": (("layer", "head", "distance"), np.ones((1, 2, n))),
         }
-        return dataset_of(variables, distance=range(n))
+        return dataset_of(variables, tokens=["all", "without first"], distance=range(n))
 
     found = far_away(result_of(Slash(), slash(n_long), slash(of_init)))
     assert found.verdict == verdict
     if verdict != "open":
-        assert found.measured == f"{np.count_nonzero(n_long)} of 2 heads at 50 tokens or further"
+        assert found.measured == f"{np.count_nonzero(n_long)} of 2 heads at 50 tokens or further, without the first token"

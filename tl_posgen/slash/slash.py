@@ -138,7 +138,7 @@ class Slash(Dominance):
             (*HEAD, "short_distance"),
         ),
         "n_long": Variable(
-            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention"
+            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention", PER_HEAD
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
         "rank95": Variable("rank of Q and K at 95%", "", "how many s^2 make 95% of their sum", ("side", *HEAD)),
@@ -170,13 +170,13 @@ class Slash(Dominance):
     def finish(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
         score, uniform = (data[name].sel(tokens="all", drop=True) for name in ("score", "uniform"))
-        place, long = best_distance(score), score.sel(distance=list(long_distances(score.sizes["distance"])))
+        place, long = best_distance(score), data.sel(distance=list(long_distances(score.sizes["distance"])))
         data["best_distance"], data["best_score"] = place, at_distance(score, place)
         data["best_uniform"] = at_distance(uniform, place)
         data["previous_token"] = score.reindex(distance=[1]).isel(distance=0, drop=True)
         data["dominant"] = self.dominant_at(score, uniform)
-        n_long = (long >= thresholds(self.kappa_long, uniform)).sum("distance")
-        data["n_long"] = where_measured(n_long.transpose(*HEAD), score)
+        n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
+        data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data.assign(self.examples(sums, data["best_score"]))
 
     def examples(self, sums: Sums, score: xr.DataArray) -> dict[str, Any]:
