@@ -107,17 +107,18 @@ def of_planes(*kinds):
 
 
 def replaced(recovered, kl_recovered, shuffled=None):
-    """Shares recovered by each query's profile, as triples of a value and its ends, and by a search over shuffled q, k."""
+    """Shares recovered by each query's profile, and by a search over shuffled q and k: a value and its ends each."""
     conditions = ["unchanged", "uniform_attention", "query_profile"]
     variables = {
         "loss": (("condition", "prompt"), [[2.0, 2.0], [3.0, 3.0], [2.1, 2.1]]),
         "recovered": (("condition", "end"), [around(1, 0), around(0, 0), recovered]),
         "kl_recovered": (("condition", "end"), [around(1, 0), around(0, 0), kl_recovered]),
     }
+    if not shuffled:
+        return dataset_of(variables, condition=conditions, prompt=[0, 1])
     families = {"free": around(0.99, 0.01), "position": around(0.6, 0.1), "shuffled": shuffled}
-    if shuffled:
-        variables["search_recovered"] = (("family", "end"), list(families.values()))
-    return dataset_of(variables, condition=conditions, prompt=[0, 1], **({"family": list(families)} if shuffled else {}))
+    variables["search_recovered"] = (("family", "end"), list(families.values()))
+    return dataset_of(variables, condition=conditions, prompt=[0, 1], family=list(families))
 
 
 @pytest.mark.parametrize(

@@ -168,4 +168,5 @@ def test_long_slashes_are_counted_beside_random_init(n_long, of_init, n, verdict
     found = far_away(result_of(Slash(), slash(n_long), slash(of_init)))
     assert found.verdict == verdict
     if verdict != "open":
-        assert found.measured == f"{np.count_nonzero(n_long)} of 2 heads at 50 tokens or further, without the first token"
+        expected = f"{np.count_nonzero(n_long)} of 2 heads at 50 tokens or further, without the first token"
+        assert found.measured == expected

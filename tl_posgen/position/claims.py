@@ -20,7 +20,7 @@ from tl_posgen.core.claim import (
 from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
-from tl_posgen.position.length.length_extrapolation import SLIGHT as NOISE_AND
+from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import in_words
@@ -211,7 +211,7 @@ def length_claim(length_extrapolation: Result) -> Judgement:
             parts.append(f"{name} {share.plain:.0%}, loss {loss.plain:.2f} ({rise.with_interval:+.2f})")
         inside = own("segment_loss", condition="vanilla", segment=0).plain
         return (
-            f"heads within the noise level + {NOISE_AND}, and loss, mean from the training length to "
+            f"heads within the noise level + {TOLERATED}, and loss, mean from the training length to "
             f"{measure.times:g} times it: {'; '.join(parts)}; in brackets against {inside:.2f} inside, by prompt"
         )
 
@@ -220,7 +220,9 @@ def length_claim(length_extrapolation: Result) -> Judgement:
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
     held = windowed.value >= 0.9 > vanilla.value
     verdict = "held" if held else "partly" if windowed.value > vanilla.value else "not held"
-    found = judgement(where_known(verdict, windowed.value, vanilla.value), words, length_extrapolation)
+    margin = f"{margin_of('LM-Infinite', windowed.value, 0.9)}; {margin_of('untouched', vanilla.value, 0.9)}"
+    verdict = where_known(verdict, windowed.value, vanilla.value)
+    found = judgement(verdict, words, length_extrapolation, margin=margin)
     if vanilla.of_inits.value >= 0.9:
         why = "untouched, at most a tenth of heads leave theirs: only a trained model can show the claim"
         return found._replace(null=f"{found.null}; {why}")

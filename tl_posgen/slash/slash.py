@@ -138,7 +138,8 @@ class Slash(Dominance):
             (*HEAD, "short_distance"),
         ),
         "n_long": Variable(
-            "long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention", PER_HEAD
+            *("long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention"),
+            PER_HEAD,
         ),
         "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
         "rank95": Variable("rank of Q and K at 95%", "", "how many s^2 make 95% of their sum", ("side", *HEAD)),

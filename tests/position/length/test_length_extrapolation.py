@@ -13,7 +13,7 @@ from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
-from tl_posgen.position.length.length_extrapolation import SLIGHT, sentence_beyond, within_noise
+from tl_posgen.position.length.length_extrapolation import TOLERATED, sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
 from tl_posgen.position.length.numbers.output_plane import output_plane
@@ -141,9 +141,9 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
     one = result.own.sel(condition="vanilla", segment=1)
     frechet = one["frechet"].copy()
     frechet[0, 0] = np.nan
-    expected = (one["frechet"] - one["noise_level"] <= SLIGHT).values.ravel()[1:].mean()
+    expected = (one["frechet"] - one["noise_level"] <= TOLERATED).values.ravel()[1:].mean()
     assert float(within_noise(frechet, one["noise_level"])) == pytest.approx(expected)
-    assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median()) - SLIGHT))) == 0.5
+    assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median()) - TOLERATED))) == 0.5
 
 
 def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
@@ -154,7 +154,7 @@ def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
         own, *nulls = (one.sel(condition=condition).isel(segment=slice(1, None)) for one in (result.own, *result.nulls))
         loss, losses = float(own["segment_loss"].mean()), [float(null["segment_loss"].mean()) for null in nulls]
         frechet = own["frechet"].mean("segment")
-        share = float((frechet - own["noise_level"] <= SLIGHT).mean())
+        share = float((frechet - own["noise_level"] <= TOLERATED).mean())
         assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
         assert f"loss {loss:.2f}, {loss - inside:+.2f} against the untouched one inside, outputs" in sentence
         median = float(frechet.median())
@@ -219,7 +219,7 @@ def test_the_short_table_has_a_row_per_condition_and_segment(result):
     assert table.notnull().all(axis=None)
     last = table.query("condition == 'lm_infinite'").iloc[-1]
     data = result.own.sel(condition="lm_infinite", segment=2)
-    assert last["within_noise"] == float((data["frechet"] - data["noise_level"] <= SLIGHT).mean())
+    assert last["within_noise"] == float((data["frechet"] - data["noise_level"] <= TOLERATED).mean())
     assert last["entropy"] == pytest.approx(float(data["entropy"].sel(bin=[32, 36, 40, 44]).mean()))
 
 

@@ -25,7 +25,7 @@ from tl_posgen.position.length.length_figures import CONDITIONS, FIGURES
 
 N_PROMPTS = 4  # of one text, where n_prompts is left out: few have more prompts of several training lengths
 LEAST = 2 * BINS_INSIDE
-SLIGHT = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
+TOLERATED = 0.05  # of the variance inside; a tolerance, as without drift half of the heads are above their noise level
 SEGMENT, BIN = ("condition", *HEAD, "segment"), ("condition", *HEAD, "bin")
 POINT = ("condition", "shown_layer", "prompt", "position", "axis")
 DEVIATIONS = "standard deviations inside"
@@ -234,9 +234,9 @@ class LengthExtrapolation(Measure):
 
 
 def within_noise(frechet: xr.DataArray, noise_level: xr.DataArray) -> xr.DataArray:
-    """Return the share of heads whose outputs are, up to SLIGHT, as close to those inside as two halves of the prompts
-    there are to each other."""
-    return (frechet - noise_level <= SLIGHT).where(frechet.notnull()).mean(HEAD)
+    """Return the share of heads whose outputs are, up to what is tolerated, as close to those inside as two halves of
+    the prompts there are to each other."""
+    return (frechet - noise_level <= TOLERATED).where(frechet.notnull()).mean(HEAD)
 
 
 def sentence_beyond(numbers: Mapping[str, Number]) -> str:
@@ -247,5 +247,5 @@ def sentence_beyond(numbers: Mapping[str, Number]) -> str:
     random = "random init " + ", ".join(nulls) if numbers["loss"].inits else f"{numbers['loss'].null}"
     return (
         f"loss {loss}, {numbers['rise'].with_interval:+.2f} against the untouched one inside, outputs within the noise "
-        f"level + {SLIGHT} in {share} of heads, Frechet {frechet}, norm ratio {ratio} ({random})"
+        f"level + {TOLERATED} in {share} of heads, Frechet {frechet}, norm ratio {ratio} ({random})"
     )
