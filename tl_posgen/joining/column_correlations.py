@@ -1,8 +1,6 @@
 """Correlate the columns of the head profiles over heads and within layers, and tell what random inits do not show."""
 
-from collections.abc import Sequence
 from itertools import combinations
-from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -10,6 +8,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import TRAINED
+from tl_posgen.stats.beyond_inits import FAMILY_LEVEL, FEWEST_INITS, beyond_inits
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SCOPES = ("over heads", "within layers")
@@ -57,9 +56,6 @@ IDENTITIES = frozenset(  # pairs that measure nearly one thing, trained or not
     {("r1_q", "mean_energy_q"), ("r1_k", "mean_energy_k"), ("interaction", "additive_r")}
     | {("r1_q", "rank95_q"), ("r1_k", "rank95_k"), ("rank95_q", "mean_energy_q"), ("rank95_k", "mean_energy_k")}
 )
-FEWEST_INITS = 8  # random inits, from which on pairs are said to go beyond them
-FAMILY_LEVEL = 0.05  # pairs expected beyond them by chance, of all that are looked at
-CLOSEST = 0.9999  # a correlation of 1 has no finite z
 
 
 def columns_of(data: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -112,8 +108,10 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
         for i, j in combinations(range(len(columns)), 2)
         if defined[i, j] and (columns[i], columns[j]) not in IDENTITIES
     ]
-    value = rho.sel(init=TRAINED, end="value").values
-    found = [(value[pair], *pair) for pair in beyond(rho, known)]
+    of_pairs = np.stack([rho.values[..., i, j] for i, j in known], -1) if known else np.empty((n_inits + 1, 3, 0))
+    trained = list(rho["init"].values).index(TRAINED)
+    own, inits = of_pairs[trained], np.delete(of_pairs[:, 0], trained, 0)
+    found = [(own[0, n], *known[n]) for n in np.flatnonzero(beyond_inits(*own, inits))]
     strongest = [
         f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
         for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
@@ -123,27 +121,3 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
         f"{scope.capitalize()} {len(found)} of {len(known)} pairs of columns go together beyond {n_inits} random inits "
         f"({FAMILY_LEVEL:g} expected by chance in all){listed}."
     )
-
-
-def beyond(rho: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    r"""|z - mean_s z_s| > c s sqrt(1 + 1/n), z = artanh rho: pairs in which the model differs from its n random inits.
-
-    s is the deviation of the pair over inits or, where larger, that of all pairs together; c the normal quantile at
-    which FAMILY_LEVEL of all `pairs` are expected to pass by chance. The interval of rho over heads must leave out 0.
-
-    Source: ours; the level divided by the number of pairs: Bonferroni.
-    """
-    z = np.arctanh(np.clip(rho.sel(end="value").values, -CLOSEST, CLOSEST))
-    trained = list(rho["init"].values).index(TRAINED)
-    own, inits = z[trained], np.delete(z, trained, 0)
-    low, high = (rho.sel(init=TRAINED, end=end).values for end in ("low", "high"))
-    variances = {pair: float(inits[(slice(None), *pair)].var(ddof=1)) for pair in pairs}
-    pooled = float(np.mean([*variances.values()])) if pairs else 0.0
-    quantile = NormalDist().inv_cdf(1 - FAMILY_LEVEL / 2 / max(1, len(pairs)))
-    reach = quantile * (1 + 1 / len(inits)) ** 0.5
-    return [
-        pair
-        for pair in pairs
-        if abs(own[pair] - inits[(slice(None), *pair)].mean()) > reach * max(variances[pair], pooled) ** 0.5
-        and (low[pair] > 0 or high[pair] < 0)
-    ]
