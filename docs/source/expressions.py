@@ -200,8 +200,10 @@ def substitution(result: Any) -> Iterator[Entry]:
 
 
 def profiles(result: Any) -> Iterator[Entry]:
-    """Yield which heads are highest on repeated tokens."""
+    """Yield which heads are highest on repeated tokens, and what slashes cost less the same attention elsewhere."""
     own = result.numbers
+    slash, elsewhere = (own.array("cost", edit=one) for one in ("slash", "elsewhere"))
+    yield "slash_less_elsewhere", {}, own.number(slash - elsewhere)
     for name in ("previous_token", "duplicate_token", "induction"):
         best = own.extreme(name)
         highest = own.number(own.array(name).max(HEAD))

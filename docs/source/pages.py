@@ -12,11 +12,14 @@ from typing import Any
 
 import jinja2
 import measure_pages
+import numpy as np
 import yaml
 from numbers_file import Measured, read_numbers
 
+from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
+from tl_posgen.stats.beyond_inits import beyond_inits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,15 +85,13 @@ def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> st
     return f"{with_interval(number, digits, form)} ({with_interval(number.of_inits, digits, form)})"
 
 
-def beyond_inits(number: Number) -> bool:
-    """Tell whether the interval leaves out zero and lies beyond the random inits by two standard deviations, in the
-    direction of its sign: the rule by which pages set numbers in bold, and list them."""
-    if number.of_inits.spread is None:
-        return False
-    reach = 2 * number.of_inits.spread
-    null = number.of_inits.value
-    above, below = number.low > max(0, null + reach), number.high < min(0, null - reach)
-    return bool(above or below)
+def beyond_of(one: Measured, asked: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return which of these correlations of a model go beyond random init, by the rule of `profiles` for all of them
+    together: pages set them in bold, and list them."""
+    numbers = [one(**labels) for labels in asked]
+    r, low, high = (np.array([getattr(number, end) for number in numbers]) for end in ENDS)
+    beyond = beyond_inits(r, low, high, np.array([number.inits for number in numbers]).T)
+    return [labels for labels, is_beyond in zip(asked, beyond, strict=True) if is_beyond]
 
 
 def interval_of_percent(number: Number) -> str:
@@ -149,7 +150,6 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
     made.filters["interval_of_percent"] = interval_of_percent
-    made.tests["beyond_inits"] = beyond_inits
 
     def result(part: str, name: str) -> Measured:
         return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
@@ -169,6 +169,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "verdict": verdict,
         "claim_rows": claim_rows,
         "interval": interval,
+        "beyond_of": beyond_of,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),

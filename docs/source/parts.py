@@ -22,6 +22,7 @@ from tl_posgen.coupling import TokenCoupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
+from tl_posgen.stats.beyond_inits import FEWEST_INITS
 from tl_posgen.studies.emergence import MEASURES, emergence
 
 ROOT = Path(__file__).parents[2]
@@ -361,7 +362,7 @@ PLANES = {"measures": ("plane_perturbation",), "length": 128, "n_prompts": 8, "n
 JOINING = {
     "measures": ("plane_interaction", "profiles", "key_cut"),
     "n_prompts": 8,
-    "null_seeds": (0, 1, 2),
+    "null_seeds": tuple(range(FEWEST_INITS)),
     "options": repr(OPTIONS["profiles"]),
 }
 FOLLOWED = (  # over training, and over training seeds
@@ -374,7 +375,7 @@ FOLLOWED = (  # over training, and over training seeds
     *({"measure": "key_cut", "name": one, "share": 0} for one in ("rise", "rise_less_control", "interaction")),
     {"measure": "key_cut", "name": "slash_score"},
 )
-SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": (0, 1, 2)}
+SHORT = {"measures": ("plane_interaction",), "length": 64, "n_prompts": 8, "null_seeds": tuple(range(FEWEST_INITS))}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
     "medium and high, 3": {"distance": 3, "planes": "high_medium"},
@@ -411,7 +412,9 @@ PARTS = {
     "atome slash": Part("atome_vanilla_1m", {"measures": (*OF_SLASH, "residual", "across_prompts")}, analysis),
     **{f"{name} planes": Part(name, PLANES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining": Part(name, JOINING, analysis) for name in ("mini", "stories260K", "babyllama105")},
-    "mini joining emergence": Part("mini", {**JOINING, "n_prompts": 4, "options": ""}, joining_over_training),
+    "mini joining emergence": Part(
+        "mini", {**JOINING, "n_prompts": 4, "null_seeds": (0, 1, 2), "options": ""}, joining_over_training
+    ),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
