@@ -128,6 +128,22 @@ def test_paths_become_straighter_where_the_score_falls(values, verdict):
     assert found.margin.startswith(f"high end at last {values[-1] + 0.05:.3f}, ")
 
 
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.5, 0.7, 0.95], "held"),
+        ([0.5, 0.97, 0.95], "partly"),
+        ([0.5, 0.6, 0.8], "detectable"),
+        ([0.5, 0.6, 0.51], "not held"),
+    ],
+)
+def test_growth_becomes_exponential_where_its_fit_ends_near_one(values, verdict):
+    own = over_training(coupling_growth_r2=(("checkpoint", "end"), [around(value, 0.02) for value in values]))
+    found = judge(5, own, measure=Emergence(per_head=False))
+    assert found.verdict == verdict
+    assert f"at last {values[-1]:.2f}, {values[-1] - 0.9:+.2f} from 0.90" in found.margin
+
+
 def test_training_without_coupling_is_open():
     assert judge(3, over_training(), measure=Emergence(per_head=False)).verdict == "open"
 
@@ -169,7 +185,9 @@ def between(low, chance=0.02, **of_kind):
         (between(0.3), [], "open"),
         (between(0.01), [between(0.0)], "not held"),
         (between(np.nan), [between(0.0)], "open"),
-        (between(0.3, same_output=0.01), [between(0.0)], "partly"),
+        (between(0.3, same_output=0.01), [between(0.0)], "detectable"),
+        (between(0.3, same_output=0.15), [between(0.0)], "partly"),
+        (between(0.05), [between(0.0)], "detectable"),
         (between(0.3), [between(0.0), between(0.4)], "not held"),
     ],
 )

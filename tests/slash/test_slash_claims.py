@@ -127,8 +127,10 @@ def cone(cosine=0.8, gains=(2.0, 2.0), alone=0.5, rest=0.1):
         (on_a_cone, cone(0.6), cone(0.4), "partly"),
         (on_a_cone, cone(0.38), cone(0.42), "not held"),
         (on_a_cone, cone(np.nan), cone(0.4), "open"),
-        (onto_the_axis, cone(gains=(2, 2)), cone(gains=(1, 1)), "held"),
-        (onto_the_axis, cone(gains=(2, 1)), cone(gains=(1, 1)), "partly"),
+        (onto_the_axis, cone(gains=(2.2, 2.2)), cone(gains=(1, 1)), "held"),
+        (onto_the_axis, cone(gains=(2.2, 1.7)), cone(gains=(1, 1)), "partly"),
+        (onto_the_axis, cone(gains=(2.2, 1.3)), cone(gains=(1, 1)), "detectable"),
+        (onto_the_axis, cone(gains=(2.2, 1)), cone(gains=(1, 1)), "detectable"),
         (onto_the_axis, cone(gains=(1.1, 1)), cone(gains=(1, 1)), "not held"),
         (of_the_axis, cone(alone=1.45, rest=0.2), cone(), "held"),  # a ratio, not a share
         (of_the_axis, cone(alone=0.8, rest=0.6), cone(), "partly"),

@@ -1,8 +1,19 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
+import math
 from functools import partial
 
-from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, margin_of, where_known
+from tl_posgen.core.claim import (
+    Claim,
+    Judgement,
+    Verdict,
+    each_init,
+    highest,
+    judgement,
+    lowest,
+    margin_of,
+    where_known,
+)
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 
@@ -23,10 +34,14 @@ def alignment(coupling: Result) -> Judgement:
     own = coupling.numbers
     low, high = own("coupling").low, highest(one("coupling").high for one in each_init(own))
     null = max(own("chance").value, high)
-    strength = "held" if low >= 0.2 else "partly" if low >= 0.1 else "detectable"
-    verdict = "not held" if low <= null else strength
+    verdict = "not held" if low <= null else strength(low)
     margin = margin_of("low end", low, 0.2, 0.1, null, digits=3)
     return judgement(where_known(verdict, low, null, high), words, coupling, margin=margin)
+
+
+def strength(low: float) -> Verdict:
+    """Return the verdict of a coupling above its nulls, by the lower end of its interval."""
+    return "held" if low >= 0.2 else "partly" if low >= 0.1 else "detectable"
 
 
 def straightness(coupling: Result) -> Judgement:
@@ -54,19 +69,22 @@ def growth(coupling: Result) -> Judgement:
     return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling, margin=margin)
 
 
-def over_training(emergence: Result, name: str, words: str, sign: int = 1) -> Judgement:
-    """Judge whether a number rises during training; with the sign -1, whether it falls."""
+def over_training(emergence: Result, name: str, words: str, sign: int = 1, least: float = -math.inf) -> Judgement:
+    """Judge whether a number rises during training, and ends at `least` or more; with the sign -1, whether it falls."""
     over = emergence.measure.at_steps(emergence.numbers, name)
     if not over:
         return Judgement("open", f"{words} was not measured over training", "not measured")
     numbers = [*over.values()]
-    near, far = ("low", "high")[::sign]
-    last, first = getattr(numbers[-1], near), getattr(numbers[0], far)
+    end, end_of_first = ("low", "high")[::sign]
+    last, first = getattr(numbers[-1], end), getattr(numbers[0], end_of_first)
     furthest = "held" if max(sign * one.value for one in numbers) == sign * numbers[-1].value else "partly"
+    furthest = furthest if numbers[-1].value >= least else "detectable"
     verdict = "not held" if sign * last <= sign * first else furthest
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
     null = f"step {next(iter(over))} is the random initialisation"
-    margin = margin_of(f"{near} end at last", last, first, digits=3)
+    margin = margin_of(f"{end} end at last", last, first, digits=3)
+    if math.isfinite(least):
+        margin = f"{margin}; {margin_of('at last', numbers[-1].value, least)}"
     return Judgement(where_known(verdict, last, first), f"{words} {course}", null, margin)
 
 
@@ -84,7 +102,7 @@ def between_tokens(token_coupling: Result) -> Judgement:
     highs = [highest(one("coupling", kind=kind).high for one in each_init(own)) for kind in OF_TOKENS]
     chances = [own("chance", kind=kind).value for kind in OF_TOKENS]
     above = [low > max(chance, high) for low, chance, high in zip(lows, chances, highs, strict=True)]
-    verdict = "held" if all(above) else "partly" if any(above) else "not held"
+    verdict = strength(min(lows)) if all(above) else "detectable" if any(above) else "not held"
     margins = [
         margin_of(f"{kind} low end", low, max(chance, high), digits=3)
         for kind, low, chance, high in zip(OF_TOKENS.values(), lows, chances, highs, strict=True)
@@ -142,16 +160,18 @@ CLAIMS = [
         "coupling",
         "4c",
         "The growth of norms with depth becomes exponential during training.",
-        "95% interval of the last checkpoint's R² above that of the first: partly; and no checkpoint higher: held",
+        "95% interval of the last checkpoint's R² above that of the first: detectable; and R² at least .9: partly; and "
+        "no checkpoint higher: held",
         ("emergence",),
-        partial(over_training, name="coupling_growth_r2", words="R² of ln |x| against depth"),
+        partial(over_training, name="coupling_growth_r2", words="R² of ln |x| against depth", least=EXPONENTIAL),
         OF_COUPLING,
     ),
     Claim(
         "coupling",
         5,
         "Top singular vectors align across the tokens of a layer; not at random init.",
-        "95% intervals above random bases and above random init: of all three kinds held, of some partly",
+        "95% intervals above random bases and above random init's, of one kind or more: detectable; of all three, and "
+        "every lower end at least .2: held, .1: partly",
         ("token_coupling",),
         between_tokens,
     ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.hooks.ablate_heads import mean_outputs, with_outputs
 from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.joining.numbers.attention_mass import taken_elsewhere
+from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -31,12 +31,12 @@ def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "hea
     return scores.masked_fill(hidden_at(capture, scores, distance), -torch.inf)
 
 
-def with_mass_taken_elsewhere(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
+def with_mass_take_from_drawn_keys(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
     """Return the layer's scores with as much attention taken from drawn keys as `without_distance` hides, at most all
     of theirs: its control."""
     scores = capture.scores()
     hidden = hidden_at(capture, scores, distance)
-    left = taken_elsewhere(double(scores).softmax(-1), hidden, seed)
+    left = take_from_drawn_keys(double(scores).softmax(-1), hidden, seed)
     return torch.where(hidden.any(-1, keepdim=True), left.log().to(scores), scores)
 
 
@@ -74,7 +74,7 @@ def head_costs(
             hooks = {
                 "interaction": substitute(model, by_split(all_positions), **one),
                 "slash": replace_scores(model, partial(without_distance, distance=back), **one),
-                "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
+                "elsewhere": replace_scores(model, partial(with_mass_take_from_drawn_keys, distance=back, seed=seed), **one),
                 "head": with_outputs(layer, [head], means[layer]),
             }
             for number, what in enumerate(COSTS):

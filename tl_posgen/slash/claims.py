@@ -73,8 +73,10 @@ def onto_the_axis(cone: Result) -> Judgement:
     lows = {side: gain.low for side, gain in gains.items()}
     highs = {side: highest(gain.inits) for side, gain in gains.items()}
     above = [lows[side] > highs[side] for side in "qk"]
-    verdict = "held" if all(above) else "partly" if any(above) else "not held"
-    margin = "; ".join(margin_of(f"low end of {side.upper()}", lows[side], highs[side]) for side in "qk")
+    least = min(lows.values())
+    beyond = "held" if least >= 2 else "partly" if least >= 1.5 else "detectable"
+    verdict = beyond if all(above) else "detectable" if any(above) else "not held"
+    margin = "; ".join(margin_of(f"low end of {side.upper()}", lows[side], highs[side], 2.0, 1.5) for side in "qk")
     return judgement(where_known(verdict, *lows.values(), *highs.values()), words, cone, margin=margin)
 
 
@@ -233,7 +235,8 @@ CLAIMS = [
         "slash",
         "3b",
         "W_Q and W_K project onto the axis of the cone.",
-        "95% interval of the axis's gain above random init's, of both: held; of one: partly",
+        "95% interval of the axis's gain above random init's, of one or both: detectable; of both, and each lower end "
+        "at least 2: held, 1.5: partly",
         ("cone",),
         onto_the_axis,
     ),

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def taken_elsewhere(
+def take_from_drawn_keys(
     pattern: Float[Tensor, "head query key"], hidden: Bool[Tensor, "#head query key"], seed: int
 ) -> Float[Tensor, "head query key"]:
     """p_ij - t_ij with sum_j t_ij = min(m_i, 1 - m_i), m_i = sum of p_ij over hidden keys; t_ij is 0 at hidden keys.
@@ -15,7 +15,7 @@ def taken_elsewhere(
 
     Example:
         >>> pattern = torch.tensor([[[0.25, 0.25, 0.5]]]).double()
-        >>> left = taken_elsewhere(pattern, torch.tensor([[[True, False, False]]]), seed=0)
+        >>> left = take_from_drawn_keys(pattern, torch.tensor([[[True, False, False]]]), seed=0)
         >>> left[0, 0, 0].item(), round(left.sum().item(), 9)
         (0.25, 0.75)
     """

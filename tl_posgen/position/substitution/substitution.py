@@ -242,8 +242,8 @@ class Substitution(Measure):
             f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
             f"With the profile of each query, where nothing is chosen or fitted, {profile[0]:.1%} of the loss is "
-            f"recovered, and {profile[1]:.1%} of the predictions: of the KL from the unchanged model's that uniform "
-            "attention has.",
+            f"recovered. The predictions too come nearer to the unchanged model's: {profile[1]:.1%} of the KL that "
+            "uniform attention has from them is gone.",
             *(search_findings(own) if "search_loss" in own else []),
         ]
 
