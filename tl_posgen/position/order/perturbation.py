@@ -156,7 +156,7 @@ class Perturbation(Measure):
         changes = [change.numpy() for _, change in kept.values()]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
-        return data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN in conditions that the cloze leaves out
+        return data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
 
     def disturbed(
         self, run: Run, condition: str, reach: str, ratio: float, number: int, prompt: int
