@@ -67,10 +67,11 @@ class KeyCut(Measure):
 
     u is the direction of the head's mean key before RoPE; share 1 changes nothing. The control is k' = kbar + <e,
     w> w + mu (e - <e, w> w), e = k - kbar, w random, mu such that as much energy E|k' - k|^2 is taken of every head
-    and prompt, the mean of several draws; both cuts keep the mean key. The first token's key stays as it is. Slash
-    scores are at each head's best distance in the untouched model; the interaction is that of `variance`, of the
-    queries and cut keys of the running model. By layer: the rise of the loss with the keys of one layer alone cut
-    to the first share.
+    and prompt, the mean of several draws; mu may be negative, where deviations off w have less energy. Both cuts keep
+    the mean key, so their difference tells which deviations matter: those along u, or those along any other direction.
+    The first token's key stays as it is. Slash scores are at each head's best distance in the untouched model; the
+    interaction is that of `variance`, of the queries and cut keys of the running model. By layer: the rise of the
+    loss with the keys of one layer alone cut to the first share.
 
     Args:
         shares: of the rest that are kept, in [0, 1].

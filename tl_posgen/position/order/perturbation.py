@@ -1,5 +1,6 @@
 """Order disturbed in the text, in the position index, or in the features: how fast does the loss rise?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from tl_posgen.position.order.perturbation_figures import (
 )
 from tl_posgen.report.circuits import CROP
 
+ITEMS_OF_INITS = 200  # cloze items
 TARGETS = ("all", "unmoved", "suffix")
 FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them on either side of 5 to 10 %
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
@@ -72,6 +74,7 @@ class Perturbation(Measure):
         window: tokens, of the reach "window".
         clean: share of the prompt left in order at its end.
         n_cloze: cloze items, as many as the text has and the model's context holds, 0 for none; many of a text overlap.
+            Random inits get 200 of them.
         cloze_conditions: of the cloze; those of the loss if left out.
 
     Raises:
@@ -153,7 +156,7 @@ class Perturbation(Measure):
         changes = [change.numpy() for _, change in kept.values()]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
-        return data.merge(self.cloze(run, conditions, ratios))  # NaN in conditions that the cloze leaves out
+        return data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
 
     def disturbed(
         self, run: Run, condition: str, reach: str, ratio: float, number: int, prompt: int
@@ -168,12 +171,15 @@ class Perturbation(Measure):
         return row, run.losses(row[None], hooks)[0] - run.loss[prompt], drawn
 
     def cloze(self, run: Run, conditions: Sequence[str], ratios: Sequence[float]) -> xr.Dataset:
-        """Return the scores of every cloze item; nothing where the text has none."""
+        """Return the scores of every cloze item; nothing where the text has none. Of random inits NaN for items beyond
+        the first ITEMS_OF_INITS: they are at chance, which no more items make clearer."""
         items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
+        asked = items if run.init is None else items[:ITEMS_OF_INITS]
 
         def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
-            return score_items(run.model, items, condition, ratio, seed=run.seed * len(items), **how)
+            found = score_items(run.model, asked, condition, ratio, seed=run.seed * len(items), **how)
+            return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
 
         chosen = [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
         axes = {"condition": chosen, "ratio": ratios}

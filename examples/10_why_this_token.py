@@ -1,0 +1,115 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Why does this head attend there?
+#
+# One prompt, one head, one token that attends. Its attention scores are split into what the distance alone makes, what the
+# key alone makes, what query and key make together, and what needs all three; then into RoPE planes, and into the
+# components of the model that wrote the key. All of them are exact sums: they add up to the model's own scores.
+
+# %%
+import tl_posgen
+
+model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
+prompt = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do"
+found = tl_posgen.explain(model, prompt, head="3.1", query=-1)
+found.table().head(6).round(2)
+
+# %% [markdown]
+# Head 1 of layer 3 looks at the token before. A row of scores means nothing by itself, as softmax sees differences only: here
+# every number is less the mean of the row under its own attention. Sharper is the question why this token rather than
+# that one: `against` is a token that the head could have attended to.
+
+# %%
+found = tl_posgen.explain(model, prompt, head="3.1", query=-1, against=-3)
+found.plot()
+
+# %% [markdown]
+# Position is what the query and the distance give, whatever the key. The mean key that it needs comes from another text, the
+# bundled book unless you give one: means of the prompt itself would hold what is to be explained.
+
+# %%
+print(found.data.attrs["reference"])
+found.show()
+
+# %% [markdown]
+# ## Is it so?
+#
+# The sum is exact, but which of its terms matter? `check` deletes the largest terms in the running model, and beside them drawn
+# terms of the same sum of absolute values.
+
+# %%
+found.check(n=10).round(3)
+
+# %% [markdown]
+# Attention falls where the largest terms are deleted, and hardly where drawn ones are.
+#
+# ## The planes, and who wrote the key
+#
+# RoPE turns pairs of coordinates. Fast planes (low numbers) tell neighbours apart.
+
+# %%
+key = found.stands_out
+planes = found.frame(by=("term", "plane"))
+planes[planes["key"] == key].pivot(index="plane", columns="term", values="contribution").round(2).head(8)
+
+# %% [markdown]
+# The key is a sum too: of what the embedding, earlier heads and MLPs wrote into the residual stream.
+
+# %%
+found.largest(8, key=key, by=("term", "source")).round(2)
+
+# %% [markdown]
+# Terms of opposite sign cancel: two large ones are not two reasons. Sums over sources come first, `frame(by=("term",))`.
+#
+# ## The same head without training
+#
+# In a randomly initialised model of the same shape attention is nearly even, and the terms are small.
+
+# %%
+random = tl_posgen.random_like(model, seed=0)
+tl_posgen.explain(random, prompt, head="3.1", query=-1, against=-3).table().head(3).round(2)
+
+# %% [markdown]
+# ## As tables, and as hooks
+#
+# `split` gives the terms of all queries and keys. `patch_parts` runs the model with the position part of another prompt, and
+# `ablate_heads` without the head: what each does to the loss of this prompt.
+
+# %%
+from tl_posgen.hooks.ablate_heads import ablate_heads
+from tl_posgen.models.loss import token_losses
+from tl_posgen.prompt import patch_parts
+
+parts = tl_posgen.split(model, prompt, heads="3.1")
+print({name: round(float(parts[name].sel(head=1, query=27, key=26)), 2) for name in parts.data_vars})
+
+tokens = model.to_tokens(prompt)
+other = "Down, down, down. Would the fall never come to an end? I wonder how many miles she had fallen by this time?"
+donor = model.to_tokens(other)[0, : tokens.shape[1]]
+conditions = {
+    "untouched": [],
+    "position of another prompt": patch_parts(model, donor, ["position"], heads="3.1"),
+    "content of another prompt": patch_parts(model, donor, ["content"], heads="3.1"),
+    "without the head": ablate_heads(model, "3.1", how="mean"),
+}
+for name, hooks in conditions.items():
+    print(f"{name:28} {token_losses(model, tokens, hooks).mean():.3f} nats")
+
+# %% [markdown]
+# ## Keep it
+#
+# A page with both pictures, and all terms as a table (terms.csv).
+
+# %%
+found.write("report")
