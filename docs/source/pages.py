@@ -158,7 +158,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
 
     def verdict(part: str, claim: str) -> str:
-        return next(row["verdict"] for row in result(part, "claims").rows if row["claim"] == claim)
+        return next((row["verdict"] for row in result(part, "claims").rows if row["claim"] == claim), "–")
 
     made.globals |= {
         "result": result,
