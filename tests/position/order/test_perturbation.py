@@ -8,7 +8,7 @@ from tl_posgen.core.numbers import interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.position.order import Perturbation, perturbation, permute_positions, swap_tokens
+from tl_posgen.position.order import Perturbation, permute_positions, perturbation, swap_tokens
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
