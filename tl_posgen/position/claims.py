@@ -145,20 +145,25 @@ def word_order(perturbation: Result) -> Judgement:
 
         return f"rise in nats: {'; '.join(f'{MOVED[one]} {over(one)}' for one in moved)}"
 
-    return judgement(order_verdict(perturbation) if len(moved) == len(MOVED) else "open", words, perturbation)
+    if len(moved) < len(MOVED):
+        return judgement("open", words, perturbation)
+    verdict, margin = order_verdict(perturbation)
+    return judgement(verdict, words, perturbation, margin=margin)
 
 
-def order_verdict(perturbation: Result) -> Verdict:
-    """Return the verdict of rises of the loss by words, index and features."""
+def order_verdict(perturbation: Result) -> tuple[Verdict, str]:
+    """Return the verdict of rises of the loss by words, index and features, and how far they are from thresholds."""
     few, above, many = ratios_of(perturbation)
     own = perturbation.numbers
     slight, more = (own("change", condition="words", ratio=ratio).value for ratio in (few, above))
     index, features = (own("change", condition=one, ratio=many).value for one in MOVED if one != "words")
     alike = abs(index - features) <= 0.25 * max(index, features)
     kept, most = slight <= 0.1, own("change", condition="words", ratio=many)
+    apart = abs(index - features) / max(index, features) if max(index, features) > 0 else math.nan
+    margin = f"words {margin_of(f'at {few:.0%}', slight, 0.1)}; {margin_of('index and features apart', apart, 0.25)}"
     if most.inits and not most.value > highest(most.inits):
-        return "not held"  # order matters no more than at random init
-    return "held" if kept and more > 0.1 and alike else "partly" if kept or alike else "not held"
+        return "not held", margin  # order matters no more than at random init
+    return "held" if kept and more > 0.1 and alike else "partly" if kept or alike else "not held", margin
 
 
 def ratios_of(perturbation: Result) -> tuple[float, float, float]:
