@@ -153,6 +153,8 @@ def check_parts(parts: Any, n: int, d_model: int) -> None:
         if not isinstance(part, Tensor) or tuple(part.shape) != (n, d_model):
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             raise InputError(f"part {name!r}: {shape}; the residual stream of this prompt is {[n, d_model]}")
+        if part.is_meta or part.layout != torch.strided or part.is_complex() or not bool(part.isfinite().all()):
+            raise InputError(f"part {name!r}: give finite real numbers in a dense tensor")
     if REST in parts or REFERENCE_MEAN in parts:
         raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
 
