@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tl_posgen.prompt.numbers.frozen_map import frozen_map
-from tl_posgen.prompt.numbers.frozen_norm import freeze
+from tl_posgen.residual.numbers.frozen_map import frozen_map
+from tl_posgen.residual.numbers.frozen_norm import freeze
 
 D, N = 8, 5
 

@@ -6,8 +6,8 @@ from families import FAMILIES, quick_families
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models import run_capture, wrap
-from tl_posgen.prompt.frozen_layer import frozen_layer, source_vectors
-from tl_posgen.prompt.residual_sources import residual_sources
+from tl_posgen.residual.frozen_layer import frozen_layer, source_vectors
+from tl_posgen.residual.residual_sources import residual_sources
 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 LEARNED = {"gpt2", "opt", "gpt_neo"}

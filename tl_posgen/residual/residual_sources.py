@@ -18,7 +18,7 @@ from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, freeze
+from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
 
 REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, scaled
+from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, scaled
 
 
 @dataclass(frozen=True)
