@@ -1,6 +1,6 @@
 """Queries or keys of one layer as a linear map of the residual stream, norms frozen, and the vectors of its sources."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,13 @@ class FrozenMap:
 
     def of_head(self, head: int) -> "FrozenMap":
         """Return the map of one head."""
-        one = slice(head, head + 1)
-        constants = {name: (b[one], c[one]) for name, (b, c) in self.constants.items()}
-        return FrozenMap(self.matrix[one], self.factor[one], constants)
+        return self.of_heads([head])
+
+    def of_heads(self, heads: Sequence[int]) -> "FrozenMap":
+        """Return the map of some of the heads."""
+        chosen = list(heads)
+        constants = {name: (b[chosen], c[chosen]) for name, (b, c) in self.constants.items()}
+        return FrozenMap(self.matrix[chosen], self.factor[chosen], constants)
 
     def names(self, sources: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `vectors` returns."""
@@ -52,6 +56,19 @@ class FrozenMap:
         weighted = torch.einsum("ht,std->shd", factor, sources) / factor.shape[1]
         own = (weighted.expand(-1, len(self.matrix), -1)[:, :, None] @ self.matrix)[:, :, 0]
         constants = [(c[:, first:].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
+        return torch.cat([own, *constants])
+
+    def products(
+        self,
+        sources: Float[Tensor, "source pos d_model"],
+        weights: Float[Tensor, "head pos d_head"],
+        first: int = 1,
+    ) -> Float[Tensor, "source_and_constant head"]:
+        """Return sum_t <vectors_t, weights_t> over the tokens from `first` on, without forming the vectors."""
+        weights, factor, sources = weights[:, first:], self.factor[:, first:], double(sources[:, first:])
+        pulled = (factor[..., None] * weights) @ self.matrix.mT
+        own = sources.flatten(1) @ pulled.flatten(1).mT
+        constants = [(c[:, first:] * (weights @ b[..., None])[..., 0]).sum(1)[None] for b, c in self.constants.values()]
         return torch.cat([own, *constants])
 
 
