@@ -71,7 +71,7 @@ POSITION = position/decomposition/numbers
 MUTATED = $(wildcard tl_posgen/rope/[a-z]*.py) $(patsubst %,tl_posgen/models/geometry/%.py,proof pass_proof plain_proof) \
 	$(patsubst %,tl_posgen/$(POSITION)/%.py,pair_moments causal_pairs normal_equations three_axis_fit \
 	pair_weights_fit variance_shares)
-MUTATION_TESTS = tests/rope tests/test_devices.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
+MUTATION_TESTS = tests/rope tests/test_devices.py tests/position/substitution/numbers/test_splits.py $(patsubst %,tests/models/geometry/test_%.py,proof pass_proof compared_rows plain_proof) \
 	$(patsubst %,tests/$(POSITION)/test_%.py,pair_moments three_axis_fit distance_weights pair_weights_fit variance_shares) \
 	tests/position/distance/numbers/test_distance_table.py
 OTHER_NUMBERS = $(filter-out $(MUTATED) %__init__.py,$(NUMBERS:%=tl_posgen/%))
@@ -86,7 +86,7 @@ screenshots: $(VENV)/installed-dev ## the page of every command in the browser, 
 	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m 'screenshot and not soak' tests/report
 
 soak: $(VENV)/installed-dev ## long runs, large inputs, many seeds; 2,000 drawn models
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-show-statistics tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) -m soak -rpfEs --hypothesis-profile=default --hypothesis-show-statistics tests
 
 lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 	$(VENV)/bin/ruff check $(SOURCES)

@@ -4,9 +4,10 @@
 
 The whole text is 256 prompts of 64 tokens. What each prompt gives is computed once: its r and slash scores, its loss
 untouched and under two interventions, and its sums for the variance shares. Then samples of 4, 8 and 16 prompts are
-drawn, consecutive ones and ones from anywhere in the text (with replacement, so that a longer text would give the same
-answer), and of each sample and number, a head's and the mean over heads, one asks whether its interval holds what all
-256 prompts give. With 200 samples a share of .95 is known to about .015.
+drawn, consecutive ones, ones spread evenly over the text from a drawn place on (as measures take them), and ones from
+anywhere in the text (with replacement, so that a longer text would give the same answer), and of each sample and
+number, a head's and the mean over heads, one asks whether its interval holds what all 256 prompts give. With 200
+samples a share of .95 is known to about .015.
 
     kept        what `tl_posgen.stats.intervals` does: neighbours in 4 to 6 groups, Tukey's ends, cut at the bounds
     each        the same with each prompt left out in turn
@@ -200,6 +201,10 @@ def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[
         first = rng.integers(0, n_prompts - n + 1, (n_samples, 1))
         for drawn, prompts in (
             ("consecutive", first + np.arange(n)),
+            (
+                "spread",
+                np.sort((rng.integers(0, n_prompts, (n_samples, 1)) + np.arange(n) * n_prompts // n) % n_prompts),
+            ),
             ("drawn", rng.integers(0, n_prompts, (n_samples, n))),
         ):
             groups = groupings(n)

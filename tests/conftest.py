@@ -16,8 +16,11 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 
 SHARED = Path(__file__).parents[2] / "shared"
+settings.register_profile("repeatable", derandomize=True)  # a commit that was tested stays tested; `make soak` draws
+settings.load_profile("repeatable")
 _loaded: dict[str, tuple[Any, dict[str, Any]]] = {}  # fixture name -> the model, and what it was when last looked at
 
 

@@ -117,7 +117,7 @@ def one_line(refusal):
 
 
 @pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
-@settings(max_examples=10, derandomize=True, **ANY)
+@settings(max_examples=10, **ANY)
 @given(data=st.data())
 def test_values_that_the_annotation_does_not_allow_are_refused_by_name(name, parameter, data):
     function, arguments = (CALLS | LONGER_CALLS)[name]
@@ -275,7 +275,7 @@ def hold(data, further, right):
         np.testing.assert_allclose(r, right.sel(layer=r["layer"], head=r["head"]), rtol=1e-9)
 
 
-@settings(max_examples=100, derandomize=True, **ANY)
+@settings(max_examples=100, **ANY)
 @given(data=st.data())
 def test_any_arguments_end_well_or_in_one_line(further, right, data):
     hold(data, further, right)
@@ -349,7 +349,7 @@ def run_command(data, command, out):
         assert last.startswith(("error: ", "Error: ", "╰")), (words, last)
 
 
-@settings(max_examples=8, derandomize=True, **ANY)
+@settings(max_examples=8, **ANY)
 @given(data=st.data())
 def test_any_words_on_the_command_line_end_well_or_in_one_line(data, command, tmp_path):
     run_command(data, command, tmp_path / "report")

@@ -219,7 +219,7 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, text):
     words = ["claims", "--papers", "coupling", "--model", small, *cut(text, 24, 2)]
     printed, _ = done(*words)
     table = tl_posgen.load(tmp_path / "report")["claims"].frame()
-    assert set(table["claim"]) == {f"coupling {number}" for number in range(1, 7)}
+    assert set(table["claim"]) == {f"coupling {number}" for number in (1, 2, 3, 4, "4b", "4c", 5, 6)}
     assert all(verdict in printed for verdict in table["verdict"])
     parts = tmp_path / "report" / "parts"
     before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import math
 import re
 import shlex
 import subprocess
@@ -15,12 +16,14 @@ import typer.main
 
 from tl_posgen.cli.commands import app
 from tl_posgen.core import registry
+from tl_posgen.core.numbers import Number
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "source"))
 import numbers_file  # noqa: E402  # pyright: ignore[reportMissingImports]
 import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
+from pages import beyond_inits  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 OF_SITE = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "measures").glob("*.md"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
@@ -63,6 +66,34 @@ def test_pages_are_what_their_templates_and_the_numbers_give():
 def test_every_measure_of_a_model_has_its_page():
     named = [one.name for one in pages.measure_pages.measured_of_models()]
     assert sorted(named) == [path.stem for path in sorted((DOCS / "measures").glob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    ("number", "beyond"),
+    [
+        (Number(0.5, 0.3, 0.7, (0.1, 0.2)), True),
+        (Number(0.5, 0.25, 0.7, (0.1, 0.2)), False),  # not by two standard deviations
+        (Number(-0.5, -0.7, -0.3, (0.1, 0.2)), True),
+        (Number(-0.5, -0.7, 0.1, (0.4, 0.5)), False),  # holds zero
+        (Number(0.5, 0.3, 0.7, (0.6, 0.7)), False),
+        (Number(0.5, math.nan, math.nan, (0.1, 0.2)), False),
+        (Number(0.5, 0.3, 0.7), False),  # no random init beside it
+    ],
+)
+def test_bold_numbers_leave_out_zero_and_their_random_inits(number, beyond):
+    assert beyond_inits(number) == beyond
+
+
+@pytest.mark.parametrize("scope", ["over heads", "within layers"])
+def test_what_is_said_to_be_told_is_what_is_bold(scope):
+    page = (ROOT / "docs" / "joining.md").read_text(encoding="utf-8")
+    table = page.partition(f"| {scope} | mini | stories260K |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:5] for line in table.splitlines()[2:]]
+    bold = {name.strip(): sum("**" in cell for cell in cells) for name, *cells in rows}
+    told = page.partition(f"*Told from random init {scope}*, on all three models: ")[2].partition("\n")[0]
+    lists = re.split(r"\. On (?:two|one|none): ", told.removesuffix("."))
+    for n, pairs in zip((3, 2, 1, 0), lists, strict=True):
+        assert set(pairs.split("; ")) - {"no pair"} == {name for name, count in bold.items() if count == n}
 
 
 def test_a_number_that_is_not_there_is_an_error_with_its_name():

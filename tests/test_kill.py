@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from forked import child, exit_code, start
 from typer.main import get_command
@@ -42,6 +43,7 @@ COMMANDS = {
     "coupling-scores": ("scores.csv", "--tokenizer", "mini", "--k", "5", "--length", "24", "--prompts", "1"),
     "emerge": (*map(str, CHECKPOINTS[:2]), "--tokenizer", "mini", *SHORT),
     "compare": ("saved.nc", "saved.nc"),
+    "explain": ("--prompt", "Down, down, down.", "--head", "3.1"),
     "sweep": ("study.toml",),
     "claims": ("--papers", "slash", "--length", "48", "--prompts", "2", "--no-null"),
     "check": (),
@@ -113,6 +115,8 @@ def finished(directory: Path) -> dict[Path, int]:
             assert isinstance(tl_posgen.load(path), Report)
         elif path.suffix == ".json":
             json.loads(path.read_text())
+        elif path.suffix == ".csv":
+            assert len(pd.read_csv(path))
         else:
             assert path.name == "index.html"
             assert path.read_text().rstrip().endswith("</html>")

@@ -84,8 +84,8 @@ def judge_claims(
         >>> short = {"papers": ["coupling"], "length": 16, "n_prompts": 2, "progress": False}
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
-        >>> report["claims"].frame()["claim"].tolist()
-        ['coupling 1', 'coupling 2', 'coupling 3', 'coupling 4', 'coupling 5', 'coupling 6']
+        >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
+        ['1', '2', '3', '4', '4b', '4c', '5', '6']
     """
     if not fits(papers, Sequence[str]) or not papers or not set(papers) <= set(PAPERS):
         raise InputError(f"papers {papers!r}: give a list of any of {', '.join(PAPERS)}")
@@ -160,11 +160,11 @@ def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: 
 
 
 def with_prompts(claim: Claim, times: float) -> Claim:
-    """Return a claim that asks for so many times its prompts, where it asks for a number of its own."""
+    """Return a claim that asks for so many times its prompts or items, where it asks for a number of its own."""
     own = {name: dict(options) for name, options in claim.options.items()}
     for options in own.values():
-        if "n_prompts" in options:
-            options["n_prompts"] = max(1, int(options["n_prompts"] * times))
+        for name in {"n_prompts", "n_cloze"} & set(options):
+            options[name] = max(1, int(options[name] * times))
     return replace(claim, options=own)
 
 

@@ -200,19 +200,12 @@ def substitution(result: Any) -> Iterator[Entry]:
 
 
 def profiles(result: Any) -> Iterator[Entry]:
-    """Yield which heads are highest on repeated tokens; the correlations that pages show."""
-    from tl_posgen.joining.column_correlations import PAIRS
-
+    """Yield which heads are highest on repeated tokens."""
     own = result.numbers
     for name in ("previous_token", "duplicate_token", "induction"):
         best = own.extreme(name)
         highest = own.number(own.array(name).max(HEAD))
         yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
-    for scope in own.data["scope"].values.tolist():
-        for a, b in PAIRS:
-            at = {"scope": scope, "column": a, "column_2": b}
-            if {a, b} <= set(own.data["column"].values.tolist()):
-                yield "rho", at, own("rho", **at)
 
 
 def key_cut(result: Any) -> Iterator[Entry]:

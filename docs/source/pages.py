@@ -82,6 +82,17 @@ def beside_with_interval(number: Number, digits: int = 2, form: str = "p") -> st
     return f"{with_interval(number, digits, form)} ({with_interval(number.of_inits, digits, form)})"
 
 
+def beyond_inits(number: Number) -> bool:
+    """Tell whether the interval leaves out zero and lies beyond the random inits by two standard deviations, in the
+    direction of its sign: the rule by which pages set numbers in bold, and list them."""
+    if number.of_inits.spread is None:
+        return False
+    reach = 2 * number.of_inits.spread
+    null = number.of_inits.value
+    above, below = number.low > max(0, null + reach), number.high < min(0, null - reach)
+    return bool(above or below)
+
+
 def interval_of_percent(number: Number) -> str:
     """Return 53 % [50, 56]."""
     return f"{percent(number)} [{decimal(100 * number.low, 0)}, {decimal(100 * number.high, 0)}]"
@@ -138,6 +149,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     made.filters |= {**FORMS, "sci": scientific, "quoted": quoted, "excerpt": excerpt}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
     made.filters["interval_of_percent"] = interval_of_percent
+    made.tests["beyond_inits"] = beyond_inits
 
     def result(part: str, name: str) -> Measured:
         return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)

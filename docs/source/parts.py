@@ -101,6 +101,7 @@ def claims(part: Part) -> Mapping[str, Any]:
         checkpoints=checkpoints,
         keep=KEPT / f"claims-{part.model}",
         null_seeds=part.settings["null_seeds"],
+        stability=part.settings.get("stability", False),
         **CUT,
     )
 
@@ -260,12 +261,15 @@ def followed(report: Any, **labels: Any) -> Iterator[dict[str, Any]]:
 
 
 def encodings(part: Part) -> Mapping[str, Any]:
-    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before and the task,
-    copy the figure."""
+    """Measure the runs of examples/encodings/train.py in build/encodings, add those of before, the task and what
+    examples/in_distribution measured, copy the figures."""
     example, length = EXAMPLES / "encodings", ("--windows", str(part.settings["windows"]))
     found = json.loads(printed(str(example / "measure.py"), "--work", str(BUILD / "encodings"), *length, "--json"))
-    shutil.copy(example / "encodings.svg", ROOT / "docs")
-    return found | {"task": json.loads((example / "task.json").read_text(encoding="utf-8"))}
+    in_distribution = json.loads(printed(str(EXAMPLES / "in_distribution" / "draw.py"), "--json"))
+    for figure in (example / "encodings.svg", EXAMPLES / "in_distribution" / "in_distribution.svg"):
+        shutil.copy(figure, ROOT / "docs")
+    task = json.loads((example / "task.json").read_text(encoding="utf-8"))
+    return found | {"task": task, "in_distribution": in_distribution}
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ LONG = 4 * recipe.CONTEXT
 BLOCK = 64  # positions behind a point of the loss curve
 N_PROMPTS = 8  # windows whose scores are measured
 RUN = ["encoding", "seed"]
-LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond")
+LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond", "rise")
 SCORES = {  # column of the tables -> measure, variable, tokens
     "r": ("three_axis", "r", "all"),
     "r_without_first_token": ("three_axis", "r", "without first"),
@@ -180,6 +180,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def summarise(rows: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
     """Of every encoding: numbers over seeds, trained and random init, and losses less those of rope at the same seed."""
     found: dict[str, Any] = {}
+    rows = rows.assign(rise=rows["loss_beyond"] - rows["loss_within"])
     for encoding, one in rows.groupby("encoding", sort=False):
         trained, init = (one[(one["step"] > 0) == after] for after in (True, False))
         found[str(encoding)] = {

@@ -280,7 +280,7 @@ def test_every_measure_is_on_the_page(result):
 
 # Options
 
-ANY = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 FIELDS = [(name, one.name) for name, kind in KINDS.items() for one in fields(kind)]
 
 

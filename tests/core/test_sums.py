@@ -101,7 +101,7 @@ def test_dims_have_their_labels_and_their_order(data):
     assert data["tokens"].values.tolist() == ["all", "without first"]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=6), st.data())
 def test_joining_groups_equals_one_group(lengths, data):
     whole = dict(enumerate(lengths))

@@ -54,6 +54,7 @@ def growing(value):
         (0, aligned(0.2), [unaligned(0.19)], "held"),
         (0, aligned(0.2), [unaligned(0.2)], "not held"),
         (0, aligned(0.1), [unaligned(0.03)], "partly"),
+        (0, aligned(0.09), [unaligned(0.03)], "detectable"),
         (0, aligned(0.1), [unaligned(0.1)], "not held"),
         (0, aligned(0.1, chance=0.1), [unaligned(0.03)], "not held"),
         (0, aligned(0.28), [unaligned(0.03), unaligned(0.9)], "not held"),  # every random init has to be cleared
@@ -117,6 +118,16 @@ def test_training(values, verdict):
     assert found.null == "step 0 is the random initialisation"
 
 
+@pytest.mark.parametrize(
+    ("values", "verdict"), [([1.9, 1.6, 1.4], "held"), ([1.9, 1.3, 1.4], "partly"), ([1.9, 1.5, 1.85], "not held")]
+)
+def test_paths_become_straighter_where_the_score_falls(values, verdict):
+    own = over_training(coupling_line_shape_score=(("checkpoint", "end"), [around(value, 0.05) for value in values]))
+    found = judge(4, own, measure=Emergence(per_head=False))
+    assert found.verdict == verdict
+    assert found.margin.startswith(f"high end at last {values[-1] + 0.05:.3f}, ")
+
+
 def test_training_without_coupling_is_open():
     assert judge(3, over_training(), measure=Emergence(per_head=False)).verdict == "open"
 
@@ -163,4 +174,4 @@ def between(low, chance=0.02, **of_kind):
     ],
 )
 def test_coupling_between_tokens_must_clear_random_bases_and_every_random_init(own, inits, verdict):
-    assert judge(4, own, *inits, measure=TokenCoupling(k=30)).verdict == verdict
+    assert judge(6, own, *inits, measure=TokenCoupling(k=30)).verdict == verdict

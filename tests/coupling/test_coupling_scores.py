@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import xarray as xr
 
 from tl_posgen.core.numbers import TRAINED, Number
 from tl_posgen.core.report import load
@@ -14,8 +13,10 @@ from tl_posgen.core.result import joined
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import QUANTITIES, dataset_of
 from tl_posgen.coupling.coupling_scores_figures import LABELS
+from tl_posgen.coupling.score_table import SIZES
 from tl_posgen.errors import InputError
 from tl_posgen.stats.partial_correlation import correlation
+from tl_posgen.stats.rank_correlation import rank_correlation
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,8 @@ def made_up(n=40, seed=0):
     rng = np.random.default_rng(seed)
     width = 2.0 ** rng.integers(6, 13, n)
     measured = 1 - width**-0.5 + 0.003 * rng.normal(size=n)
-    sizes = pd.DataFrame({"d_model": width, "parameters": width**2 * rng.uniform(1, 9, n)})
+    depth = rng.integers(4, 40, n)
+    sizes = pd.DataFrame({"d_model": width, "n_layers": depth, "parameters": width**2 * depth})
     table = pd.DataFrame({"model": [f"model-{i}" for i in range(n)], "score": np.log(width) + 0.1 * rng.normal(size=n)})
     return table, [dict.fromkeys(QUANTITIES, Number(value)) for value in measured], sizes
 
@@ -54,10 +56,12 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert scores.own.d_model.values.tolist() == list(WIDTHS)
     assert scores.own.measured.notnull().all()
     assert (scores.provenance["seed"], scores.provenance["null_seeds"]) == (0, [0, 1])
+    assert scores.provenance["drawn"] == "spread over the text"
     measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
-    expected = correlation(torch.tensor(measured.values), torch.tensor(scores.own.score.values))
-    found = scores.numbers("r", quantity="line_shape_score")
-    assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
+    columns = torch.tensor(measured.values), torch.tensor(scores.own.score.values)
+    for by, correlate in (("values", correlation), ("ranks", rank_correlation)):
+        expected, found = correlate(*columns), scores.numbers("r", quantity="line_shape_score", by=by)
+        assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
     assert [null.attrs["model"] for null in scores.nulls] == ["random init (seed 0)", "random init (seed 1)"]
     np.testing.assert_array_equal(scores.null.score, scores.own.score)
     for other in (scores.own, scores.nulls[1]):
@@ -68,8 +72,20 @@ def test_what_four_models_cannot_tell_is_said(scores):
     assert scores.own.partial_r.isnull().all()
     words = "the correlation given width and size (needs 6 models, 4 given)"
     assert scores.own.attrs["not_computed"] == words
-    assert scores.findings()[1] == f"Not computed: {words}."
+    assert scores.findings()[3] == f"Not computed: {words}."
     assert scores.plot("given_size").layout.annotations[0].text == "4 models: r not defined"
+
+
+def test_models_of_three_kinds_are_read_from_one_table(shared, tmp_path):
+    """Their own vocabularies, depths and position encodings; further columns do not matter."""
+    table, names = tmp_path / "scores.csv", ["atome_vanilla_1m", "babyllama105", "stories260K"]
+    rows = [f"{shared / 'models' / name},tiny,{score}" for score, name in enumerate(names)]
+    table.write_text("\n".join(["model,kind,score", *rows, "mini,bundled,3"]))
+    found = coupling_scores(table, TEXT, **OPTIONS, null_seeds=())
+    assert found.own.n_layers.values.tolist() == [3, 5, 5, 4]
+    assert found.own.d_model.values.tolist() == [152, 128, 64, 128]
+    assert all(found.numbers("excess", size=size) for size in SIZES)
+    assert "over 4 models" in found.findings()[1]
 
 
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
@@ -99,10 +115,45 @@ def test_sentence_and_table_have_the_correlation_with_its_interval_and_the_sprea
     null = f"random init {np.mean(r.inits):.3f} ± {np.std(r.inits, ddof=1):.3f}"
     words = f"r = {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] ({null}) over 4 models."
     assert scores.findings()[0] == f"Top-3 coupling and score correlate at {words}"
-    assert table["quantity"].tolist() == list(LABELS)
+    assert table["quantity"].tolist() == [*LABELS, "ln d_model", "ln n_layers", "ln parameters"]
     assert table["r"][1] == f"{scores.numbers('r', quantity='trace').with_interval:.3f}"
+    assert table["ranks"][5] == f"{scores.numbers('size_r', size='d_model', by='ranks').with_interval:.3f}"
+    assert table["excess"][7] == f"{scores.numbers('excess', size='parameters').with_interval:+.3f}"
     assert set(table["given size"]) == {"-"}
-    assert table["slope"].tolist() == scores.own.slope.sel(quantity=list(LABELS)).values.tolist()
+    assert table["slope"][: len(LABELS)].tolist() == scores.own.slope.sel(quantity=list(LABELS)).values.tolist()
+
+
+def test_sizes_that_all_models_share_are_not_compared_with(scores):
+    """All have two layers."""
+    for by in ("values", "ranks"):
+        assert not scores.numbers("excess", size="n_layers", by=by)
+        assert scores.numbers("excess", size="d_model", by=by)
+    _, by_values, by_ranks, *_ = scores.findings()
+    width, excess = scores.numbers("size_r", size="d_model"), scores.numbers("excess", size="d_model")
+    assert by_values.startswith("By values, over 4 models, score correlates with coupling at ")
+    assert f"with width {width.with_interval:.2f} (|r| of coupling {excess.with_interval:+.2f}), param" in by_values
+    assert by_ranks.endswith("coupling is not told from width and parameters.")
+    alike = scores.numbers("size_r", size="d_model").inits
+    assert alike == (width.value, width.value)  # random inits have the sizes of their models
+
+
+def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_others(of_mini):
+    """Coupling and parameters follow the score equally closely, width and depth not at all."""
+    table, measured, sizes = made_up(60)
+    score, *noise = np.random.default_rng(0).normal(size=(3, 60))
+    coupled, parameters = (score + 0.3 * one for one in noise)
+    measured = [one | {"coupling": Number(value)} for one, value in zip(measured, coupled, strict=True)]
+    by_width = of_mini.own[["width_coupling", "width_r2", "width_k"]]
+    table, sizes = table.assign(score=score), sizes.assign(parameters=np.exp(parameters))
+    sides = {TRAINED: dataset_of(table, measured, sizes, "score").merge(by_width)}
+    found = type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["60 models"]))
+    for by in ("values", "ranks"):
+        excess = {size: found.numbers("excess", size=size, by=by) for size in SIZES}
+        r, of_depth = found.numbers("r", quantity="coupling", by=by), found.numbers("size_r", size="n_layers", by=by)
+        assert float(excess["n_layers"]) == pytest.approx(abs(r.value) - abs(of_depth.value))
+        assert excess["d_model"].low > 0
+        assert excess["parameters"].low < 0 < excess["parameters"].high
+    assert found.findings()[1].endswith("coupling beats width and depth, is not told from parameters.")
 
 
 def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many):
@@ -113,7 +164,8 @@ def test_a_correlation_that_width_makes_is_gone_once_width_is_held_fixed(of_many
     first, *more = of_many.findings()
     assert f"given width and size {given.plain:.3f} [" in first
     assert "(no null measured)" in first
-    assert len(more) == 1  # everything was computed
+    assert [one.split()[0] for one in more] == ["By", "By", "Warning:"]  # everything was computed
+    assert more[0].endswith("coupling beats depth, is beaten by width, is not told from parameters.")
 
 
 def test_the_rest_that_is_drawn_has_the_partial_correlation(of_many):
@@ -138,7 +190,7 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation():
     data = dataset_of(table, measured, sizes, "score")
     lacking = data[["r", "partial_r", "slope", "rest"]].sel(quantity="swapped")
     assert lacking.isnull().all()
-    xr.testing.assert_equal(data.r.sel(quantity="trace").notnull(), xr.ones_like(data.r.sel(quantity="trace"), bool))
+    assert data[["r", "partial_r", "slope", "rest"]].sel(quantity="trace").notnull().all()
 
 
 def test_the_scatter_has_a_row_a_measure_a_point_a_model_and_the_line(scores):
@@ -162,6 +214,16 @@ def test_the_scatter_of_one_model_says_what_it_cannot_tell(of_mini):
     assert "needs 4 models, 1 given" in figure.layout.title.text
     assert figure.layout.annotations[0].text == "1 models: r not defined"
     assert of_mini.kinds == ["scatter", "width"]  # nothing is left of one model given its size
+
+
+def test_every_correlation_is_drawn_beside_those_of_the_sizes(scores):
+    figure = scores.plot("compared")
+    *_, values, ranks = figure.data
+    assert values.y[-3:] == ("ln width", "ln depth", "ln parameters")
+    for drawn, by in ((values, "values"), (ranks, "ranks")):
+        r = scores.own[["r", "size_r"]].sel(by=by, end="value")
+        np.testing.assert_array_equal(drawn.x, [*r.r.sel(quantity=list(LABELS)).values, *r.size_r.values])
+    assert len(figure.data[0].y) == len(LABELS)  # a random init has the sizes of its model
 
 
 def test_the_warning_is_drawn_and_in_a_sentence(of_mini):

@@ -20,8 +20,10 @@ from tl_posgen.position import (
     rotate_keys,
     substitute,
 )
+from tl_posgen.prompt import reference_of
 from tl_posgen.slash import ablate_bands
 
+TEXT = bundled_text()[:4000]
 TOKENS = torch.randint(2, 2000, (1, N), generator=torch.Generator().manual_seed(1))
 PLACES = torch.randperm(N, generator=torch.Generator().manual_seed(2))
 HOOKS = {
@@ -150,6 +152,19 @@ def test_a_model_is_loaded_where_the_accelerator_is_the_default_device(device, d
     with torch.device("cpu" if device.name == "mps" else device.place):
         report = tl_posgen.analyze(model, bundled_text(), length=18, n_prompts=2, progress=False)
     assert report["three_axis"].frame()["r"].notna().all()
+
+
+@EVERY_WAY
+def test_one_prompt_is_explained_as_on_the_cpu(backend, dtype, models, device):
+    found, options = [], {"query": -2, "against": 3}
+    for model in models(backend, dtype):
+        reference = reference_of(model, TEXT, layers=[1], length=20, n_prompts=2, distances="attention")
+        explained = tl_posgen.explain(model, TOKENS[0], 1, 2, reference=reference, **options)
+        split = tl_posgen.split(model, TOKENS[0], 1, [2], reference=reference).to_array().values
+        whole = [explained.data["contribution"].sum("source").values, split, explained.check(2).values]
+        found.append([torch.tensor(one) for one in whole])
+    for there, here in zip(*found, strict=True):
+        assert_near(there, here, 20 * error_of(device, dtype))
 
 
 def at(model):

@@ -12,10 +12,12 @@ from scipy import stats
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.hooks.ablate_heads import mean_outputs
 from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining import Profiles
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of, correlations
-from tl_posgen.joining.head_costs import mean_outputs, without_distance
+from tl_posgen.joining.head_costs import without_distance
+from tl_posgen.joining.numbers.attention_mass import taken_elsewhere
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position import all_positions, by_split, substitute
@@ -62,6 +64,12 @@ def test_costs_are_those_of_one_head_edited(mini, alice, result):
             scores[:, i, i - back] = -torch.inf
         return scores
 
+    def taken(capture):
+        pattern = capture.scores().double().softmax(-1)
+        at_distance = torch.eye(48, dtype=torch.bool).roll(-back, 1).tril()[None]
+        left = taken_elsewhere(pattern, at_distance & (torch.arange(48) > 0)[:, None], 0)
+        return left.log().float()
+
     outputs = []
     mini.run_with_hooks(tokens, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook: outputs.append(z))])
     mean = outputs[0].flatten(2).unflatten(-1, (4, -1)).mean((0, 1))[2]
@@ -74,6 +82,7 @@ def test_costs_are_those_of_one_head_edited(mini, alice, result):
     by_hand = {
         "interaction": rise(substitute(mini, by_split(all_positions), heads=[(1, 2)])),
         "slash": rise(replace_scores(mini, hidden, heads=[(1, 2)])),
+        "elsewhere": rise(replace_scores(mini, taken, heads=[(1, 2)])),
         "head": rise([("blocks.1.attn.hook_z", ablate)]),
     }
     for edit, expected in by_hand.items():

@@ -215,7 +215,7 @@ def hold(drawn: Drawn) -> None:
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
 
-@settings(max_examples=6, derandomize=True, **ANY)
+@settings(max_examples=6, **ANY)
 @given(drawn_models())
 def test_what_holds_of_every_model(drawn):
     hold(drawn)

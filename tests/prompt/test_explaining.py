@@ -287,3 +287,14 @@ def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, op
 def test_keys_that_cannot_be_traced_are_refused(family_model):
     with pytest.raises(UnsupportedModelError, match="cannot be traced to the attention's input"):
         tl_posgen.explain(family_model("llama4", "bridge"), TOKENS, 1, 0, reference=TEXT)
+    with pytest.raises(UnsupportedModelError, match=r"means alone: reference_of\(\.\.\., sources=False\)"):
+        reference_of(family_model("llama4", "bridge"), TEXT, layers=[1])
+
+
+def test_no_word_of_a_text_closes_a_script(mini, tmp_path):
+    hostile = "</script><script>alert(1)</script> <b>& so on"
+    found = tl_posgen.explain(mini, hostile, head="3.1", reference=hostile)
+    assert hostile[:20] in found.data.attrs["reference"]
+    page = found.write(tmp_path).read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "<b>& so" not in page

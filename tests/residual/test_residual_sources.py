@@ -22,7 +22,7 @@ def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_mo
     model = family_model(name, backend)
     found = residual_sources(model, TOKENS, layer=1)
     reach = found.values.abs().max()
-    torch.testing.assert_close(found.values.sum(0), found.residual.double(), rtol=0, atol=2e-6 * float(reach))
+    torch.testing.assert_close(found.values.sum(0), found.residual, rtol=0, atol=2e-6 * float(reach))
     expected = ["embed", *(["pos_embed"] if name in LEARNED else []), *(f"L0H{head}" for head in range(4))]
     assert list(found.names[: len(expected)]) == expected
     assert ("L0 MLP bias" in found.names) == (name in BIASED)
@@ -57,7 +57,7 @@ def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
     for name in ("embed", "L0H0", "L0H2", "L0H3"):
         torch.testing.assert_close(without.values[without.names.index(name)], found.values[found.names.index(name)])
     gone, mlp = found.values[found.names.index("L0H1")], found.names.index("L0 MLP")
-    change = without.residual.double() - found.residual.double() - (without.values[-1] - found.values[mlp])
+    change = without.residual.double() - found.residual - (without.values[-1] - found.values[mlp])
     torch.testing.assert_close(change, -gone, rtol=0, atol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_a_layers_heads_are_one_source_where_that_is_asked_for(mini):
 def test_at_layer_zero_there_is_the_embedding_alone(mini):
     found = residual_sources(mini, torch.arange(9), layer=0)
     assert found.names == ("embed",)
-    torch.testing.assert_close(found.values[0], found.residual.double())
+    torch.testing.assert_close(found.values[0], found.residual)
 
 
 def test_a_stream_that_is_no_sum_is_refused_with_the_remedy(mini):

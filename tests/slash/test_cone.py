@@ -114,7 +114,7 @@ def test_intervals_are_of_the_mean_of_a_group_of_heads(mini, alice):
     alone, measured = (
         above.sel(group="all", input=one).where(data["dominant"]).sum() for one in ("axis only", "measured")
     )
-    share = found.measure.axis_part(own)
+    share = found.measure.ratio_above_uniform(own, "axis only")
     assert share.value == pytest.approx(float(alone / measured))
     assert share.low < share.value < share.high
     assert f"{r1.with_interval:.3f} and " in found.findings()[0]
@@ -129,7 +129,8 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
         "best_distance": (heads, [[[1, 1]]] * 2),
         "dominant": (heads, [[[True, False]]] * 2),
     }
-    found = Cone().axis_part(result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers)
+    own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
+    found = Cone().ratio_above_uniform(own, "axis only")
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 
@@ -280,5 +281,5 @@ def test_table_and_sentences_hold_the_means_of_each_group_of_heads_beside_the_nu
     assert first["axis only"] == pytest.approx(alone)
     assert f"heads score {alone:.3f} at their best distance (measured {measured:.3f}); with all" in kept
     assert f"the axis {rest:.3f} (uniform attention {uniform:.3f})." in kept
-    part = result.measure.axis_part(result.numbers)
+    part = result.measure.ratio_above_uniform(result.numbers, "axis only")
     assert part.value == pytest.approx((alone - uniform) / (measured - uniform))

@@ -2,11 +2,21 @@
 
 import numpy as np
 import pytest
-from made_up import dataset_of, result_of
+from made_up import around, dataset_of, result_of
 
 from tl_posgen.rope.frequency_bands import BANDS
-from tl_posgen.slash import BandAblation
-from tl_posgen.slash.claims import combined, frequencies, frequencies_by, schemes_of, training
+from tl_posgen.slash import BandAblation, Cone, Slash
+from tl_posgen.slash.claims import (
+    combined,
+    far_away,
+    frequencies,
+    frequencies_by,
+    of_the_axis,
+    on_a_cone,
+    onto_the_axis,
+    schemes_of,
+    training,
+)
 from tl_posgen.slash.slash_toy import SlashToy
 
 HELD = (0.21, 0.55, 1.03), 0.08
@@ -93,3 +103,69 @@ def test_the_toy_has_to_keep_its_head_in_every_seed_and_on_unseen_features(train
     assert found.verdict == verdict
     assert f"{(unseen + 0.96) / 2:.2f} on unseen ones (least {unseen:.2f})" in found.measured
     assert found.null == "before training 0.020, uniform attention 0.030"
+
+
+def cone(cosine=0.8, gains=(2.0, 2.0), alone=0.5, rest=0.1):
+    """Of one dominant head with a slash score of .5, .1 of it that of uniform attention."""
+    heads = ("tokens", "layer", "head")
+    scores = [0.5, 0.1 + 0.4 * alone, 0.1 + 0.4 * rest]
+    variables = {
+        "cosine": (("layer", "tokens", "end"), [[around(cosine, 0.05)] * 2]),
+        "gain": (("side", "end"), [around(gain, 0.1) for gain in gains]),
+        "best_score": (("tokens", "input", "layer", "head"), [[[[one]] for one in scores]] * 2),
+        "best_uniform": (heads, [[[0.1]]] * 2),
+        "best_distance": (heads, [[[1]]] * 2),
+        "dominant": (heads, [[[True]]] * 2),
+    }
+    return dataset_of(variables, input=["measured", "axis only", "off axis"], side=["q", "k"])
+
+
+@pytest.mark.parametrize(
+    ("judge", "own", "init", "verdict"),
+    [
+        (on_a_cone, cone(0.8), cone(0.4), "held"),
+        (on_a_cone, cone(0.6), cone(0.4), "partly"),
+        (on_a_cone, cone(0.38), cone(0.42), "not held"),
+        (on_a_cone, cone(np.nan), cone(0.4), "open"),
+        (onto_the_axis, cone(gains=(2, 2)), cone(gains=(1, 1)), "held"),
+        (onto_the_axis, cone(gains=(2, 1)), cone(gains=(1, 1)), "partly"),
+        (onto_the_axis, cone(gains=(1.1, 1)), cone(gains=(1, 1)), "not held"),
+        (of_the_axis, cone(alone=1.45, rest=0.2), cone(), "held"),  # a ratio, not a share
+        (of_the_axis, cone(alone=0.8, rest=0.6), cone(), "partly"),
+        (of_the_axis, cone(alone=0.5, rest=0.6), cone(), "not held"),
+        (of_the_axis, cone(alone=0.3, rest=0.1), cone(), "not held"),
+    ],
+)
+def test_each_part_of_the_cone_is_judged_by_itself(judge, own, init, verdict):
+    assert judge(result_of(Cone(), own, init)).verdict == verdict
+
+
+@pytest.mark.slow
+def test_parts_of_the_cone_have_verdicts_on_a_real_model(mini, alice):
+    result = Cone()(mini, alice, length=64, n_prompts=4, progress=False)
+    found = [judge(result) for judge in (on_a_cone, onto_the_axis)]
+    assert [one.verdict for one in found] == ["not held", "held"]
+    assert all("not defined" not in one.margin for one in found)
+
+
+@pytest.mark.parametrize(
+    ("n_long", "of_init", "n", "verdict"),
+    [
+        ([1, 3], [0, 0], 128, "held"),
+        ([1, 0], [0, 2], 128, "not held"),
+        ([0, 0], [0, 0], 128, "not held"),
+        ([0, 0], [0, 0], 99, "open"),
+    ],
+)
+def test_long_slashes_are_counted_beside_random_init(n_long, of_init, n, verdict):
+    def slash(counts):
+        variables = {
+            "n_long": (("layer", "head"), [counts]),
+            "score": (("layer", "head", "distance"), np.ones((1, 2, n))),
+        }
+        return dataset_of(variables, distance=range(n))
+
+    found = far_away(result_of(Slash(), slash(n_long), slash(of_init)))
+    assert found.verdict == verdict
+    if verdict != "open":
+        assert found.measured == f"{np.count_nonzero(n_long)} of 2 heads at 50 tokens or further"

@@ -65,6 +65,7 @@ def test_it_is_named_after_the_model_and_carries_steps_and_loss(per_head, of_cou
     assert of_coupling.own.attrs["model"] == "some_model"
     assert of_coupling.provenance["measures"]["coupling"]["k"] == 4
     assert of_coupling.provenance["checkpoints"] == ["step0", "step10"]
+    assert of_coupling.provenance["drawn"] == "spread over the text"
     for result in (per_head, of_coupling):
         assert result.own["step"].values.tolist() == [0, 10]
         first, last = result.own["loss"].mean("prompt").values

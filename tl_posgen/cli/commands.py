@@ -81,12 +81,12 @@ def toy(
 @command(without=("model", "revision"), length=64)
 def coupling_scores(
     setup: Setup,
-    scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, parameters].")],
+    scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, n_layers, parameters].")],
     score: Annotated[str, typer.Option(help="The column of scores.")] = "score",
     tokenizer: Tokenizer = None,
     k: Annotated[int, typer.Option(help="Number of top singular vectors.", min=1)] = 10,
 ) -> None:
-    """Does coupling go with a score over many models, and is anything left given their size?"""
+    """Does coupling go with a score over many models, more than their sizes do, and is anything left given these?"""
     cut, words = setup.cut, setup.words()
     from tl_posgen.coupling import coupling_scores as run
 

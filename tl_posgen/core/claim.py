@@ -16,7 +16,7 @@ from tl_posgen.core.numbers import NO_NULL, TRAINED, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.report.figures import finish, model_label
 
-Verdict = Literal["held", "partly", "not held", "open"]
+Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
 COLUMNS = ("says", "verdict", "margin", "again", "measured", "null", "criterion")
 
 
@@ -154,7 +154,7 @@ def judgement_of(claim: Claim, results: Mapping[str, Result], reasons: Mapping[s
     return found._replace(verdict="open") if found.null == NO_NULL else found
 
 
-FILLS = {"held": "#d7eddf", "partly": "#f6ecd0", "not held": "#f6d9d0", "open": "#e8eaee"}
+FILLS = {"held": "#d7eddf", "partly": "#f6ecd0", "detectable": "#e3eaf6", "not held": "#f6d9d0", "open": "#e8eaee"}
 WIDTHS = {"claim": 70, "says": 240, "verdict": 60, "margin": 130, "again": 70, "measured": 310, "null": 310}
 CHARACTERS_PER_PIXEL = 1 / 6.4
 
@@ -200,7 +200,7 @@ class Claims(Measure):
     rows = ("claim",)
     variables = {
         "says": Variable("claim", "", "in our words", ("claim",), "says"),
-        "verdict": Variable("verdict", "", "held, partly, not held, or open", ("claim",), "verdict"),
+        "verdict": Variable("verdict", "", "held, partly, detectable, not held, or open", ("claim",), "verdict"),
         "margin": Variable("margin", "", "of what decides, from the nearest threshold", ("claim",), "margin"),
         "again": Variable("again", "", "verdicts at half, at twice the prompts", ("claim",), "again"),
         "measured": Variable("measured", "", "the numbers it rests on", ("claim",), "measured"),

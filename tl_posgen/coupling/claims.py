@@ -1,10 +1,13 @@
 """Coupling of residual Jacobians: the claims of Aubry et al. 2024 (arXiv 2407.07810)."""
 
+from functools import partial
+
 from tl_posgen.core.claim import Claim, Judgement, each_init, highest, judgement, lowest, margin_of, where_known
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 
 EXPONENTIAL = 0.9  # R² of ln |x| against depth
+OF_COUPLING = {"emergence": {"measures": ["coupling"]}}
 OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output": "of one output"}
 
 
@@ -19,9 +22,11 @@ def alignment(coupling: Result) -> Judgement:
 
     own = coupling.numbers
     low, high = own("coupling").low, highest(one("coupling").high for one in each_init(own))
-    verdict = "not held" if low <= max(own("chance").value, high) else "held" if low >= 0.2 else "partly"
-    margin = margin_of("low end", low, 0.2, max(own("chance").value, high), digits=3)
-    return judgement(where_known(verdict, low, high), words, coupling, margin=margin)
+    null = max(own("chance").value, high)
+    strength = "held" if low >= 0.2 else "partly" if low >= 0.1 else "detectable"
+    verdict = "not held" if low <= null else strength
+    margin = margin_of("low end", low, 0.2, 0.1, null, digits=3)
+    return judgement(where_known(verdict, low, null, high), words, coupling, margin=margin)
 
 
 def straightness(coupling: Result) -> Judgement:
@@ -49,18 +54,20 @@ def growth(coupling: Result) -> Judgement:
     return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling, margin=margin)
 
 
-def training(emergence: Result) -> Judgement:
-    over = emergence.measure.at_steps(emergence.numbers, "coupling_coupling")
+def over_training(emergence: Result, name: str, words: str, sign: int = 1) -> Judgement:
+    """Judge whether a number rises during training; with the sign -1, whether it falls."""
+    over = emergence.measure.at_steps(emergence.numbers, name)
     if not over:
-        return Judgement("open", "coupling was not measured over training", "not measured")
+        return Judgement("open", f"{words} was not measured over training", "not measured")
     numbers = [*over.values()]
-    first, last = numbers[0], numbers[-1]
-    rises = "held" if max(one.value for one in numbers) == last.value else "partly"
-    verdict = "not held" if last.low <= first.high else rises
+    near, far = ("low", "high")[::sign]
+    last, first = getattr(numbers[-1], near), getattr(numbers[0], far)
+    furthest = "held" if max(sign * one.value for one in numbers) == sign * numbers[-1].value else "partly"
+    verdict = "not held" if sign * last <= sign * first else furthest
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
     null = f"step {next(iter(over))} is the random initialisation"
-    margin = margin_of("low end at last", last.low, first.high, digits=3)
-    return Judgement(where_known(verdict, last.low, first.high), f"coupling {course}", null, margin)
+    margin = margin_of(f"{near} end at last", last, first, digits=3)
+    return Judgement(where_known(verdict, last, first), f"{words} {course}", null, margin)
 
 
 def between_tokens(token_coupling: Result) -> Judgement:
@@ -90,7 +97,8 @@ CLAIMS = [
         "coupling",
         1,
         "Top singular vectors of residual Jacobians align across layers, left with right; not at random init.",
-        "95% interval above random bases and above random init's: partly; and its lower end at least .2: held",
+        "95% interval above random bases and above random init's: detectable; and its lower end at least .2: held, .1: "
+        "partly",
         ("coupling",),
         alignment,
     ),
@@ -117,8 +125,27 @@ CLAIMS = [
         "Coupling rises during training.",
         "95% interval of the last checkpoint above that of the first: partly; and no checkpoint higher: held",
         ("emergence",),
-        training,
-        {"emergence": {"measures": ["coupling"]}},
+        partial(over_training, name="coupling_coupling", words="coupling"),
+        OF_COUPLING,
+    ),
+    Claim(
+        "coupling",
+        "4b",
+        "Token trajectories become straighter during training.",
+        "95% interval of the last checkpoint's line-shape score below that of the first: partly; and no checkpoint "
+        "lower: held",
+        ("emergence",),
+        partial(over_training, name="coupling_line_shape_score", words="line-shape score", sign=-1),
+        OF_COUPLING,
+    ),
+    Claim(
+        "coupling",
+        "4c",
+        "The growth of norms with depth becomes exponential during training.",
+        "95% interval of the last checkpoint's R² above that of the first: partly; and no checkpoint higher: held",
+        ("emergence",),
+        partial(over_training, name="coupling_growth_r2", words="R² of ln |x| against depth"),
+        OF_COUPLING,
     ),
     Claim(
         "coupling",

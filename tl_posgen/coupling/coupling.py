@@ -58,7 +58,8 @@ class Coupling(JacobianMeasure):
             centring, half precision, fused kernels.
 
     Source: Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810, for coupling (its printed formula is signed, the authors'
-    code takes |A|), line shape and growth; chance line, intervals, growth fit and linearisation check are ours.
+    code, github.com/sugolov/coupling, takes |A|), line shape and growth; chance line, intervals, growth fit and
+    linearisation check are ours.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
@@ -143,7 +144,8 @@ class Coupling(JacobianMeasure):
         means |= {name: data[name].mean(["prompt", "token"]) for name in ("alignment", "singular_value")}
         data = data.drop_vars("chance").assign({**means, "chance": draws.rename(each="draw")})
         n_parameters = sum(parameter.numel() for parameter in run.model.parameters())
-        data = data.assign_attrs(d_model=run.model.cfg.d_model, parameters=n_parameters)
+        cfg = run.model.cfg
+        data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
     def findings(self, own: Numbers) -> list[str]:

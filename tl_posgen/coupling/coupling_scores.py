@@ -1,4 +1,4 @@
-"""Coupling across models against a score, with what the models' width and size explain taken out."""
+"""Coupling across models against a score, beside width, depth and parameters, and with what these explain taken out."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 from tqdm.auto import tqdm
 
+from tl_posgen.core.engine import drawn
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.numbers import TRAINED, Number, Numbers, format_bound
 from tl_posgen.core.options import Count, Each, require
@@ -18,10 +19,10 @@ from tl_posgen.core.random_inits import check_seeds
 from tl_posgen.core.result import Result, joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
-from tl_posgen.coupling.coupling_scores_figures import LABELS, given_size, scatter, width
+from tl_posgen.coupling.coupling_scores_figures import LABELS, SIZE_WORDS, compared, given_size, scatter, width
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
-from tl_posgen.coupling.score_correlations import correlated
-from tl_posgen.coupling.score_table import CONTROLS, score_table
+from tl_posgen.coupling.score_correlations import BY, correlated
+from tl_posgen.coupling.score_table import SIZES, score_table
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.provenance import null_label
 
@@ -37,7 +38,7 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {  # -> variable of `Couplin
 
 SHARED = ("backend", "dtype", "length", "prompts", "seed", "null_seeds", "versions")  # provenance of all models
 FITTED = {"slope": "slope", "R²": "r2"}  # column of the table -> variable
-CORRELATION: dict[str, Any] = {"dims": ("quantity", "end"), "bounds": (-1, 1)}
+WITHIN: dict[str, Any] = {"bounds": (-1, 1)}
 GIVEN_SIZE = "given ln d_model and ln parameters"
 INTERVAL = "Fisher's 95% interval"
 SIZE = "of the table, or counted in the model"
@@ -45,11 +46,12 @@ SIZE = "of the table, or counted in the model"
 
 @dataclass(frozen=True)
 class CouplingScores(Measure):
-    r"""r(quantity, score) over models or checkpoints, and the same given ln d_model and ln parameters.
+    r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
     Correlation over models of coupling, straightness and growth with a score, as they are and given ln d_model and ln
-    parameters. The control matters: with the trace normalisation and K proportional to the width, random Jacobians
-    already couple by about 1 - 1/sqrt(K), so wider models look coupled.
+    parameters; beside them that of width, depth and parameters, which coupling is said to beat, by values and by ranks.
+    The control matters: with the trace normalisation and K proportional to the width, random Jacobians already couple
+    by about 1 - 1/sqrt(K), so wider models look coupled.
 
     Made by `coupling_scores`.
 
@@ -58,8 +60,8 @@ class CouplingScores(Measure):
         score: column of the table of scores.
         widths: of the random Jacobians.
 
-    Source: the correlation is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810; the controls and the warning
-    are ours.
+    Source: that coupling correlates with a score, and more than width, depth and parameters do, is of Aubry, Meng,
+    Sugolov and Papyan, arXiv 2407.07810; intervals, ranks, the test of the excess, controls and warning are ours.
     """
 
     k: Count = 10
@@ -78,9 +80,26 @@ class CouplingScores(Measure):
         ),
         "score": Variable("score", "", "column of the table", ("model_name",), "score"),
         "d_model": Variable("width", "", SIZE, ("model_name",), "d_model"),
+        "n_layers": Variable("depth", "layers", SIZE, ("model_name",), "n_layers"),
         "parameters": Variable("parameters", "", SIZE, ("model_name",), "parameters"),
-        "r": Variable("correlation with the score", "", f"Pearson's r over models, {INTERVAL}", **CORRELATION),
-        "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", **CORRELATION),
+        "r": Variable(
+            "correlation with the score",
+            "",
+            f"over models, Pearson's r or Spearman's of ranks, {INTERVAL}",
+            ("by", "quantity", "end"),
+            **WITHIN,
+        ),
+        "size_r": Variable(
+            "correlation of the size", "", "of ln size with the score, as r", ("by", "size", "end"), **WITHIN
+        ),
+        "excess": Variable(
+            "excess of coupling's correlation",
+            "",
+            "|r| of coupling less |r| of ln size, with the score, Zou's 95% interval",
+            ("by", "size", "end"),
+            **WITHIN,
+        ),
+        "partial_r": Variable("correlation given size", "", f"{GIVEN_SIZE}, {INTERVAL}", ("quantity", "end"), **WITHIN),
         "slope": Variable("slope", "", "of the score against the quantity", ("quantity",)),
         "intercept": Variable("intercept", "", "of the score against the quantity", ("quantity",)),
         "r2": Variable("R²", "", "share of the score's variance that the quantity explains", ("quantity",)),
@@ -90,8 +109,14 @@ class CouplingScores(Measure):
         "width_r2": Variable("R² against 1/sqrt(width)", "", "of the coupling of random Jacobians", ("norm",)),
         "width_k": Variable("K of random Jacobians", "", "a share of the width", ("width",)),
     }
-    legend = "r with the score over models, 95% interval in brackets; given size: the same given width and parameters."
-    figures = {"scatter": scatter, "given_size": given_size, "width": width}
+    legend = (
+        "r with the score over models, ranks: of their ranks, 95% interval in brackets; given size: the same given "
+        "width and parameters; excess: |r| of coupling less that of this size."
+    )
+    figures = {"scatter": scatter, "compared": compared, "given_size": given_size, "width": width}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"by": "values"}
 
     def findings(self, own: Numbers) -> list[str]:
         sentences = []
@@ -102,6 +127,7 @@ class CouplingScores(Measure):
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
+            sentences += [self.comparison(own, by) for by in BY]
         if own.attrs["not_computed"]:
             sentences.append(f"Not computed: {own.attrs['not_computed']}.")
         frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
@@ -113,19 +139,51 @@ class CouplingScores(Measure):
         )
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row a quantity: its correlation with the score, as it is and given width and size."""
+    def comparison(self, own: Numbers, by: str) -> str:
+        """Return the sentence that sets coupling's correlation beside those of the sizes."""
+        known = [size for size in SIZES if own("excess", size=size, by=by)]
+        if not known:
+            return f"By {by} nothing is compared with: all models have one width, depth and number of parameters."
+        each = [
+            f"{SIZE_WORDS[size]} {own('size_r', size=size, by=by).with_interval:.2f} "
+            f"(|r| of coupling {own('excess', size=size, by=by).with_interval:+.2f})"
+            for size in known
+        ]
+        excesses = {SIZE_WORDS[size]: own("excess", size=size, by=by) for size in known}
+        more = [words for words, one in excesses.items() if one.low > 0]
+        less = [words for words, one in excesses.items() if one.high < 0]
+        open_ = [words for words in excesses if words not in (*more, *less)]
+        parts = {"beats": more, "is beaten by": less, "is not told from": open_}
+        verdict = ", ".join(f"{verb} {in_words(words)}" for verb, words in parts.items() if words)
+        r = own("r", quantity="coupling", by=by).with_interval
+        return (
+            f"By {by}, over {own.data.sizes['model_name']} models, {self.score} correlates with coupling at {r:.2f}, "
+            f"with {', '.join(each)}: coupling {verdict}."
+        )
 
-        def cells(name: str) -> list[str]:
-            numbers = [own(name, quantity=quantity) for quantity in LABELS]
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a quantity: its correlation with the score, as it is, of ranks, and given width and size; of a
+        size, how much coupling's is more."""
+
+        def cells(name: str, by: str | None = None) -> list[str]:
+            at = {} if by is None else {"by": by}
+            numbers = [own(name, quantity=quantity, **at) for quantity in LABELS]
+            numbers += [own(f"size_{name}", size=size, **at) if name == "r" else Number(np.nan) for size in SIZES]
             return [f"{number.with_interval:.3f}" if number else "-" for number in numbers]
 
-        fitted = {title: [float(own(name, quantity=one)) for one in LABELS] for title, name in FITTED.items()}
-        return pd.DataFrame({"quantity": list(LABELS), "r": cells("r"), "given size": cells("partial_r"), **fitted})
+        columns = {"r": cells("r", "values"), "ranks": cells("r", "ranks"), "given size": cells("partial_r")}
+        beside = [own("excess", size=size) for size in SIZES]
+        columns["excess"] = ["-"] * len(LABELS) + [f"{one.with_interval:+.3f}" if one else "-" for one in beside]
+        fitted = {
+            title: [*(float(own(name, quantity=one)) for one in LABELS), *[np.nan] * len(SIZES)]
+            for title, name in FITTED.items()
+        }
+        names = [*LABELS, *(f"ln {name}" for name in SIZES)]
+        return pd.DataFrame({"quantity": names, **columns, **fitted})
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        has_rest = bool(data["rest_score"].notnull().any())
-        return [kind for kind in self.figures if kind != "given_size" or has_rest]
+        known = {"given_size": data["rest_score"], "compared": data["excess"]}
+        return [kind for kind in self.figures if kind not in known or bool(known[kind].notnull().any())]
 
 
 def coupling_scores(
@@ -147,17 +205,18 @@ def coupling_scores(
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
-    r"""r(quantity, score) over models or checkpoints, and the same given ln d_model and ln parameters.
+    r"""r(quantity, score) over models or checkpoints, beside r(ln size, score) and given ln d_model and ln parameters.
 
     The quantities are coupling, its trace normalisation, line-shape score, expodistance and R^2 of growth, beside them
-    signed, swapped and chance coupling. Width and size are held fixed because they can make the whole correlation: at a
-    K that grows with d_model the trace normalisation gives 1 - 1/sqrt(K) for random Jacobians (part of the result),
-    and wider models score higher for reasons that have nothing to do with coupling. The null: randomly initialised
-    models of the same shapes, against the same scores.
+    signed, swapped and chance coupling. The sizes are ln d_model, ln n_layers and ln parameters; how much more coupling
+    correlates than each has an interval of its own, as both are of the same scores. Width and size are held fixed
+    because they can make the whole correlation: at a K that grows with d_model the trace normalisation gives
+    1 - 1/sqrt(K) for random Jacobians (part of the result), and wider models score higher for reasons that have nothing
+    to do with coupling. The null: randomly initialised models of the same shapes, against the same scores.
 
     Args:
         scores: CSV file or table. Columns: model (a name, a directory or "mini", as `load_model` takes), the score, and
-            if wanted d_model and parameters, which else are counted in the model.
+            if wanted d_model, n_layers and parameters, which else are counted in the model.
         prompts: a text, or a list of texts: every model reads them with its own tokenizer, one model at a time.
         score: column of `scores`.
         tokenizer: for checkpoints without one: a directory with the tokenizer of all, or "mini".
@@ -172,7 +231,8 @@ def coupling_scores(
             score or size that is not a number (with its line in the file), unusable prompts.
         ModelError: a model that cannot be loaded.
 
-    Source: the correlation is that of Aubry, Meng, Sugolov and Papyan, arXiv 2407.07810; the controls are ours.
+    Source: the correlation, and that it is above those of the sizes, are of Aubry, Meng, Sugolov and Papyan, arXiv
+    2407.07810; the rest is ours.
     """
     require("tokenizer", tokenizer, str | os.PathLike | None)
     measure = CouplingScores(k=k, score=score, widths=widths)
@@ -190,14 +250,14 @@ def coupling_scores(
             for side, data in zip(rows, [found.own, *found.nulls], strict=True):
                 numbers = Numbers(found.measure, data)
                 side.append({quantity: numbers(variable, **at) for quantity, (variable, at) in QUANTITIES.items()})
-            sizes.append({control: int(found.own.attrs[control]) for control in CONTROLS})
+            sizes.append({size: int(found.own.attrs[size]) for size in SIZES})
             provenance = dict(found.provenance)
     each = [dataset_of(table, side, pd.DataFrame(sizes), score) for side in rows]
     each[0] = each[0].merge(by_width, combine_attrs="override")
     label = f"{len(table)} models"
     labels = [label, *map(null_label, null_seeds)]
     dataset = joined(measure, dict(zip([TRAINED, *map(str, null_seeds)], each, strict=True)), labels)
-    shared = {name: provenance[name] for name in SHARED}
+    shared = {name: provenance[name] for name in SHARED} | drawn(length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 
@@ -206,7 +266,7 @@ def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
     """Return the quantities of all models against the score; sizes in the table count before those of the models."""
-    known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in CONTROLS}
+    known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
     values = np.array([[[getattr(one[name], end) for one in measured] for name in QUANTITIES] for end in ENDS])
     y = table[score].to_numpy(float)
     short = [Path(name).name for name in table["model"]]
@@ -214,8 +274,13 @@ def dataset_of(
     arrays: dict[str, Any] = {"measured": (("end", "quantity", "model_name"), values)}
     arrays |= {name: ("model_name", column) for name, column in {"score": y, **known}.items()}
     data = xr.Dataset(arrays, {"model_name": names, "quantity": list(QUANTITIES), "end": list(ENDS)})
-    found = correlated(dict(zip(QUANTITIES, values[0], strict=True)), y, np.stack(list(known.values()), axis=1))
+    found = correlated(dict(zip(QUANTITIES, values[0], strict=True)), y, known)
     return data.merge(found).assign_attrs(found.attrs)
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them: "width, depth and parameters"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def width_dataset(widths: Sequence[int]) -> xr.Dataset:

@@ -19,6 +19,7 @@ LABELS = {
     "expodistance": "expodistance",
     "growth_r2": "R² of exponential growth",
 }
+SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
 NAMED_UP_TO = 12  # models whose points carry their name
 
@@ -42,6 +43,28 @@ def scatter(result: Any) -> go.Figure:
     return by_quantity(result, "r", draw, "{}", title, subtitle)
 
 
+def compared(result: Any) -> go.Figure:
+    """Draw the correlation with the score of every quantity beside those of the sizes, of values and of ranks."""
+    figure, sizes = go.Figure(), [f"ln {words}" for words in SIZE_WORDS.values()]
+    for side, data, colour in reversed(sides(result)):
+        own = data is result.own  # a random init has the sizes of its model
+        names = [*LABELS.values(), *(sizes if own else [])]
+        for by, symbol in (("values", "circle"), ("ranks", "diamond-open")):
+            r = [data["r"].sel(by=by, quantity=list(LABELS)).rename(quantity="name")]
+            r += [data["size_r"].sel(by=by, size=list(SIZE_WORDS)).rename(size="name")] if own else []
+            beside: Any = xr.concat(r, "name")
+            ends = intervals_of(beside)
+            found = go.Scatter(x=ends["value"].values, y=names, error_x=error_bars(ends), name=f"{side}, {by}")
+            figure.add_trace(found.update(mode="markers", marker={"color": colour, "symbol": symbol, "size": 9}))
+    figure.update_layout(scattermode="group", scattergap=0.4)
+    figure.update_xaxes(title_text=f"correlation with {result.measure.score}", range=[-1.02, 1.02])
+    figure.update_yaxes(
+        autorange="reversed", type="category", categoryorder="array", categoryarray=[*LABELS.values(), *sizes]
+    )
+    title = f"What goes with {result.measure.score}? · {model_label(result.own)}"
+    return finish(figure, title, "over models, 95% interval; sizes of the trained models", height=520)
+
+
 def given_size(result: Any) -> go.Figure:
     """Draw what ln d_model and ln parameters leave of the score against what they leave of every quantity."""
 
@@ -60,7 +83,7 @@ def by_quantity(
     shown = sides(result)
     titles = []
     for name, (side, data, _) in product(LABELS, shown):
-        value, low, high = (float(end) for end in data[r].sel(quantity=name).values)
+        value, low, high = (float(end) for end in at_values(data[r]).sel(quantity=name).values)
         number = Number(value, low, high)
         titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
     panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
@@ -72,6 +95,11 @@ def by_quantity(
     panels.figure.update_yaxes(title_text=axis.format(result.measure.score), col=1)
     panels.figure.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": "log2 d", "thickness": 12}})
     return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
+
+
+def at_values(r: xr.DataArray) -> xr.DataArray:
+    """Return correlations of values, where there are those of ranks beside them."""
+    return r.sel(by="values") if "by" in r.dims else r
 
 
 def width(result: Any) -> go.Figure:

@@ -9,7 +9,8 @@ import pandas as pd
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 
-CONTROLS = ("d_model", "parameters")  # held fixed; columns of the table, or counted in the models
+SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
+CONTROLS = ("d_model", "parameters")  # held fixed
 
 
 def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") -> pd.DataFrame:
@@ -33,13 +34,13 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
             raise InputError(f"{line}: no model named; give a name or a directory in the column model")
         if name in names[:place]:
             raise InputError(f"{line}: {name} is named a second time; keep one row a model")
-    columns = [score, *(name for name in CONTROLS if name in table)]
+    columns = [score, *(name for name in SIZES if name in table)]
     return table.assign(model=names, **{name: numbers(table[name], lines) for name in columns})
 
 
 def numbers(column: pd.Series, lines: list[str]) -> list[float]:
     """Return the numbers of a column, sizes above 0; refuse other cells by their line."""
-    found, positive = [], column.name in CONTROLS
+    found, positive = [], column.name in SIZES
     for line, cell in zip(lines, column, strict=True):
         try:
             found.append(float(cell))

@@ -31,6 +31,7 @@ COLUMNS = {
     "induction": "induction",
     "cost_interaction": "cost of the interaction",
     "cost_slash": "cost of the slash",
+    "cost_elsewhere": "cost of as much attention elsewhere, at most all of it",
     "cost_head": "cost of the head",
 }
 LABELS = {"r1": "side", "rank95": "side", "mean_energy": "side", "cost": "edit"}  # variable -> its dim of columns
@@ -46,6 +47,7 @@ PAIRS = (
     ("interaction", "induction"),
     ("interaction", "cost_interaction"),
     ("slash_score", "cost_slash"),
+    ("slash_score", "cost_elsewhere"),
     ("r1_k", "cost_head"),
     ("interaction", "cost_head"),
     ("slash_score", "cost_head"),

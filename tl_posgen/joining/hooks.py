@@ -33,8 +33,8 @@ def cut_keys(
 
     Args:
         share: of what is not along u that is kept, in [0, 1].
-        control: a random direction in the place of u, and its rest shrunk so that as much energy is taken,
-            E|k' - k|^2, of every head and prompt.
+        control: keep the mean key, and of the deviations from it the part along a random direction in the place of u,
+            the rest shrunk so that as much energy is taken, E|k' - k|^2, of every head and prompt.
         first_token: whether the first token's key is cut as well, and counts in the mean.
         layers, heads: which; all if left out.
         seed: of the control's directions: one a layer and key head, the same for all prompts and shares.
@@ -75,11 +75,11 @@ def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: in
     kept, k = capture.k[:, :first], capture.k[:, first:]
     if share == 1 or not k.shape[1]:
         return capture.k
-    direction, rest = mean_direction(k), share
+    direction, rest, mean = mean_direction(k), share, k.mean(1, keepdim=True)
     if control:
         other = random_directions(capture, seed)
-        direction, rest = other, share_of_equal_energy(k, direction, other, share)
-    return torch.cat([kept, shrink_rest(k, direction, rest)], 1)
+        direction, rest = other, share_of_equal_energy(k - mean, direction, other, share)
+    return torch.cat([kept, mean + shrink_rest(k - mean, direction, rest)], 1)  # the mean is along its direction
 
 
 def random_directions(capture: LayerCapture, seed: int) -> Float[Tensor, "head d_head"]:

@@ -27,7 +27,7 @@ from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, band, line, m
 from tl_posgen.slash.layer_means import at_distance, statistics_of
 from tl_posgen.slash.slash import Slash
 
-CUTS = {"mean": "mean direction", "random": "random direction"}
+CUTS = {"mean": "mean direction", "random": "mean and random direction"}
 CURVE = ("cut", "share")
 OF_RUN = {"score": Variable("", dims=("prompt", *HEAD, "distance")), "energy_taken": Variable("")}
 NO_TURN = "nothing rotates, so there is no interaction, and no slash that RoPE makes of constant keys."
@@ -51,7 +51,9 @@ def draw_curves(result: Any) -> go.Figure:
             curve = line(x, found["value"].values, words + suffix, colours[which], dash=dash, mode="lines+markers")
             panels.add(panel, curve)
     panels.figure.update_xaxes(title_text="share of the rest that is kept").update_yaxes(rangemode="tozero")
-    subtitle = "keys of all layers cut to one direction plus a share of the rest; both cuts take the same energy"
+    subtitle = (
+        "keys of all layers cut to their mean and one direction plus a share of the rest; both take the same energy"
+    )
     return panels.finish(f"Keys cut towards rank one · {model_label(result.own)}", subtitle)
 
 
@@ -60,14 +62,15 @@ class KeyCut(Measure):
     r"""Loss, slash scores and interaction with k' = <k, u> u + share (k - <k, u> u) in all layers of a running model.
 
     In the running model every key keeps its part along the direction of the head's mean key and a share of the rest:
-    rank one at share 0. Loss, slash scores and interaction along the share; beside each a random direction that takes
-    as much energy.
+    rank one at share 0. Loss, slash scores and interaction along the share; beside each a control that takes as much
+    energy: the mean key stays, and its deviations are kept along a random direction instead.
 
-    u is the direction of the head's mean key before RoPE; share 1 changes nothing. The control are random directions in
-    the place of u, their rest shrunk so that as much energy E|k' - k|^2 is taken of every head and prompt, the mean of
-    several draws. The first token's key stays as it is. Slash scores are at each head's best distance in the untouched
-    model; the interaction is that of `variance`, of the queries and cut keys of the running model. By layer: the rise
-    of the loss with the keys of one layer alone cut to the first share.
+    u is the direction of the head's mean key before RoPE; share 1 changes nothing. The control is k' = kbar + <e,
+    w> w + mu (e - <e, w> w), e = k - kbar, w random, mu such that as much energy E|k' - k|^2 is taken of every head
+    and prompt, the mean of several draws; both cuts keep the mean key. The first token's key stays as it is. Slash
+    scores are at each head's best distance in the untouched model; the interaction is that of `variance`, of the
+    queries and cut keys of the running model. By layer: the rise of the loss with the keys of one layer alone cut
+    to the first share.
 
     Args:
         shares: of the rest that are kept, in [0, 1].
@@ -154,8 +157,8 @@ class KeyCut(Measure):
         less = own.number(less_control(own.array("rise", share=shares[0])))
         lines = [
             f"Keys cut to their mean direction and {shares[0]:.0%} of the rest, {taken.plain:.0%} of their energy: the "
-            f"loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}); a random direction of the same energy "
-            f"{control.with_interval:+.3f}, the difference {less.with_interval:+.3f}."
+            f"loss rises by {rise.with_interval:+.3f} nats ({rise.null:+.3f}); kept along a random direction, as much "
+            f"energy of the deviations taken, {control.with_interval:+.3f}, the difference {less.with_interval:+.3f}."
         ]
         kept = ", ".join(f"{share:.0%}" for share in shares)
         for words, name, form in (("Interaction share", "interaction", ".1%"), ("Slash score", "slash_score", ".3f")):

@@ -38,7 +38,8 @@ FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r")
 REPEATED = ("previous_token", "duplicate_token", "induction")
 ON_REPEATED = "mean attention on repeated random tokens"
 EDITS = (
-    "without its interaction (f(q, d) + g(q, k) in the place of its scores), without its slash distance, mean-ablated"
+    "without its interaction (f(q, d) + g(q, k) in the place of its scores), without its slash distance, with as much "
+    "attention taken elsewhere, mean-ablated"
 )
 NO_TURN = "nothing rotates, so the interaction and its cost are zero by construction."
 
@@ -57,14 +58,15 @@ class Profiles(Measure):
     additive r (`variance`), the first token left out. On random tokens of which a block stands twice: mean attention to
     the previous token, to the earlier occurrence of the same token, and to the token after it. Costs are in nats per
     token: a head's scores replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no
-    attention at its slash distance ("slash"), its output replaced by the mean over prompts and positions ("head").
+    attention at its slash distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere",
+    the control of "slash"), its output replaced by the mean over prompts and positions ("head").
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
     sample, so that such a pair is a fact about this model and not yet about others.
 
     Args:
-        costs: whether to measure what heads cost, three runs a head; if left out, of models with up to 96 heads.
+        costs: whether to measure what heads cost, four runs a head; if left out, of models with up to 96 heads.
         cost_prompts: on how many of the prompts.
         period: length of the random block; 50 if left out, less where the context or the vocabulary is shorter.
         n_repeated: prompts of repeated tokens.
@@ -146,7 +148,7 @@ class Profiles(Measure):
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         data = data.merge(variance[list(FROM_VARIANCE)]).merge(self.on_repeated_tokens(run))
         if costs:
-            data["cost"] = head_costs(run.model, some, slash["best_distance"], selected)
+            data["cost"] = head_costs(run.model, some, slash["best_distance"], selected, run.seed)
         data["rho"] = correlations(data)
         return xr.Dataset({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 

@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
@@ -56,6 +56,7 @@ class _Asked:
         return range(0 if window is None else max(0, self.query - window + 1), self.query + 1)
 
 
+@full_precision()
 def explain(
     model: Any,
     prompt: Any,
@@ -165,18 +166,19 @@ def explanation_of(
     with reading.attached():
         run_capture(wrapped, tokens[None], captures.append, {"resid", "inputs", "attn_scores"}, heads=place)
     capture, geometry = captures[0], asked.geometry
-    assert capture.resid is not None
     q, k = capture.q[0], capture.k[0]  # an edited capture refuses here
+    assert capture.resid is not None
+    resid = capture.resid.to(k.device)  # of the layer before, where layers are spread over devices
     if parts is None:
-        written = reading.sources(asked.layer, capture.resid)
+        written = reading.sources(asked.layer, resid)
         names, values = written.names, written.values
     else:
-        names, values = with_rest(parts, capture.resid, rest, wrapped.dtype)
+        names, values = with_rest(parts, resid, rest, wrapped.dtype)
     frozen = frozen_layer(wrapped, capture, asked.side).of_head(asked.head)
     names, vectors = source_vectors(frozen, names, values, k if asked.side == "key" else q, wrapped.dtype)
     means = reference.of_layer(asked.layer, geometry.n_heads, geometry.d_head)
     names, vectors, source_means = with_means(names, vectors, means, asked, own=parts is None)
-    keys, mean_key = torch.as_tensor(asked.keys), means.mean_key[asked.head]
+    keys, mean_key = torch.as_tensor(asked.keys, device=k.device), means.mean_key[asked.head]
     if asked.side == "key":
         sides = q[None, asked.query], means.mean_query[None, asked.head], vectors[:, keys], source_means
     else:
@@ -239,11 +241,12 @@ def labelled(
     names: tuple[str, ...],
 ) -> Explanation:
     """Return the terms less their baseline, with labels; UnsupportedModelError where they are not the pass's scores."""
-    wrapped, geometry, keys = asked.wrapped, asked.geometry, torch.as_tensor(asked.keys)
+    wrapped, geometry = asked.wrapped, asked.geometry
+    keys = torch.as_tensor(asked.keys, device=capture.device)
     assert capture.attn_scores is not None
     used = double(capture.attn_scores[0, asked.query, keys])
     total = terms.sum((0, 2, 3))
-    alibi = alibi_row(geometry, asked, capture.length)[keys]
+    alibi = alibi_row(geometry, asked, capture.length).to(keys.device)[keys]
     off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, wrapped.dtype)[0, asked.query, keys]
     if not bool((off <= rounding).all()):
@@ -263,7 +266,12 @@ def labelled(
     planes = [*range(n_rotary), *([-1] if terms.shape[2] > n_rotary else [])]
     assert capture.tokens is not None
     words = token_strings(wrapped, capture.tokens)
-    coordinates = {"term": list(TERMS), "key": keys.numpy(), "plane": planes, "source": np.array(names, dtype=object)}
+    coordinates = {
+        "term": list(TERMS),
+        "key": list(asked.keys),
+        "plane": planes,
+        "source": np.array(names, dtype=object),
+    }
     coordinates["token"] = ("key", np.array([words[key] for key in asked.keys], dtype=object))
     against = "the row's mean under its own attention" if asked.against is None else words[asked.against]
     attrs = {"model": model_label(wrapped), "layer": asked.layer, "head": asked.head, "query": asked.query}

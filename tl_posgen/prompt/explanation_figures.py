@@ -76,13 +76,17 @@ def bars(panels: Panels, panel: int, rows: pd.DataFrame, labels: list[str]) -> N
 
 
 def colour_terms(explanation: Explanation) -> Any:
-    """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other."""
+    """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other, on one
+    scale."""
     title, subtitle = heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
-    named = {"score": explanation.data["score"].values} | {str(name): terms[name].values for name in terms}
+    named = {"score": explanation.data["score"].values}
+    named |= {str(name): np.asarray(terms[name]) for name in terms}
     order = ["score", *(name for name in TERM_COLOURS if name in named)]
-    pages = [titled(token_colours(tokens, np.asarray(named[name])), name) for name in order]
+    reach = float(np.quantile(abs(np.stack([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
+    ends = {"min_value": -reach, "max_value": reach}
+    pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), name) for name in order]
     return stacked(pages, f"<p><b>{title}</b><br>{subtitle}</p>")
 
 

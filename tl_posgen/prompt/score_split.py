@@ -7,6 +7,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.arithmetic import full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
@@ -35,6 +36,7 @@ DESCRIPTIONS = {
 }
 
 
+@full_precision()
 def split(model: Any, prompt: Any, layer: int | None = None, heads: Heads = None, reference: Any = None) -> xr.Dataset:
     r"""W_ij = position + content + interaction, content = key_part + query_key, for every pair of one prompt.
 

@@ -37,7 +37,7 @@ def frozen_layer(wrapped: WrappedModel, capture: LayerCapture, side: Side) -> Fr
     part = side[0]
     weight, bias = (projections.w_q, projections.b_q) if part == "q" else (projections.w_k, projections.b_k)
     with torch.no_grad(), without_hooks(wrapped.model):
-        norm = attention_norm(wrapped, capture.layer, resid, inputs)
+        norm = attention_norm(wrapped, capture.layer, resid.to(inputs.device), inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
         behind = norm_behind(partial(projections.finished, part), raw, wrapped.dtype, capture.layer)
     if part == "k":

@@ -1,6 +1,7 @@
 """Reference: the mean query, the mean key and the distances of every head over a text that is not the prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.arithmetic import DOUBLE, double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
@@ -145,6 +146,7 @@ def distance_weights(n: int, kind: str, profile: Any = None) -> DistanceDistribu
     return DistanceDistribution(torch.arange(n), weights / weights.sum())
 
 
+@full_precision()
 def reference_of(
     model: Any,
     text: Any = None,
@@ -188,16 +190,27 @@ def reference_of(
     needs = ({"pattern"} if distances == "attention" else set()) | ({"resid", "inputs"} if sources else set())
     for row in rows:
         reading, captures = SourceReader(wrapped, max(indices) if sources else 0), list[LayerCapture]()
-        with reading.attached():
+        with reading.attached(), naming_remedy(sources):
             run_capture(wrapped, row[None], captures.append, needs, layers=indices)
         for capture in captures:
             one = sums.setdefault(capture.layer, _Sums(capture))
             one.add(capture)
             if sources and capture.resid is not None:
-                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid))
+                one.add_sources(wrapped, capture, reading.sources(capture.layer, capture.resid.to(capture.device)))
     longest = max(map(len, rows))
     found = {layer: one.means(longest, distances) for layer, one in sums.items()}
     return Reference(model_label(wrapped), name_of_text(text), len(rows), longest, distances, found)
+
+
+@contextmanager
+def naming_remedy(sources: bool) -> Iterator[None]:
+    """Say, where queries and keys cannot be traced, that means alone need no sources."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        if not sources or "traced" not in str(error):
+            raise
+        raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
 
 
 def reference_prompts(

@@ -55,7 +55,7 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
         >>> found = residual_sources(load_model("mini"), torch.arange(9), layer=1)
         >>> found.names
         ('embed', 'L0H0', 'L0H1', 'L0H2', 'L0H3', 'L0 MLP')
-        >>> torch.allclose(found.values.sum(0), found.residual.double(), atol=1e-4)
+        >>> torch.allclose(found.values.sum(0), found.residual, atol=1e-4)
         True
     """
     wrapped = wrap(model)
@@ -110,9 +110,10 @@ class SourceReader:
             named = dict(self.before_layer(-1, row, residual))
             for index in range(layer):
                 named |= self.before_layer(index, row, residual)
-        kept = {name: value for name, value in named.items() if bool(value.any())}
+        residual = double(residual)  # layers may be spread over devices
+        kept = {name: one for name, value in named.items() if bool((one := value.to(residual.device)).any())}
         values = torch.stack(list(kept.values()))
-        off, reach = float((values.sum(0) - double(residual)).abs().max()), float(values.abs().max())
+        off, reach = float((values.sum(0) - residual).abs().max()), float(values.abs().max())
         if not off <= tolerance(self.wrapped.dtype) * reach:
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "

@@ -4,13 +4,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tl_posgen.core.claim import Claim, Judgement, Verdict, judgement, margin_of, threshold, where_known
-from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.claim import (
+    Claim,
+    Judgement,
+    Verdict,
+    each_init,
+    highest,
+    judgement,
+    margin_of,
+    threshold,
+    where_known,
+)
+from tl_posgen.core.measure import HEAD
+from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.rope.frequency_bands import BANDS
 from tl_posgen.slash.band_ablation import SCHEMES
 from tl_posgen.slash.cone import INPUTS
 from tl_posgen.slash.head_groups import count, group_mean, in_groups, n_heads
+from tl_posgen.slash.numbers.slash_scores import LONG, long_distances
 from tl_posgen.slash.slash_ablation import in_words
 from tl_posgen.slash.slash_toy import FEATURES
 
@@ -40,21 +52,49 @@ def rank_one(cone: Result) -> Judgement:
     return judgement(threshold(least, 0.9, 0.7), words, cone, margin=margin_of("least r1", least, 0.9, 0.7))
 
 
-def axis(cone: Result) -> Judgement:
+def on_a_cone(cone: Result) -> Judgement:
     def words(own: Numbers) -> str:
-        gain_q, gain_k = (own("gain", side=side).with_interval for side in "qk")
-        gains = f"the axis gains {gain_q:.1f} times in W_Q, {gain_k:.1f} in W_K"
+        return f"cosine of the inputs with their axis {own('cosine').with_interval:.2f}, mean over layers"
+
+    cosine = cone.numbers("cosine")
+    low, high = cosine.low, highest(cosine.inits)
+    verdict = "not held" if low <= high else "held" if low >= 0.7 else "partly"
+    return judgement(where_known(verdict, low, high), words, cone, margin=margin_of("low end", low, 0.7, high))
+
+
+def onto_the_axis(cone: Result) -> Judgement:
+    def words(own: Numbers) -> str:
+        q, k = (own("gain", side=side).with_interval for side in "qk")
+        return f"the axis gains {q:.1f} times in W_Q, {k:.1f} in W_K, mean over heads"
+
+    gains = {side: cone.numbers("gain", side=side) for side in "qk"}
+    lows = {side: gain.low for side, gain in gains.items()}
+    highs = {side: highest(gain.inits) for side, gain in gains.items()}
+    above = [lows[side] > highs[side] for side in "qk"]
+    verdict = "held" if all(above) else "partly" if any(above) else "not held"
+    margin = "; ".join(margin_of(f"low end of {side.upper()}", lows[side], highs[side]) for side in "qk")
+    return judgement(where_known(verdict, *lows.values(), *highs.values()), words, cone, margin=margin)
+
+
+def of_the_axis(cone: Result) -> Judgement:
+    measure = cone.measure
+
+    def words(own: Numbers) -> str:
         if not n_heads(own, "dominant").value:
-            return f"{gains}; no head is slash-dominant"
+            return f"of {n_heads(own, 'other').value:.3g} heads none is slash-dominant"
         measured, alone, rest = (group_mean(own, "best_score", "dominant", input=one).with_interval for one in INPUTS)
         uniform = group_mean(own, "best_uniform", "dominant").with_interval
+        ratios = [measure.ratio_above_uniform(own, part).with_interval for part in INPUTS[1:]]
         return (
-            f"{gains}; slash score {measured:.2f}, axis alone {alone:.2f}, the rest {rest:.2f}, uniform {uniform:.2f}; "
-            f"the axis part makes {cone.measure.axis_part(own).with_interval:.0%} of it above uniform"
+            f"slash score of dominant heads {measured:.2f}, axis alone {alone:.2f}, the rest {rest:.2f}, uniform "
+            f"{uniform:.2f}: above uniform, the axis alone makes {ratios[0]:.2f} times the measured, the rest "
+            f"{ratios[1]:.2f} times"
         )
 
-    part = cone.measure.axis_part(cone.numbers).value
-    return judgement(threshold(part, 0.75, 0.4), words, cone, margin=margin_of("axis part", part, 0.75, 0.4))
+    alone, rest = (measure.ratio_above_uniform(cone.numbers, part).value for part in INPUTS[1:])
+    verdict = "held" if alone >= 0.75 and rest <= 0.25 else "partly" if alone >= 0.4 and alone > rest else "not held"
+    margin = f"{margin_of('axis alone', alone, 0.75, 0.4)}; {margin_of('the rest', rest, 0.25)}"
+    return judgement(where_known(verdict, alone, rest), words, cone, margin=margin)
 
 
 def frequencies(band_ablation: Result) -> Judgement:
@@ -143,6 +183,25 @@ def training(slash_toy: Result) -> Judgement:
     return Judgement(where_known(verdict, *least), measured, null, margin)
 
 
+def far_away(slash: Result) -> Judgement:
+    def words(own: Numbers) -> str:
+        heads = own.number(own.array("n_long").notnull().sum(HEAD)).plain
+        return f"{n_far(own).plain:.3g} of {heads:.0f} heads at {LONG} tokens or further"
+
+    own = slash.numbers
+    if not len(long_distances(own.data.sizes["distance"])):
+        return Judgement("open", f"not measured: no prompt has {2 * LONG} tokens", "not measured")
+    n, most = n_far(own).value, highest(n_far(one).value for one in each_init(own))
+    verdict = "held" if n > most else "not held"
+    return judgement(where_known(verdict, n, most), words, slash, margin=margin_of("heads", n, most, digits=0))
+
+
+def n_far(own: Numbers) -> Number:
+    """Return how many heads are slash-dominant at a long distance."""
+    n_long = own.array("n_long")
+    return own.number((n_long > 0).sum(HEAD))
+
+
 CLAIMS = [
     Claim(
         "slash",
@@ -162,11 +221,29 @@ CLAIMS = [
     ),
     Claim(
         "slash",
-        3,
-        "Inputs of the attention lie on a cone, and W_Q and W_K project onto its axis: hence rank one.",
-        "share of dominant heads' slash score, above uniform, that the axis part alone makes: .75 held, .4 partly",
+        "3a",
+        "Inputs of the attention lie on a cone.",
+        "95% interval of the mean cosine with their axis above random init's: partly; and its lower end at least .7: "
+        "held",
         ("cone",),
-        axis,
+        on_a_cone,
+    ),
+    Claim(
+        "slash",
+        "3b",
+        "W_Q and W_K project onto the axis of the cone.",
+        "95% interval of the axis's gain above random init's, of both: held; of one: partly",
+        ("cone",),
+        onto_the_axis,
+    ),
+    Claim(
+        "slash",
+        "3c",
+        "The axis alone makes the slash, as queries and keys are of rank one.",
+        "dominant heads' slash score above uniform: with the axis part alone at least .75 times the measured and with "
+        "the rest at most .25 times: held; .4 times and more than with the rest: partly",
+        ("cone",),
+        of_the_axis,
     ),
     Claim(
         "slash",
@@ -186,5 +263,13 @@ CLAIMS = [
         "slash score at the end at least .5 in every seed: partly; and on unseen features: held; a toy, not this model",
         ("slash_toy",),
         training,
+    ),
+    Claim(
+        "slash",
+        6,
+        "Some heads are slash-dominant at long distances.",
+        "heads dominant at some distance from 50 tokens to half the prompt, more than in any random init: held",
+        ("slash",),
+        far_away,
     ),
 ]

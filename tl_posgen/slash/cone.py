@@ -60,7 +60,8 @@ class Cone(Dominance):
         UnsupportedModelError: a layer whose queries and keys are not made by W_Q and W_K from one input.
 
     Source: that slash-dominant heads have nearly rank-one Q and K because token embeddings lie on a cone is claimed by
-    Cheng et al. 2026 (arXiv 2601.08297), whose measures are not known to us; these, and the counterfactual, are ours.
+    Cheng et al. 2026 (arXiv 2601.08297, and on their page, fengzhuo.notion.site), whose measures are not known to us;
+    these, and the counterfactual, are ours.
 
     Example:
         >>> data = Cone()("mini", "Down, down, down. Would the fall never end?", null_seeds=(), progress=False).sel()
@@ -183,14 +184,15 @@ class Cone(Dominance):
         words = f"Biases hold up to {share:.0%} of the energy of Q or K; without them r1 is "
         return [f"{words}{in_groups(own, 'r1_input')}."] if share > 0 else []
 
-    def axis_part(self, own: Numbers) -> Number:
-        """Return the share of the dominant heads' slash score above uniform attention that the axis part alone makes.
+    def ratio_above_uniform(self, own: Numbers, part: str) -> Number:
+        """Return the ratio of the dominant heads' slash scores above uniform attention, with a part of the inputs alone
+        to measured; it may exceed 1.
 
-        Not defined where that score is no higher than WORTHLESS.
+        Not defined where the measured one is no higher than WORTHLESS.
         """
         score, uniform = own.array("best_score", input=None), own.array("best_uniform")
         above = mean_over_group(own, score - uniform, "dominant")
-        alone, measured = (above.sel(input=one) for one in ("axis only", "measured"))
+        alone, measured = (above.sel(input=one) for one in (part, "measured"))
         return own.number(alone / measured.where(measured > WORTHLESS))
 
     def table(self, own: Numbers) -> pd.DataFrame:

@@ -96,9 +96,9 @@ class Slash(Dominance):
     Raises:
         InputError: no prompt reaches any of the distances.
 
-    Source: slash score and dominance: Cheng et al. 2026 (arXiv 2601.08297); the default kappa and distances, the
-    comparison with uniform attention, which their dominance does not ask for, and the variants without the first token
-    are ours.
+    Source: slash score and dominance: Cheng et al. 2026 (arXiv 2601.08297), also on the authors' public page,
+    fengzhuo.notion.site; the default kappa and distances, the comparison with uniform attention, which their dominance
+    does not ask for, and the variants without the first token are ours.
 
     Example:
         >>> score = Slash(kappa=0.2)("mini", "Down, down, down.", null_seeds=()).sel(tokens="all")["score"]

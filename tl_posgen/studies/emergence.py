@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.core import registry
-from tl_posgen.core.engine import Measures, analyze
+from tl_posgen.core.engine import Measures, analyze, drawn
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
@@ -98,6 +98,7 @@ def emergence(
     options = {measure.name: measure.options() for measure in asked}
     provenance = provenance_of(last, list(tokens), null_seeds, seed)
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
+    provenance |= drawn(length, n_prompts, consecutive)
     nulls, rows, random_inits = [], [], RandomInits(last, null_seeds)
     with Parts.kept_in(keep) as parts:
         measured = partial(numbers_of_model, tokens=tokens, measures=asked, seed=seed, parts=parts)

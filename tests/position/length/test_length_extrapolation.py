@@ -13,7 +13,7 @@ from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.streaming.stream import chosen
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.length import LengthExtrapolation, lm_infinite
-from tl_posgen.position.length.length_extrapolation import sentence_beyond, within_noise
+from tl_posgen.position.length.length_extrapolation import SLIGHT, sentence_beyond, within_noise
 from tl_posgen.position.length.length_figures import CONDITIONS
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, output_drift
 from tl_posgen.position.length.numbers.output_plane import output_plane
@@ -45,11 +45,11 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
         run_capture(mini, tokens[None], kept.append, frozenset({"v", "attn_scores", "pattern"}), layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
-    beyond = OutputMoments.from_outputs(outputs[0][:, 32:48]) + OutputMoments.from_outputs(outputs[1][:, 32:48])
+    beyond = tuple(OutputMoments.from_outputs(o[:, 40:48]) for o in outputs)
     for name, expected in output_drift(halves, beyond).items():
         found = every[name].sel(segment=2) if "segment" in every[name].dims else every[name]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
-    for name, known in {"frechet": 0, "mahalanobis": 1, "norm_ratio": 1}.items():  # the reference, from itself
+    for name, known in {"frechet": every["noise_level"], "mahalanobis": 1, "norm_ratio": 1}.items():  # from itself
         np.testing.assert_allclose(every[name].sel(segment=0), known, atol=1e-6)
     scores = torch.stack([capture.attn_scores.double() for capture in kept])
     weights = scores.softmax(-1)
@@ -141,9 +141,9 @@ def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
     one = result.own.sel(condition="vanilla", segment=1)
     frechet = one["frechet"].copy()
     frechet[0, 0] = np.nan
-    expected = (one["frechet"] <= one["noise_level"]).values.ravel()[1:].mean()
+    expected = (one["frechet"] - one["noise_level"] <= SLIGHT).values.ravel()[1:].mean()
     assert float(within_noise(frechet, one["noise_level"])) == pytest.approx(expected)
-    assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median())))) == 0.5
+    assert float(within_noise(one["frechet"], xr.full_like(frechet, float(one["frechet"].median()) - SLIGHT))) == 0.5
 
 
 def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
@@ -154,10 +154,11 @@ def test_the_sentences_say_loss_rise_and_medians_over_heads(result):
         own, *nulls = (one.sel(condition=condition).isel(segment=slice(1, None)) for one in (result.own, *result.nulls))
         loss, losses = float(own["segment_loss"].mean()), [float(null["segment_loss"].mean()) for null in nulls]
         frechet = own["frechet"].mean("segment")
-        share = float((frechet <= own["noise_level"]).mean())
+        share = float((frechet - own["noise_level"] <= SLIGHT).mean())
         assert result.measure.beyond(result.numbers, condition)["within_noise"].value == share
         assert f"loss {loss:.2f}, {loss - inside:+.2f} against the untouched one inside, outputs" in sentence
-        assert f"within the noise level in {share:.0%} of heads, Frechet {float(frechet.median()):.2f}, " in sentence
+        median = float(frechet.median())
+        assert f"within the noise level + 0.05 in {share:.0%} of heads, Frechet {median:.2f}, " in sentence
         assert f"norm ratio {float(own['norm_ratio'].mean('segment').median()):.2f} (" in sentence
         assert f"(random init {np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}, " in sentence
         offsets = own["plane_offset"].mean("segment")
@@ -218,7 +219,7 @@ def test_the_short_table_has_a_row_per_condition_and_segment(result):
     assert table.notnull().all(axis=None)
     last = table.query("condition == 'lm_infinite'").iloc[-1]
     data = result.own.sel(condition="lm_infinite", segment=2)
-    assert last["within_noise"] == float((data["frechet"] <= data["noise_level"]).mean())
+    assert last["within_noise"] == float((data["frechet"] - data["noise_level"] <= SLIGHT).mean())
     assert last["entropy"] == pytest.approx(float(data["entropy"].sel(bin=[32, 36, 40, 44]).mean()))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.order.cloze import ClozeItem, EncodedItem, cloze_items, encode, encoded_items, score_item
+from tl_posgen.position.order.cloze import ClozeItem, EncodedItem, cloze_items, encode, encoded_items, score_items
 
 EVERYWHERE = {"layers": None, "heads": None}
 HOW = {"reach": "uniform", "window": 8, "seed": 0, "where": EVERYWHERE}
@@ -59,16 +59,29 @@ def log_p_of(model, item):
     return [-token_losses(model, row[None])[0, len(item.context) - 1 :] for row in rows]
 
 
+def score_one(model, item, condition, ratio):
+    return {name: values[0] for name, values in score_items(model, [item], condition, ratio, **HOW).items()}
+
+
+@pytest.mark.parametrize("condition", ["tokens", "position_part"])
+def test_items_are_scored_alike_together_and_alone_each_with_a_seed_of_its_own(mini, items, condition):
+    together = score_items(mini, items, condition, 0.5, **HOW)
+    for number, item in enumerate(items):
+        alone = score_items(mini, [item], condition, 0.5, **HOW | {"seed": HOW["seed"] + number})
+        for name, values in together.items():
+            assert values[number] == pytest.approx(alone[name][0], abs=1e-5)
+
+
 def test_scores_are_those_of_the_right_and_of_the_likeliest_choice(mini, items):
     for item in [*items, encode(mini, ClozeItem("Alice was beginning to get very tired of", ("sitting",), 0))]:
-        found, log_p = score_item(mini, item, "tokens", 0.0, **HOW), log_p_of(mini, item)
+        found, log_p = score_one(mini, item, "tokens", 0.0), log_p_of(mini, item)
         assert found["cloze_log_likelihood"] == pytest.approx(float(log_p[item.gold].mean()), abs=1e-6)
         assert found["cloze_accuracy"] == (np.argmax([float(one.sum()) for one in log_p]) == item.gold)
 
 
 def test_with_nothing_moved_all_conditions_agree_and_order_lost_changes_scores(mini, items):
     def log_p(condition, ratio):
-        return np.mean([score_item(mini, item, condition, ratio, **HOW)["cloze_log_likelihood"] for item in items])
+        return np.mean(score_items(mini, items, condition, ratio, **HOW)["cloze_log_likelihood"])
 
     assert log_p("tokens", 0.0) == pytest.approx(log_p("positions", 0.0), abs=1e-4)
     for condition in ("tokens", "positions"):
@@ -81,7 +94,7 @@ def test_a_choice_is_scored_alike_alone_and_among_others(mini, alice, condition)
     choices = tuple(map(torch.tensor, ([7], [8, 9, 10], [11])))
     for gold in (0, 1):
         together, without_the_last = (
-            score_item(mini, EncodedItem(context, choices[:n], gold), condition, 0.5, **HOW)["cloze_log_likelihood"]
+            score_one(mini, EncodedItem(context, choices[:n], gold), condition, 0.5)["cloze_log_likelihood"]
             for n in (3, 2)
         )
         assert together == pytest.approx(without_the_last, abs=1e-5)

@@ -9,11 +9,13 @@ import torch
 import xarray as xr
 
 from tl_posgen.errors import InputError
+from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.random_like import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
 from tl_posgen.position.substitution import Substitution, by_constant, by_free_split, by_split, substitute, triangle
+from tl_posgen.position.substitution.hooks import query_profile, shuffled_coordinates
 from tl_posgen.position.substitution.optimise_split import BY_WIDTH, FAMILIES, WIDTHS, free_splits
 from tl_posgen.position.substitution.substituted_loss import NO_STAND_IN, conditions_of, recovered
 from tl_posgen.position.substitution.substitution import other_prompts
@@ -121,7 +123,7 @@ def test_what_is_so_by_definition_has_no_width_and_a_mixture_has_its_own():
 
 
 def test_descent_lowers_what_it_descends_on(result):
-    loss, divergence = result.own["chosen_on_loss"], result.own["prediction_kl"]
+    loss, divergence = result.own["chosen_on_loss"], result.own["search_kl"]
     assert (loss.sel(family=["distribution", "free"]) < loss.sel(family="triangle")).all()
     assert divergence.sel(family="imitating") < divergence.sel(family="triangle")
     np.testing.assert_allclose(result.own["distribution"].sum("distance"), 1)
@@ -193,7 +195,7 @@ def test_chosen_heads_are_replaced_searched_and_costed_alone(mini, alice):
     for values in (data.r.sel(condition="triangle_4"), data.cost[1], data.turn.isel(free_family=0, plane=0)):
         assert np.argwhere(values.transpose("layer", "head").notnull().values).tolist() == [list(x) for x in chosen]
     d_head = mini.cfg.d_head
-    numbers = dict(zip(FAMILIES, (1, 1, 1, 24, 2 * d_head, 2 * d_head, d_head, d_head), strict=True))
+    numbers = dict(zip(FAMILIES, (1, 1, 1, 24, *[2 * d_head] * 3, d_head, d_head), strict=True))
     expected = [n if family in BY_WIDTH else len(chosen) * n for family, n in numbers.items()]
     assert data.n_parameters.values.tolist() == expected
     hooks = substitute(mini, by_split(triangle(4)), layers=[1], heads=[0, 3])
@@ -276,10 +278,40 @@ def test_sentences_and_titles_say_the_numbers(result):
     assert f"of the {worth.mean():.3f} [{worth.mean() - half:.3f}, {worth.mean() + half:.3f}] nats between" in text
     assert f"(random init {measure.worth(result.numbers).inits[0]:.4f} nats)" in text
     assert f"a mean rotation and a reference key per head {share('search_recovered', family='free')}." in text
-    kl = float(data["prediction_kl"].sel(family="triangle"))
+    kl = float(data["search_kl"].sel(family="triangle"))
     assert f"their KL from the unchanged model's is {kl:.3f} nats" in text
     assert f"share recovered {float(data['rank'][0]):.2f}, of" in result.plot("correlation").layout.title.text
-    assert measure.split_recovered(result.numbers) == result.numbers("search_recovered", family="free")
+    profile = [f"{share(name, condition='query_profile')} of the" for name in ("recovered", "kl_recovered")]
+    assert f"nothing is chosen or fitted, {profile[0]} loss is recovered, and {profile[1]} predictions" in text
+    assert f"over shuffled coordinates of q and k {share('search_recovered', family='shuffled')}." in text
+
+
+def test_the_kl_of_predictions_is_that_of_logits_by_hand(unsearched, mini, alice):
+    tokens = prompts_of_one_length(mini, alice, 16, 4)
+    own = mini(tokens).double().log_softmax(-1)
+    hooks = substitute(mini, by_split(query_profile))
+    other = mini.run_with_hooks(tokens, fwd_hooks=hooks).double().log_softmax(-1)
+    expected = (own.exp() * (own - other)).sum(-1).mean(1)
+    found = unsearched.own["kl"].sel(condition="query_profile")
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-3, atol=1e-7)
+    assert (unsearched.own["kl"].sel(condition="unchanged") == 0).all()
+
+
+def test_shuffled_coordinates_are_those_of_the_vectors_in_one_order_for_all_tokens(mini, alice):
+    kept = []
+    run_capture(mini, prompts_of_one_length(mini, alice, 12, 1), kept.append, layers=[1])
+    (capture,) = kept
+    q, k = shuffled_coordinates(capture, 0)
+    for shuffled, own in ((q, capture.q), (k, capture.k)):
+        torch.testing.assert_close(shuffled.sort(-1).values, own.sort(-1).values)
+    orders = [
+        [(x[head, 0][:, None] == own[head, 0]).int().argmax(-1) for head in range(4)]
+        for x, own in ((q, capture.q), (k, capture.k))
+    ]
+    assert not torch.equal(orders[0][0], orders[1][0])
+    for x, own, order in ((q, capture.q, orders[0]), (k, capture.k, orders[1])):
+        for head in range(4):
+            torch.testing.assert_close(x[head], own[head][:, order[head]])
 
 
 def test_no_sentence_and_no_legend_has_an_internal_name(result):
@@ -314,16 +346,14 @@ def test_random_inits_have_no_share_and_are_a_mean_with_its_spread(unsearched, m
     expected = token_losses(random_like(mini, 1), prompts_of_one_length(mini, alice, 16, 4)).mean(1)
     np.testing.assert_allclose(unsearched.nulls[1]["loss"].sel(condition="unchanged"), expected)
     assert f"(random init {np.mean(worth):.4f} ± {np.std(worth, ddof=1):.4f} nats)" in unsearched.findings()[0]
-    profile = unsearched.numbers("recovered", condition="query_profile").value
-    assert unsearched.measure.split_recovered(unsearched.numbers).value == profile
-    assert len(unsearched.findings()) == 2
+    assert len(unsearched.findings()) == 3
 
 
 def test_one_prompt_is_enough_without_a_search(mini):
     found = UNSEARCHED(mini, torch.arange(16)[None] + 300, **QUIET)
     assert found.own["recovered"].sel(end=["low", "high"]).isnull().all()
     assert found.own["recovered"].sel(end="value").notnull().all()
-    assert len(found.findings()) == 2
+    assert len(found.findings()) == 3
 
 
 def test_the_table_ends_with_the_searched_splits(result):

@@ -33,8 +33,8 @@ class MeanKey(Measure):
         d0: the headline dummy distance, in tokens.
         distances: further dummy distances.
 
-    Source: reconstructed from the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), which uses
-    d0 = 1000.
+    Source: reconstructed from the public code of the first author of Han & Ji 2025 (arXiv 2503.13305),
+    github.com/Glaciohound/LM-Infinite, which uses d0 = 1000.
 
     Example:
         >>> result = MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=())

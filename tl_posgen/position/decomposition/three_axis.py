@@ -19,7 +19,7 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import Gauge, Three
 from tl_posgen.report.figures import finish, head_map, head_names, layer_curves, sides
 
 BOTH = ("tokens", *HEAD)
-HIGH = 0.95  # Han & Ji 2025 report .959, consistent across all layers and heads
+HIGH = 0.95  # Han & Ji 2025 report .959 for a sum of position and semantics; of which fit is not known
 MEAN = "mean over prompts; level and slope by the gauge"
 WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"

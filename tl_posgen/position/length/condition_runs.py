@@ -32,8 +32,8 @@ class ConditionRun:
     Attributes:
         losses: of each prompt, nats per target.
         sums: entropy and normaliser, [head, bin] of each layer.
-        halves: by (layer, parity of the prompt), moments of the outputs in the second half of the training length.
-        segments: by (layer, segment), moments of the outputs in each further multiple of the training length.
+        moments: by (layer, parity of the prompt, segment), moments of the outputs in the second half of each multiple
+            of the training length; segment 0 is inside.
         kept: `kept_positions` of the prompts.
         outputs: by shown layer and prompt, the concatenated outputs of all heads at the kept positions; after `project`
             their coordinates.
@@ -45,8 +45,7 @@ class ConditionRun:
         self.outputs: dict[int, list[Float[Tensor, "position d"]]] = {layer: [] for layer in shown}
         self.losses: list[np.ndarray] = []
         self.sums: Sums = run.sums()
-        self.halves: dict[tuple[int, int], OutputMoments] = {}
-        self.segments: dict[tuple[int, int], OutputMoments] = {}
+        self.moments: dict[tuple[int, int, int], OutputMoments] = {}
 
     def add_prompts(self, hooks: HookList) -> None:
         """Run every prompt under hooks."""
@@ -72,9 +71,9 @@ class ConditionRun:
         if layer in self.outputs:
             self.kept = kept_positions(n, inside)
             self.outputs[layer].append(o[:, self.kept].transpose(0, 1).flatten(1).cpu())
-        add_to(self.halves, (layer, number % 2), OutputMoments.from_outputs(o[:, inside // 2 : inside]))
-        for start in range(inside, n, inside):
-            add_to(self.segments, (layer, start // inside), OutputMoments.from_outputs(o[:, start : start + inside]))
+        for segment in range(n // inside):
+            second_half = slice(segment * inside + inside // 2, (segment + 1) * inside)
+            add_to(self.moments, (layer, number % 2, segment), OutputMoments.from_outputs(o[:, second_half]))
         ranges = bins(n, inside)
         by_bin = (torch.stack([one[:, start:stop].mean(-1) for start, stop in ranges], -1) for one in by_query)
         self.sums.add_layer(capture, dict(zip(ATTENTION, by_bin, strict=True)))
@@ -116,10 +115,9 @@ class ConditionRun:
         prompts."""
         layers, times = [], len(self.run.rows[0]) // self.inside
         for layer, (_, heads) in self.sums.layers.items():
-            halves = (vanilla.halves[layer, 0], vanilla.halves[layer, 1])
-            moments = [self.halves[layer, 0] + self.halves[layer, 1]]
-            moments += [self.segments[layer, segment] for segment in range(1, times)]
-            drifts = [output_drift(halves, one) for one in moments]
+            halves = (vanilla.moments[layer, 0, 0], vanilla.moments[layer, 1, 0])
+            beyond = [(self.moments[layer, 0, at], self.moments[layer, 1, at]) for at in range(times)]
+            drifts = [output_drift(halves, one) for one in beyond]
             columns = {name: torch.stack([one[name] for one in drifts], -1) for name in drifts[0]}
             data = {name: (("head", "segment"), column.cpu().numpy()) for name, column in columns.items()}
             layers.append(xr.Dataset(data, {"layer": layer, "head": heads, "segment": range(times)}))
@@ -157,7 +155,7 @@ def kept_positions(n: int, inside: int) -> Int[Tensor, " position"]:
     return torch.arange(step - 1, n, step)
 
 
-def add_to(sums: dict[tuple[int, int], OutputMoments], key: tuple[int, int], moments: OutputMoments) -> None:
+def add_to(sums: dict[tuple[int, int, int], OutputMoments], key: tuple[int, int, int], moments: OutputMoments) -> None:
     sums[key] = sums[key] + moments if key in sums else moments
 
 

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
@@ -18,6 +19,7 @@ from tl_posgen.position.order.disturbance import disturb, draw
 
 N_CHOICES = 4
 LEAST_LETTERS = 4
+AT_ONCE = 64  # rows of one forward pass
 TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
@@ -41,6 +43,14 @@ class EncodedItem:
     @property
     def longest(self) -> Int[Tensor, " pos"]:
         return torch.cat([self.context, max(self.choices, key=len)])
+
+
+class Row(NamedTuple):
+    """What the model reads for one choice of an item."""
+
+    item: int
+    choice: int
+    tokens: Int[Tensor, " pos"]
 
 
 def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeItem]:
@@ -102,9 +112,45 @@ def encode(model: Model, item: ClozeItem) -> EncodedItem:
     return EncodedItem(torch.tensor(bos_of(model) + ids(item.context)), choices, item.gold)
 
 
-def score_item(
+def score_items(
+    model: Model, items: Sequence[EncodedItem], condition: str, ratio: int | float, *, seed: int, **how: Any
+) -> dict[str, list[float]]:
+    """Return of every item whether the right choice is the likeliest (1 or 0), and its ln p per token, after the
+    disturbed context.
+
+    Rows of one length share forward passes: of all items where the text is disturbed, of one where hooks disturb.
+
+    Args:
+        seed: of the first item; each further one has the next.
+        how: as in `disturbed_rows`.
+    """
+    log_p: list[dict[int, Float[Tensor, " _"]]] = [{} for _ in items]
+    of_text: dict[int, list[Row]] = {}
+
+    def score(rows: Sequence[Row], hooks: HookList) -> None:
+        losses = token_losses(model, torch.stack([row.tokens for row in rows]), hooks, batch=AT_ONCE)
+        for row, loss in zip(rows, losses, strict=True):
+            log_p[row.item][row.choice] = -loss[-len(items[row.item].choices[row.choice]) :]
+
+    for number, item in enumerate(items):
+        for rows, hooks in disturbed_rows(model, item, number, condition, ratio, seed=seed + number, **how):
+            if hooks:
+                score(rows, hooks)
+            else:
+                of_text.setdefault(len(rows[0].tokens), []).extend(rows)
+    for rows in of_text.values():
+        score(rows, [])
+    sums = [[float(one[choice].sum()) for choice in sorted(one)] for one in log_p]
+    return {
+        "cloze_accuracy": [float(np.argmax(one) == item.gold) for one, item in zip(sums, items, strict=True)],
+        "cloze_log_likelihood": [float(one[item.gold].mean()) for one, item in zip(log_p, items, strict=True)],
+    }
+
+
+def disturbed_rows(
     model: Model,
     item: EncodedItem,
+    number: int,
     condition: str,
     ratio: int | float,
     *,
@@ -112,24 +158,18 @@ def score_item(
     window: int,
     seed: int,
     where: Mapping[str, Any],
-) -> dict[str, float]:
-    """Return whether the right choice is the likeliest (1 or 0), and its ln p per token, after the disturbed context.
+) -> Iterator[tuple[list["Row"], HookList]]:
+    """Yield the disturbed context followed by each choice, with its hooks: choices of one length together.
 
-    Choices are never disturbed and share one draw; those of one length share a forward pass.
+    Choices are never disturbed and share one draw.
     """
     n, total = len(item.context), len(item.longest)
     if condition != "jitter":  # swaps move a share of all tokens, so scale it to the context
         ratio = ratio * n / total
     protected = [0, *range(n, total)]
     disturbance = draw(model, item.longest, condition, reach, ratio, seed=seed, window=window, protected=protected)
-    log_p: dict[int, Float[Tensor, " _"]] = {}
     for length in {len(choice) for choice in item.choices}:
-        same = [number for number, choice in enumerate(item.choices) if len(choice) == length]
-        rows = torch.stack([torch.cat([item.context, item.choices[number]]) for number in same])
+        choices = [number for number, choice in enumerate(item.choices) if len(choice) == length]
+        rows = torch.stack([torch.cat([item.context, item.choices[choice]]) for choice in choices])
         rows, hooks = disturb(model, rows, condition, disturbance, **where)
-        log_p |= dict(zip(same, -token_losses(model, rows, hooks)[:, -length:], strict=True))
-    likeliest = max(sorted(log_p), key=lambda number: float(log_p[number].sum()))
-    return {
-        "cloze_accuracy": float(likeliest == item.gold),
-        "cloze_log_likelihood": float(log_p[item.gold].mean()),
-    }
+        yield [Row(number, choice, row) for choice, row in zip(choices, rows, strict=True)], hooks

@@ -16,7 +16,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
-from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_item
+from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_items
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
 from tl_posgen.position.order.perturbation_figures import (
@@ -71,7 +71,8 @@ class Perturbation(Measure):
         n_draws: draws per prompt.
         window: tokens, of the reach "window".
         clean: share of the prompt left in order at its end.
-        n_cloze: cloze items, as many as the text has and the model's context holds; 0 for none.
+        n_cloze: cloze items, as many as the text has and the model's context holds, 0 for none; many of a text overlap.
+        cloze_conditions: of the cloze; those of the loss if left out.
 
     Raises:
         InputError: unusable prompts, and swapped text where layers or heads are chosen.
@@ -96,6 +97,7 @@ class Perturbation(Measure):
     window: Count = 8
     clean: Annotated[Real, Within(0, 1, "a share, 0 or more and below 1", excluded=("high",))] = 0.25
     n_cloze: Whole = 40
+    cloze_conditions: Annotated[Sequence[Condition], Each()] | None = None
 
     question = "How much order does the model need?"
     one_length = True
@@ -151,7 +153,7 @@ class Perturbation(Measure):
         changes = [change.numpy() for _, change in kept.values()]
         data = data.assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.assign(token_change=(TOKEN, np.stack(changes)), token_text=(TOKEN, np.stack(texts)))
-        return data.merge(self.cloze(run, conditions, ratios))
+        return data.merge(self.cloze(run, conditions, ratios))  # NaN in conditions that the cloze leaves out
 
     def disturbed(
         self, run: Run, condition: str, reach: str, ratio: float, number: int, prompt: int
@@ -169,12 +171,13 @@ class Perturbation(Measure):
         """Return the scores of every cloze item; nothing where the text has none."""
         items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
 
-        def cell(condition: str, ratio: float, item: int) -> Mapping[str, Any]:
+        def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
-            return score_item(run.model, items[item], condition, ratio, seed=run.seed * len(items) + item, **how)
+            return score_items(run.model, items, condition, ratio, seed=run.seed * len(items), **how)
 
-        axes = {"condition": conditions, "ratio": ratios, "item": range(len(items))}
-        return run.grid(cell, **axes) if items else xr.Dataset()
+        chosen = [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
+        axes = {"condition": chosen, "ratio": ratios}
+        return run.grid(cell, **axes) if items and chosen else xr.Dataset()
 
     # Its words
 
@@ -221,12 +224,14 @@ class Perturbation(Measure):
     def cloze_findings(self, own: Numbers) -> list[str]:
         """Return the accuracy of the cloze in order, and accuracy and likelihood with most of it moved."""
         least, most = float(min(self.ratios)), self.few_many_most[-1]
-        log_p, in_order = own.array("cloze_log_likelihood"), own("cloze_accuracy", ratio=least)
+        log_p = own.array("cloze_log_likelihood")
+        done = own.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
+        in_order = own("cloze_accuracy", ratio=least, condition=done[0])
         change = log_p.sel(ratio=most) - log_p.sel(ratio=least)
         parts = [
             f"{one.replace('_', ' ')} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}, "
             f"{own.number(change.sel(condition=one)).plain:+.2f}"
-            for one in own.data["condition"].values.tolist()
+            for one in done
         ]
         return [
             f"A cloze of {own.data.sizes['item']} passages of the text, {least:.0%} of the context moved: accuracy "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -192,10 +193,16 @@ class FreeSplit:
     shift: Float[Tensor, "head d_head"]
 
 
-def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") -> ScoresOf:
+def by_free_split(
+    splits: Mapping[int, FreeSplit], part: Part | str = "both", shuffle_seed: int | None = None
+) -> ScoresOf:
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <Rbar q_i, k_j - kbar>.
 
     The form of `by_split`, with Rbar and kbar given per layer and head: 2 d_head numbers per head.
+
+    Args:
+        shuffle_seed: first shuffle the coordinates of q, and by another permutation those of k, of each head and of all
+            tokens alike: a null for a search of splits.
 
     Raises:
         InputError: an unknown part, or no `FreeSplit` by layer; in the forward pass, none for a layer.
@@ -208,12 +215,27 @@ def by_free_split(splits: Mapping[int, FreeSplit], part: Part | str = "both") ->
         if capture.layer not in splits:
             raise InputError(f"by_free_split: no split for layer {capture.layer}; give one for each changed layer")
         geometry, own, rows = capture.geometry, splits[capture.layer], list(capture.heads)
-        reference = capture.k.mean(dim=1) + own.shift[rows].to(capture.k)
-        turn = torch.view_as_complex(own.turn[rows].to(capture.q))
-        split = split_scores(capture.q, capture.k, geometry.rope, geometry.scale, turn, reference)
+        q, k = (capture.q, capture.k) if shuffle_seed is None else shuffled_coordinates(capture, shuffle_seed)
+        reference = k.mean(dim=1) + own.shift[rows].to(k)
+        turn = torch.view_as_complex(own.turn[rows].to(q))
+        split = split_scores(q, k, geometry.rope, geometry.scale, turn, reference)
         return part_of(split, part, capture)
 
     return scores_of
+
+
+def shuffled_coordinates(
+    capture: LayerCapture, seed: int
+) -> tuple[Float[Tensor, "head query d_head"], Float[Tensor, "head pos d_head"]]:
+    """Return q and k with their coordinates in another order: two permutations a head, the same for all prompts."""
+    shuffled = []
+    for number, x in enumerate((capture.q, capture.k)):
+        orders = torch.stack(
+            [torch.from_numpy(np.random.default_rng([seed, capture.layer, head, number]).permutation(x.shape[-1]))
+             for head in capture.heads]
+        )  # fmt: skip
+        shuffled.append(x.gather(-1, orders[:, None].expand(x.shape).to(x.device)))
+    return shuffled[0], shuffled[1]
 
 
 def distribution_of(distances: Distances, capture: LayerCapture) -> DistanceDistribution:

@@ -19,10 +19,12 @@ from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position.substitution.hooks import FreeSplit, by_free_split, by_split, by_three_axis, near, substitute
 from tl_posgen.position.substitution.numbers.splits import triangle, uniform
+from tl_posgen.position.substitution.predictions import divergence, log_predictions, losses_and_kl
 from tl_posgen.rope.splits import DistanceDistribution
 
-FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", "free", "imitating", "position", "content")
 CONTROLS = ("position", "content")
+FREE = ("free", "imitating", "shuffled", *CONTROLS)
+FAMILIES = ("triangle", "three_axis", "mean_query", "distribution", *FREE)
 WIDTHS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0)
 BY_WIDTH: dict[str, Callable[[float], ScoresOf]] = {
     "triangle": lambda width: by_split(triangle(width)),
@@ -48,10 +50,11 @@ class Search:
     def report(self, family: str, n_parameters: int, by: ScoresOf) -> xr.Dataset:
         """Return the losses of one split on both sets of prompts, and the KL of its predictions."""
         hooks = substitute(self.model, by, **self.where)
+        losses, kl = losses_and_kl(self.model, self.reported_on, hooks)
         numbers = {
-            "search_loss": ("prompt", token_losses(self.model, self.reported_on, hooks).mean(1).numpy()),
+            "search_loss": ("prompt", losses.mean(1).numpy()),
             "chosen_on_loss": float(token_losses(self.model, self.chosen_on, hooks).mean()),
-            "prediction_kl": prediction_kl(self.model, self.reported_on, hooks),
+            "search_kl": float(kl.mean()),
             "n_parameters": n_parameters,
         }
         return xr.Dataset(numbers, {"family": family})
@@ -92,13 +95,14 @@ class Search:
     ) -> tuple[xr.Dataset, Float[Tensor, "layer head plane"] | None]:
         """Return the report of a family of free splits, and |Rbar| by plane if it has a content part."""
         part = family if family in CONTROLS else "both"
+        shuffle_seed = self.seed if family == "shuffled" else None
         splits = free_splits(self.model, width, layers)
         turns, shifts = [split.turn for split in splits.values()], [split.shift for split in splits.values()]
         parameters = (turns if part != "position" else []) + (shifts if part != "content" else [])
         parameters = [parameter.requires_grad_(True) for parameter in parameters]
-        self.optimise(family, parameters, lambda: by_free_split(splits, part))
+        self.optimise(family, parameters, lambda: by_free_split(splits, part, shuffle_seed))
         per_head = sum(x[0].numel() for x in parameters) // len(splits)
-        report = self.report(family, len(self.where["heads"]) * per_head, by_free_split(splits, part))
+        report = self.report(family, len(self.where["heads"]) * per_head, by_free_split(splits, part, shuffle_seed))
         lengths = torch.stack([turn.detach().norm(dim=-1).cpu() for turn in turns]) if part != "position" else None
         return report, lengths
 
@@ -120,6 +124,8 @@ def optimise_split(
     - distribution: a p(d) on 0 .. 23 per head, by gradient descent from the best triangle.
     - free: Rbar and the reference key per head (see `FreeSplit`), by gradient descent from the best triangle.
     - imitating: as free, chosen by the KL of the predictions from the unchanged model's instead of by loss.
+    - shuffled: the null of the search. As free, of queries and keys whose coordinates are shuffled, each head's
+      by two permutations that stay: content is scrambled, a position part can still be learned.
     - position, content: the controls. As free, without the other part: the effect of as many parameters alone.
     """
     device = next(model.parameters()).device
@@ -128,7 +134,7 @@ def optimise_split(
     widths = {family: best_width(model, search.chosen_on, family, where) for family in BY_WIDTH}
     rows = [search.report(family, 1, BY_WIDTH[family](width)) for family, width in widths.items()]
     row, weights = search.distribution(widths["triangle"])
-    free = {family: search.free_family(family, widths["triangle"], layers) for family in FAMILIES[4:]}
+    free = {family: search.free_family(family, widths["triangle"], layers) for family in FREE}
     lengths = {family: length for family, (_, length) in free.items() if length is not None}
     dims = ("free_family", "layer", "head", "plane")
     turn = xr.DataArray(torch.stack([*lengths.values()]).numpy(), {"free_family": [*lengths], "layer": layers}, dims)
@@ -142,7 +148,7 @@ def optimise_split(
 def passes_of(n_chosen_on: int, n_reported_on: int, steps: int) -> int:
     """Return the number of passes of one prompt by `optimise_split`: for widths, reports and steps of the descents."""
     searched = len(BY_WIDTH) * len(WIDTHS) * n_chosen_on
-    reported = len(FAMILIES) * (n_chosen_on + 3 * n_reported_on)
+    reported = len(FAMILIES) * (n_chosen_on + 2 * n_reported_on)
     descents = len(FAMILIES) - len(BY_WIDTH) + 1  # "imitating" also runs the unchanged model
     return searched + reported + descents * steps * min(AT_ONCE, n_chosen_on)
 
@@ -169,24 +175,3 @@ def free_splits(model: Model, width: float, layers: Layers = None) -> dict[int, 
         shift = torch.zeros(geometry.n_heads, geometry.d_head, device=turn.device)
         splits[geometry.layer] = FreeSplit(turn.repeat(geometry.n_heads, 1, 1), shift)
     return splits
-
-
-def prediction_kl(model: Model, tokens: Int[Tensor, "prompt pos"], hooks: Sequence[Any]) -> float:
-    """KL(unchanged || hooked) of the next token's distribution in nats, mean over all tokens."""
-    rows = []
-    for some in tokens.split(AT_ONCE):
-        wanted = log_predictions(model, some)
-        with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
-            rows.append(divergence(wanted, logits_of(model, some)).cpu())
-    return float(torch.cat(rows).mean())
-
-
-def log_predictions(model: Model, tokens: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt pos vocabulary"]:
-    with torch.no_grad():
-        return double(logits_of(model, tokens)).log_softmax(-1)
-
-
-def divergence(
-    wanted: Float[Tensor, "prompt pos vocabulary"], logits: Float[Tensor, "prompt pos vocabulary"]
-) -> Float[Tensor, "prompt pos"]:
-    return (wanted.exp() * (wanted - double(logits).log_softmax(-1))).sum(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import FEWEST, interval_of, leave_one_out
 from tl_posgen.core.run import Run
-from tl_posgen.hooks.replace_scores import ScoresOf
+from tl_posgen.hooks.replace_scores import HookList, ScoresOf
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.decomposition.numbers.pair_weights_fit import LONGEST
@@ -31,6 +31,7 @@ from tl_posgen.position.substitution.hooks import (
 )
 from tl_posgen.position.substitution.numbers.splits import attention_kl, point_mass, triangle, uniform
 from tl_posgen.position.substitution.optimise_split import CONTROLS
+from tl_posgen.position.substitution.predictions import losses_and_kl
 from tl_posgen.report.circuits import CROP
 from tl_posgen.stats.agreement import pearson, spearman
 
@@ -63,19 +64,22 @@ def conditions_of(options: Any, length: int) -> dict[str, ScoresOf | None]:
 
 
 def losses_of_conditions(run: Run, conditions: Conditions, where: Mapping[str, Any]) -> xr.Dataset:
-    """Return the loss of every condition and dose by prompt, and the change of each token of the first prompt."""
+    """Return the loss of every condition and dose and the KL of predictions by prompt, and the change of each token of
+    the first prompt."""
     unchanged: list[Float[Tensor, " target"]] = []
 
-    def losses(by: ScoresOf | None, residual: float = 0.0) -> Float[Tensor, "prompt target"]:
-        return run.losses_under([] if by is None else substitute(run.model, by, residual=residual, **where))
+    def hooks(by: ScoresOf | None, residual: float = 0.0) -> HookList:
+        return [] if by is None else substitute(run.model, by, residual=residual, **where)
 
     def cell(condition: str) -> Mapping[str, Any]:
-        found = losses(conditions[condition])
-        unchanged.append(found[0])  # that of the first condition stands first
-        return {"loss": found.mean(1).numpy(), "token_change": (found[0] - unchanged[0])[:CROP].float().numpy()}
+        losses, kl = losses_and_kl(run.wrapped, run.tokens, hooks(conditions[condition]))
+        unchanged.append(losses[0])  # that of the first condition stands first
+        change = (losses[0] - unchanged[0])[:CROP].float().numpy()
+        return {"loss": losses.mean(1).numpy(), "kl": kl.numpy(), "token_change": change}
 
     def dose(stand_in: str, residual_share: float) -> Mapping[str, Any]:
-        return {"dose_loss": losses(conditions[stand_in], residual_share).mean(1).numpy()}
+        losses = run.losses_under(hooks(conditions[stand_in], residual_share))
+        return {"dose_loss": losses.mean(1).numpy()}
 
     data = run.grid(cell, condition=list(conditions)).assign_coords(prompt=range(len(run.rows)))
     dosed = ["three_axis", next(name for name in conditions if name.startswith("triangle"))]

@@ -38,9 +38,10 @@ from tl_posgen.position.substitution.substitution_figures import FIGURES, NEEDED
 
 COST_PROMPTS = 4
 NO_SPLIT = (*NO_STAND_IN, *CONTROLS)
-BY_HEAD, FAMILY, TOKEN = ("condition", *HEAD), ("family",), ("condition", "shown_target")
+BY_HEAD, TO_END, FAMILY, TOKEN = ("condition", *HEAD), ("condition", "end"), ("family",), ("condition", "shown_target")
 SHARE = "(L_uniform - L) / (L_uniform - L_unchanged), NaN where the denominator is below .01 nats"
-PREDICTION_KL = "KL(unchanged || substituted) of the next token, not searched on"
+PREDICTION_KL = "KL(unchanged || replaced) of the next token"
+KL_SHARE = "1 - KL / KL of uniform attention, NaN where the latter is below .01 nats"
 COST = "rise of the loss, this head alone replaced: by the split of the width `cost_width`, or uniform"
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
@@ -79,8 +80,8 @@ class Substitution(Measure):
         InputError: unusable prompts, a layer that does not exist, a search with fewer than two prompts.
 
     Source: the substitution with gamma = .97, threshold = "layer", d0 = 1000 and from_layer = 4, and `k_q_simplify`,
-    are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305); a quantile per head, the other
-    conditions, the share recovered, the residual's dose and the searches are ours.
+    are in the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite;
+    a quantile per head, the other conditions, the shares recovered, the residual's dose and the searches are ours.
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
@@ -108,7 +109,9 @@ class Substitution(Measure):
     rows = ("condition",)
     variables = {
         "loss": Variable("loss", "nats", "per token, every score replaced", ("condition", "prompt"), "loss"),
-        "recovered": Variable("share recovered", "", SHARE, ("condition", "end"), "recovered", bounds=(-np.inf, 1)),
+        "recovered": Variable("share recovered", "", SHARE, TO_END, "recovered", bounds=(-np.inf, 1)),
+        "kl": Variable("KL of the predictions", "nats", PREDICTION_KL, ("condition", "prompt")),
+        "kl_recovered": Variable("share of the predictions recovered", "", KL_SHARE, TO_END, bounds=(-np.inf, 1)),
         "attention_kl": Variable(
             "attention KL", "nats", "KL(own || stand-in), own q and k, mean over queries", BY_HEAD
         ),
@@ -124,7 +127,7 @@ class Substitution(Measure):
         ),
         "search_width": Variable("width, searched", "tokens", "of families that have one", FAMILY),
         "chosen_on_loss": Variable("loss, searched on", "nats", "on the prompts of the search", FAMILY),
-        "prediction_kl": Variable("KL of the predictions", "nats", PREDICTION_KL, FAMILY),
+        "search_kl": Variable("KL of the predictions, searched", "nats", f"{PREDICTION_KL}, not searched on", FAMILY),
         "n_parameters": Variable("numbers searched", "", "how many were chosen", FAMILY),
         "distribution": Variable("p(d), searched", "", "of the family `distribution`", (*HEAD, "distance")),
         "turn": Variable(
@@ -172,6 +175,7 @@ class Substitution(Measure):
         conditions = conditions_of(self, run.tokens.shape[1])
         data = losses_of_conditions(run, conditions, where).merge(score_errors(run, conditions, where))
         data["recovered"] = recovered(data["loss"], data["loss"])
+        data["kl_recovered"] = recovered(data["kl"], data["kl"])
         data["rank"] = ranks(data)
         if run.init is not None:
             return data
@@ -215,13 +219,6 @@ class Substitution(Measure):
         unchanged, uniform = (own.array("loss", condition=one) for one in NO_STAND_IN)
         return own.number(uniform - unchanged)
 
-    def split_recovered(self, own: Numbers) -> Number:
-        """Return the share recovered by a split not chosen on these prompts: the searched free one, or each query's
-        profile."""
-        if "search_recovered" in own:
-            return own("search_recovered", family="free")
-        return own("recovered", condition="query_profile")
-
     def findings(self, own: Numbers) -> list[str]:
         worth = self.worth(own)
         null = f"{worth.null:.4f}{' nats' if worth.inits else ''}"
@@ -233,6 +230,7 @@ class Substitution(Measure):
         best, fit, names = self.best(own), self.best(own, weighted_fits=True), own.data["condition"].values.tolist()
         share = {one: own("recovered", condition=one).with_interval for one in names}
         r, kl = (own("rank", predictor=one).plain for one in PREDICTORS)
+        profile = [own(name, condition="query_profile").with_interval for name in ("recovered", "kl_recovered")]
         return [
             f"Position + content ({in_words(best)}, the best of {len(splits_of(names))} splits on these prompts) "
             f"recovers {share[best]:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and uniform "
@@ -243,6 +241,9 @@ class Substitution(Measure):
             f"of them). The best split is at r = {own('r', condition=best).plain:.3f}. Over "
             f"{len(names) - len(NO_STAND_IN)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
+            f"With the profile of each query, where nothing is chosen or fitted, {profile[0]:.1%} of the loss is "
+            f"recovered, and {profile[1]:.1%} of the predictions: of the KL from the unchanged model's that uniform "
+            "attention has.",
             *(search_findings(own) if "search_loss" in own else []),
         ]
 
@@ -284,14 +285,15 @@ def search_findings(own: Numbers) -> list[str]:
     families = own.data["family"].values.tolist()
     share = {family: own("search_recovered", family=family).with_interval for family in families}
     width = {family: float(own.data["search_width"].sel(family=family)) for family in families}
-    kl = {family: own("prediction_kl", family=family).plain for family in families}
+    kl = {family: own("search_kl", family=family).plain for family in families}
     return [
         f"Chosen on {own.attrs['search_prompts']} prompts, reported on {own.attrs['held_out_prompts']} others: one "
         f"triangle for the model (width {width['triangle']:g}) recovers {share['triangle']:.1%}, a three-axis fit "
         f"weighted to near pairs (width {width['three_axis']:g}) {share['three_axis']:.1%}, the mean query and key "
         f"(first {width['mean_query']:g} distances) {share['mean_query']:.1%}, a distribution of distances per head "
         f"{share['distribution']:.1%}, a mean rotation and a reference key per head {share['free']:.1%}. With the same "
-        f"freedom position alone recovers {share['position']:.1%}, content alone {share['content']:.1%}.",
+        f"freedom position alone recovers {share['position']:.1%}, content alone {share['content']:.1%}; "
+        f"over shuffled coordinates of q and k {share['shuffled']:.1%}.",
         f"A loss may be recovered by other predictions: their KL from the unchanged model's is {kl['triangle']:.3f} "
         f"nats for the triangle and {kl['free']:.3f} for the split chosen by loss; chosen by that KL instead it is "
         f"{kl['imitating']:.3f}, and {share['imitating']:.1%} of the loss is recovered.",

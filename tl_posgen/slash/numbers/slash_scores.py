@@ -14,12 +14,13 @@ from tl_posgen.slash.numbers.row_blocks import pattern_blocks, row_entropies, su
 
 SHORT_DISTANCES = range(5)
 SHORT_KAPPA = 0.1
+LONG = 50
 LONG_KAPPA = 0.01
 
 
 def long_distances(n: int) -> range:
     """D = 50 .. n / 2: the long distances of a prompt of n tokens, for `LONG_KAPPA` [ours]."""
-    return range(50, n // 2 + 1)
+    return range(LONG, n // 2 + 1)
 
 
 @dataclass(frozen=True)

@@ -89,31 +89,33 @@ def frechet_distance(
 
 def output_drift(
     halves: tuple[OutputMoments, OutputMoments],
-    beyond: OutputMoments,
+    beyond_halves: tuple[OutputMoments, OutputMoments],
     share: int | float = 0.95,
 ) -> dict[str, Float[Tensor, " head"]]:
-    """Return the drift of the outputs in `beyond` from those inside, whose two halves give the noise level.
+    """Return the drift of the outputs beyond from those inside, each as two halves of the prompts.
 
-    frechet: Frechet distance between the Gaussians beyond and inside along the principal axes, over the variance
-    inside; noise_level: Frechet distance between the two halves, over the same variance. mahalanobis: root mean square
-    Mahalanobis distance beyond over that inside (the root of the number of axes). norm_ratio: mean |o| beyond over that
-    inside. off_axes: share of the mean square about the mean inside that lies outside the axes.
+    frechet: Frechet distance between the Gaussian of one half beyond and that of the other half inside, over the
+    variance inside, mean of both ways; noise_level: that between the two halves inside. mahalanobis: root mean square
+    Mahalanobis distance beyond over that inside (the root of the number of axes), along the principal axes inside.
+    norm_ratio: mean |o| beyond over that inside. off_axes: share of the mean square about the mean inside that lies
+    outside the axes.
 
-    The halves are of different prompts: neighbouring positions of one prompt are similar and would make the noise level
-    too low. A Frechet distance between samples grows as they shrink, so `beyond` has about as many outputs as one half.
+    A Frechet distance between samples grows as they shrink, and neighbouring positions of one prompt are similar: both
+    distances compare as many prompts of one half with as many of the other, in all directions, so that without drift
+    they are equal in expectation at any number of prompts.
 
     Source: Han & Ji 2025 for the claim that outputs stay in their training distribution; these measures are ours.
     """
-    inside = halves[0] + halves[1]
+    inside, beyond = halves[0] + halves[1], beyond_halves[0] + beyond_halves[1]
     axes = principal_axes(inside, share)
-    variance = axes.variance.sum(-1)
+    variance = inside.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
     away = beyond.mean - axes.mean
     square = beyond.cov + away[..., :, None] * away[..., None, :]
     along = (axes.axes.mT @ square @ axes.axes).diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(axes.variance > 0, 1 / axes.variance, 0.0)
     return {
-        "frechet": _frechet_along(inside, beyond, axes.axes) / variance,
-        "noise_level": _frechet_along(*halves, axes.axes) / variance,
+        "frechet": sum(between(halves[1 - one], beyond_halves[one]) for one in (0, 1)) / 2 / variance,
+        "noise_level": between(*halves) / variance,
         "mahalanobis": ((along * inverse).sum(-1) / axes.kept).sqrt(),
         "norm_ratio": (beyond.norm / beyond.n) / (inside.norm / inside.n),
         "off_axes": 1 - along.sum(-1) / square.diagonal(dim1=-2, dim2=-1).sum(-1),
@@ -137,12 +139,9 @@ def entropy_and_normaliser(
     return entropy, double(scores.amax(-1)) - double(pattern.amax(-1)).log()
 
 
-def _frechet_along(
-    one: OutputMoments, other: OutputMoments, basis: Float[Tensor, "head d_head axis"]
-) -> Float[Tensor, " head"]:
-    """Return the Frechet distance of two sets of outputs along the columns of a basis."""
-    first, second = (((x.mean[:, None] @ basis)[:, 0], basis.mT @ x.cov @ basis) for x in (one, other))
-    return frechet_distance(*first, *second)
+def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
+    """Return the Frechet distance of two sets of outputs."""
+    return frechet_distance(one.mean, one.cov, other.mean, other.cov)
 
 
 def _root(cov: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:

@@ -1,0 +1,47 @@
+"""Ablated heads: outputs at zero, at the mean over a reference, or from drawn prompts, on both kinds of model."""
+
+import pytest
+import torch
+
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.ablate_heads import ablate_heads
+
+TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
+REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def outputs(model, tokens, layer, hooks=()):
+    """z by head [prompt, pos, head, d] of one layer, under hooks that stand before."""
+    kept = []
+    watch = (f"blocks.{layer}.attn.hook_z", lambda z, hook: kept.append(z.detach().clone()))
+    with torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=[*hooks, watch])
+    return kept[0].flatten(2).unflatten(-1, (model.cfg.n_heads, -1))
+
+
+@pytest.fixture(params=["hooked", "bridge"])
+def model(request, family_model):
+    return family_model("llama", request.param)
+
+
+def test_zero_mean_and_drawn_outputs_stand_in_for_those_of_chosen_heads_alone(model):
+    own, reference = outputs(model, TOKENS, 1), outputs(model, REFERENCE, 1)
+    expected = {
+        "zero": torch.zeros_like(own[0, 0, 0]).expand_as(own[:, :, 1]),
+        "mean": reference[:, :, 1].mean((0, 1)).expand_as(own[:, :, 1]),
+    }
+    for how, wanted in expected.items():
+        found = outputs(model, TOKENS, 1, ablate_heads(model, "1.1", how, reference=REFERENCE, length=12))
+        torch.testing.assert_close(found[:, :, 1], wanted, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(found[:, :, 0], own[:, :, 0])
+    drawn = outputs(model, TOKENS, 1, ablate_heads(model, [(1, 1)], "resample", reference=REFERENCE, length=12))
+    for row in drawn[:, :, 1]:
+        assert min(float((row - one[:10, 1]).abs().max()) for one in reference) < 1e-5
+
+
+def test_bad_ways_and_too_long_prompts_are_refused(model):
+    with pytest.raises(InputError, match="how"):
+        ablate_heads(model, "1.1", "negate")
+    hooks = ablate_heads(model, "1.1", "resample", reference=REFERENCE[:, :6], length=6)
+    with pytest.raises(InputError, match="give length="):
+        model.run_with_hooks(TOKENS, fwd_hooks=hooks)
