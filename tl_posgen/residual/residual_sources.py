@@ -1,5 +1,6 @@
 """Sources of the residual stream at a layer's input: what the embedding, earlier heads and MLPs wrote."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -176,6 +177,17 @@ class SourceReader:
             return {f"L{layer} MLP": out}
         bias = double(bias.detach()).expand_as(out)
         return {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
+
+
+def place_of_source(name: str) -> tuple[int, int]:
+    """Return where a source stands among others: embeddings, then layer by layer, then biases of queries and keys.
+
+    Example:
+        >>> sorted(["b_K", "L10 MLP", "L2H0", "embed"], key=place_of_source)
+        ['embed', 'L2H0', 'L10 MLP', 'b_K']
+    """
+    layer = re.match(r"L(\d+)", name)
+    return (1, int(layer[1])) if layer else (0 if "embed" in name else 2, 0)
 
 
 def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:

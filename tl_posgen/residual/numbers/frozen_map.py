@@ -10,6 +10,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, scaled
 
+REST = slice(1, None)  # of a prompt without its first token
+
 
 @dataclass(frozen=True)
 class FrozenMap:
@@ -47,28 +49,28 @@ class FrozenMap:
         return torch.cat([own, *(c[None, ..., None] * b[None, :, None] for b, c in self.constants.values())])
 
     def mean_vectors(
-        self, sources: Float[Tensor, "source pos d_model"], first: int = 1
+        self, sources: Float[Tensor, "source pos d_model"], tokens: slice = REST
     ) -> Float[Tensor, "source_and_constant head d_head"]:
-        """Return the means of `vectors` over the tokens from `first` on, without forming them."""
-        factor, sources = self.factor[:, first:], double(sources[:, first:])
+        """Return the means of `vectors` over tokens, without forming them."""
+        factor, sources = self.factor[:, tokens], double(sources[:, tokens])
         if bool((factor == factor[:1]).all()):  # no norm behind the projection: one mean for all heads
             factor = factor[:1]
         weighted = torch.einsum("ht,std->shd", factor, sources) / factor.shape[1]
         own = (weighted.expand(-1, len(self.matrix), -1)[:, :, None] @ self.matrix)[:, :, 0]
-        constants = [(c[:, first:].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
+        constants = [(c[:, tokens].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
         return torch.cat([own, *constants])
 
     def products(
         self,
         sources: Float[Tensor, "source pos d_model"],
         weights: Float[Tensor, "head pos d_head"],
-        first: int = 1,
+        tokens: slice = REST,
     ) -> Float[Tensor, "source_and_constant head"]:
-        """Return sum_t <vectors_t, weights_t> over the tokens from `first` on, without forming the vectors."""
-        weights, factor, sources = weights[:, first:], self.factor[:, first:], double(sources[:, first:])
+        """Return sum_t <vectors_t, weights_t> over tokens, without forming the vectors."""
+        weights, factor, sources = weights[:, tokens], self.factor[:, tokens], double(sources[:, tokens])
         pulled = (factor[..., None] * weights) @ self.matrix.mT
         own = sources.flatten(1) @ pulled.flatten(1).mT
-        constants = [(c[:, first:] * (weights @ b[..., None])[..., 0]).sum(1)[None] for b, c in self.constants.values()]
+        constants = [(c[:, tokens] * (weights @ b[..., None])[..., 0]).sum(1)[None] for b, c in self.constants.values()]
         return torch.cat([own, *constants])
 
 

@@ -1,0 +1,128 @@
+"""What each source adds to queries or keys, summed over tokens and prompts, and the passes that it is read from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.core.run import Run
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import select_heads
+from tl_posgen.models.wrapped import WrappedModel
+from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer, require_small
+from tl_posgen.residual.numbers.frozen_map import REST, FrozenMap
+from tl_posgen.residual.residual_sources import By, ResidualSources, SourceReader, place_of_source
+
+Letter = Literal["q", "k"]
+SIDES: dict[Letter, Side] = {"q": "query", "k": "key"}
+
+
+@dataclass(frozen=True)
+class SourceSums:
+    """Sums over tokens by source, float64; `a + b` are those of both prompts, a source that one lacks is zero there.
+
+    Attributes:
+        n: how many tokens.
+        names: of the sources, each once.
+        values: one row a source.
+    """
+
+    n: int
+    names: tuple[str, ...]
+    values: Float[Tensor, "source *rest"]
+
+    @classmethod
+    def folded(
+        cls, n: int, names: Sequence[str], values: Float[Tensor, "source *rest"], fold: Mapping[str, str]
+    ) -> "SourceSums":
+        """Return sums in which sources that `fold` gives one name are one."""
+        named = [fold.get(name, name) for name in names]
+        known = tuple(dict.fromkeys(named))
+        places = torch.tensor([known.index(name) for name in named], device=values.device)
+        whole = values.new_zeros(len(known), *values.shape[1:])
+        return cls(n, known, whole.index_add(0, places, values))
+
+    def of_names(self, names: Sequence[str]) -> Float[Tensor, "name *rest"]:
+        """Return the rows of these sources, zeros of those that it lacks."""
+        whole = self.values.new_zeros(len(names), *self.values.shape[1:])
+        here = [place for place, name in enumerate(names) if name in self.names]
+        whole[here] = self.values[[self.names.index(names[place]) for place in here]]
+        return whole
+
+    def __add__(self, other: "SourceSums") -> "SourceSums":
+        names = tuple(sorted(dict.fromkeys((*self.names, *other.names)), key=place_of_source))
+        return SourceSums(self.n + other.n, names, self.of_names(names) + other.of_names(names))
+
+    @property
+    def means(self) -> Float[Tensor, "source *rest"]:
+        return self.values / self.n
+
+
+@dataclass(frozen=True)
+class SourcedSide:
+    """Queries or keys of the chosen heads of one layer on one prompt, and the map that makes them of their sources.
+
+    Attributes:
+        whole: the vectors that the pass had.
+        names: of the sources, biases included; last what half precision took away, where the model's is that coarse.
+    """
+
+    whole: Float[Tensor, "head pos d_head"]
+    written: ResidualSources
+    frozen: FrozenMap
+    names: tuple[str, ...]
+    rounded: bool
+
+    @classmethod
+    def of_capture(
+        cls, wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, side: Letter
+    ) -> "SourcedSide":
+        """Return one side of a capture with its resid, inputs and projections.
+
+        Raises:
+            UnsupportedModelError: sources do not add up to the queries or keys.
+        """
+        whole = capture.q if side == "q" else capture.k
+        frozen = frozen_layer(wrapped, capture, SIDES[side]).of_heads(capture.heads)
+        rounded = wrapped.dtype.itemsize < torch.float32.itemsize
+        names = (*frozen.names(written.names), *([ROUNDING] if rounded else []))
+        found = cls(whole, written, frozen, names, rounded)
+        require_small(double(whole[:, REST]).mean(1) - frozen.mean_vectors(written.values).sum(0), whole, wrapped.dtype)
+        return found
+
+    def sums(self, tokens: slice) -> Float[Tensor, "source head d_head"]:
+        """Return the sums over tokens of what each source adds."""
+        n = self.whole[:, tokens].shape[1]
+        values = n * self.frozen.mean_vectors(self.written.values, tokens)
+        return self.with_rest(values, double(self.whole[:, tokens]).sum(1))
+
+    def products(self, weights: Float[Tensor, "head pos d_head"], tokens: slice) -> Float[Tensor, "source head"]:
+        """Return the sums over tokens of the products of what each source adds with weights."""
+        values = self.frozen.products(self.written.values, weights, tokens)
+        return self.with_rest(values, (double(self.whole) * weights)[:, tokens].sum((1, 2)))
+
+    def with_rest(self, values: Float[Tensor, "source *rest"], whole: Float[Tensor, "*rest"]) -> Tensor:
+        return torch.cat([values, (whole - values.sum(0))[None]]) if self.rounded else values
+
+
+def read_prompts(run: Run, by: By, needs: frozenset[str] = frozenset()) -> Iterator[tuple[LayerCapture, Any]]:
+    """Yield every chosen layer of every prompt with what earlier layers wrote: (LayerCapture, ResidualSources).
+
+    Args:
+        by: whether a source is a head, or all heads of a layer.
+        needs: as `Measure.needs`, beyond what sources need.
+    """
+    last = max(select_heads(run.model, **run.where))
+    for number, row in enumerate(run.rows):
+        reader, captures = SourceReader(run.wrapped, last, by), list[LayerCapture]()
+        with reader.attached():
+            run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs", *needs}, **run.where)
+        for capture in captures:
+            assert capture.resid is not None
+            capture.prompt = number
+            yield capture, reader.sources(capture.layer, capture.resid.to(capture.device))
