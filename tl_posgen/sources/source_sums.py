@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -36,17 +36,6 @@ class SourceSums:
     names: tuple[str, ...]
     values: Float[Tensor, "source *rest"]
 
-    @classmethod
-    def folded(
-        cls, n: int, names: Sequence[str], values: Float[Tensor, "source *rest"], fold: Mapping[str, str]
-    ) -> "SourceSums":
-        """Return sums in which sources that `fold` gives one name are one."""
-        named = [fold.get(name, name) for name in names]
-        known = tuple(dict.fromkeys(named))
-        places = torch.tensor([known.index(name) for name in named], device=values.device)
-        whole = values.new_zeros(len(known), *values.shape[1:])
-        return cls(n, known, whole.index_add(0, places, values))
-
     def of_names(self, names: Sequence[str]) -> Float[Tensor, "name *rest"]:
         """Return the rows of these sources, zeros of those that it lacks."""
         whole = self.values.new_zeros(len(names), *self.values.shape[1:])
@@ -57,6 +46,10 @@ class SourceSums:
     def __add__(self, other: "SourceSums") -> "SourceSums":
         names = tuple(sorted(dict.fromkeys((*self.names, *other.names)), key=place_of_source))
         return SourceSums(self.n + other.n, names, self.of_names(names) + other.of_names(names))
+
+    def __sub__(self, other: "SourceSums") -> "SourceSums":
+        """Return the sums of the other prompts, of which `other` is one."""
+        return SourceSums(self.n - other.n, self.names, self.values - other.of_names(self.names))
 
     @property
     def means(self) -> Float[Tensor, "source *rest"]:
@@ -101,6 +94,11 @@ class SourcedSide:
         values = n * self.frozen.mean_vectors(self.written.values, tokens)
         return self.with_rest(values, double(self.whole[:, tokens]).sum(1))
 
+    def energies(self, tokens: slice) -> Float[Tensor, "source head"]:
+        """Return the sums over tokens of |x_s|^2 of what each source adds."""
+        values = self.with_rest(self.frozen.vectors(self.written.values), double(self.whole))
+        return values[:, :, tokens].square().sum((2, 3))
+
     def products(self, weights: Float[Tensor, "head pos d_head"], tokens: slice) -> Float[Tensor, "source head"]:
         """Return the sums over tokens of the products of what each source adds with weights."""
         values = self.frozen.products(self.written.values, weights, tokens)
@@ -110,19 +108,30 @@ class SourcedSide:
         return torch.cat([values, (whole - values.sum(0))[None]]) if self.rounded else values
 
 
-def read_prompts(run: Run, by: By, needs: frozenset[str] = frozenset()) -> Iterator[tuple[LayerCapture, Any]]:
-    """Yield every chosen layer of every prompt with what earlier layers wrote: (LayerCapture, ResidualSources).
+def read_prompts(run: Run, by: By, fold: Mapping[str, str]) -> Iterator[tuple[LayerCapture, ResidualSources]]:
+    """Yield every chosen layer of every prompt with what earlier layers wrote.
 
     Args:
         by: whether a source is a head, or all heads of a layer.
-        needs: as `Measure.needs`, beyond what sources need.
+        fold: source -> its name, for those that are one with others.
     """
     last = max(select_heads(run.model, **run.where))
     for number, row in enumerate(run.rows):
         reader, captures = SourceReader(run.wrapped, last, by), list[LayerCapture]()
         with reader.attached():
-            run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs", *needs}, **run.where)
+            run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs"}, **run.where)
         for capture in captures:
             assert capture.resid is not None
             capture.prompt = number
-            yield capture, reader.sources(capture.layer, capture.resid.to(capture.device))
+            yield capture, folded(reader.sources(capture.layer, capture.resid.to(capture.device)), fold)
+
+
+def folded(written: ResidualSources, fold: Mapping[str, str]) -> ResidualSources:
+    """Return sources in which those that `fold` gives one name are one."""
+    if not fold:
+        return written
+    named = [fold.get(name, name) for name in written.names]
+    known = tuple(dict.fromkeys(named))
+    places = torch.tensor([known.index(name) for name in named], device=written.values.device)
+    whole = written.values.new_zeros(len(known), *written.values.shape[1:])
+    return ResidualSources(known, whole.index_add(0, places, written.values), written.residual)

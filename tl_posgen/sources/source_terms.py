@@ -1,6 +1,6 @@
 """Products of what sources write with the whole, of one layer: what their shares of a part of the score are made of."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from tl_posgen.core.measure import TOKENS
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.wrapped import WrappedModel
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     DistanceWeights,
     Spread,
@@ -22,7 +23,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     weighted_spread,
 )
 from tl_posgen.residual.numbers.frozen_map import REST
-from tl_posgen.residual.residual_sources import place_of_source
+from tl_posgen.residual.residual_sources import ResidualSources, place_of_source
 from tl_posgen.rope.planes import SecondMoments
 from tl_posgen.sources.numbers.source_shares import TERMS, as_shares, products_of_means, source_form, source_weights
 from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums
@@ -65,7 +66,7 @@ def takes_products(side: Letter, term: TermName) -> bool:
 
 
 def sums_of(
-    wrapped: Any, capture: LayerCapture, written: Any, sides: Sequence[Letter], fold: Mapping[str, str]
+    wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, sides: Sequence[Letter]
 ) -> dict[str, Any]:
     """Return moments of queries and keys, and sums of what each source adds, of one layer of one prompt."""
     first, rest = (
@@ -77,7 +78,7 @@ def sums_of(
         rests = sourced.sums(REST)
         for tokens, values in zip(TOKENS, (sourced.sums(FIRST) + rests, rests), strict=True):
             n = capture.length - (tokens != TOKENS[0])
-            found[f"{side} {tokens}"] = SourceSums.folded(n, sourced.names, values, fold)
+            found[f"{side} {tokens}"] = SourceSums(n, sourced.names, values)
     return found
 
 
@@ -88,7 +89,6 @@ def products_of(
     tokens: str,
     factors: Factors,
     sums: SourceSums,
-    fold: Mapping[str, str],
 ) -> SourceSums:
     """Return the sums over the tokens of one prompt of <x_s, g>, x_s what a source adds, or its deviation from the mean
     over all prompts where the term has deviations."""
@@ -97,7 +97,7 @@ def products_of(
     form = factors.form(side, term)
     form = SecondMoments(form.plain.to(whole.device), form.conjugate.to(whole.device))
     g = source_weights(form, whole - means.sum(0)[:, None] if centred else whole, factors.geometry.rope)
-    found = SourceSums.folded(g[:, part].shape[1], sourced.names, sourced.products(g.to(device), part), fold)
+    found = SourceSums(g[:, part].shape[1], sourced.names, sourced.products(g.to(device), part))
     if not centred:
         return found
     shift = (means * g[:, part].sum(1)).sum(-1)

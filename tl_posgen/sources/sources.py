@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.core.groups import PromptGroups, total
 from tl_posgen.core.host_copies import HostCopies
@@ -17,11 +18,13 @@ from tl_posgen.core.numbers import Number, Numbers, mean_of
 from tl_posgen.core.options import Each, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
+from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
-from tl_posgen.residual.residual_sources import By
-from tl_posgen.sources.source_sums import Letter, SourcedSide, read_prompts
+from tl_posgen.residual.residual_sources import By, ResidualSources
+from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
+from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, read_prompts
 from tl_posgen.sources.source_terms import (
     Factors,
     TermName,
@@ -31,7 +34,7 @@ from tl_posgen.sources.source_terms import (
     sums_of,
     takes_products,
 )
-from tl_posgen.sources.sources_figures import draw_heads, draw_layers
+from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
 
 SIDE_WORDS = {"k": "keys", "q": "queries"}
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key's own part"}
@@ -59,6 +62,10 @@ class Sources(Measure):
     stand for the embedding, which fold=["mlp0"] makes one source with it. Averages over tokens are nearly constant
     without training too: compare with random init.
 
+    check=True takes the constant E k_s of each source from the captured keys of a prompt, as the other prompts have it,
+    and correlates the relative fall of each head's slash score over all heads and sources with the position share, with
+    |E k_s|^2 and with E|k_s|^2.
+
     Args:
         terms: of which parts.
         sides: "k", sources of keys; "q", of queries.
@@ -66,8 +73,10 @@ class Sources(Measure):
         fold: "mlp0": the embedding and the first MLP are one source.
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
         weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
+        check: whether to remove the constant of each source from the keys and correlate the fall of slash scores.
 
     Raises:
+        InputError: a check of one prompt, or without position and keys.
         UnsupportedModelError: a model whose queries or keys cannot be traced to what earlier layers wrote.
 
     Source: ours; direct contributions to a head's input through frozen norms are common, their shares of position are
@@ -85,6 +94,7 @@ class Sources(Measure):
     fold: Annotated[Sequence[Literal["mlp0"]], Each(0)] = ()
     n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
     weights: DistanceWeights = "uniform"
+    check: bool = False
 
     question = "Who writes the position?"
     variables = {
@@ -99,17 +109,28 @@ class Sources(Measure):
             *("sum of absolute shares", "", "sum_s |share_s|: 1 where nothing cancels", DIMS), interval=True
         ),
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
+        **CHECKED,
     }
-    figures = {"layers": draw_layers, "heads": draw_heads}
+    figures = {"layers": draw_layers, "heads": draw_heads, "check": draw_check}
     by_head = frozenset({"heads"})
     whole_rows = True
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"side": list(self.sides), "term": list(self.terms)}
+        return {"side": list(self.sides), "term": list(self.terms), "predictor": list(PREDICTORS)}
 
     def usual(self) -> Mapping[str, Any]:
         return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return [kind for kind in self.figures if kind != "check" or "fall" in data]
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Sources":
+        if self.check and ("position" not in self.terms or "k" not in self.sides):
+            raise InputError('sources: check=True needs "position" in terms and "k" in sides; add them')
+        if self.check and len(tokens) < 2:
+            raise InputError("sources: check=True takes constants from the other prompts: give two at least")
+        return self
 
     @property
     def places(self) -> list[tuple[Letter, TermName]]:
@@ -124,23 +145,29 @@ class Sources(Measure):
     # The passes
 
     def of_model(self, run: Run) -> xr.Dataset:
-        groups = PromptGroups(self, grouped=run.init is None)
-        again = [place for place in self.places if takes_products(*place)]
+        groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
+        again = self.check or any(takes_products(*place) for place in self.places)
         run.plan(len(run.rows) * (2 if again else 1))
-        for capture, written in read_prompts(run, self.by):
-            self.add(groups, capture, sums_of(run.wrapped, capture, written, self.sides, self.folded))
-        if again:
-            whole = total(groups.parts)
-            for capture, written in read_prompts(run, self.by):
-                self.add(groups, capture, self.products(run, capture, written, whole))
+        for capture, written in read_prompts(run, self.by, self.folded):
+            values = self.add(groups, capture, sums_of(run.wrapped, capture, written, self.sides))
+            if self.check:
+                own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
+        whole = total(groups.parts)
+        for capture, written in read_prompts(run, self.by, self.folded) if again else ():
+            found = self.products(run, capture, written, whole)
+            if self.check:
+                rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
+                found |= without_constants(run, capture, written, rest)
+            self.add(groups, capture, found)
         return groups.dataset()
 
-    def add(self, groups: PromptGroups, capture: LayerCapture, values: Mapping[str, Any]) -> None:
-        """Add values of one layer of one prompt, on the host."""
+    def add(self, groups: PromptGroups, capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add values of one layer of one prompt; return them on the host."""
         copies = HostCopies.start(capture, {self.name: values}).arrived()
         groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
+        return copies.values[self.name]
 
-    def products(self, run: Run, capture: LayerCapture, written: Any, whole: Sums) -> dict[str, Any]:
+    def products(self, run: Run, capture: LayerCapture, written: ResidualSources, whole: Sums) -> dict[str, Any]:
         """Return what the terms take of one layer of one prompt beyond means of sources."""
         found = {}
         every = {tokens: self.factors(whole, capture.layer, tokens) for tokens in TOKENS}
@@ -149,7 +176,7 @@ class Sources(Measure):
             for term, tokens in product(self.terms, TOKENS):
                 if takes_products(side, term):
                     sums = whole.by_layer(f"{side} {tokens}")[capture.layer]
-                    one = products_of(sourced, side, term, tokens, every[tokens], sums, self.folded)
+                    one = products_of(sourced, side, term, tokens, every[tokens], sums)
                     found[f"{side} {term} {tokens}"] = one
         return found
 
@@ -174,12 +201,15 @@ class Sources(Measure):
         data["top_share"] = share.max("source")
         names = share["source"].values[share.fillna(-np.inf).argmax("source").values]
         data["top_source"] = data["top_share"].copy(data=np.where(data["top_share"].notnull(), names, ""))
-        return data[list(self.variables)]
+        if self.check:
+            data = data.merge(checked(sums, share.sel(tokens=TOKENS[1], side="k", term="position", drop=True)))
+        return data[[name for name in self.variables if name in data]]
 
     # Words
 
     def findings(self, own: Numbers) -> list[str]:
         found = [sentence for place in self.places for sentence in sentences(own, *place)]
+        found += [check_sentence(own)] if "rho" in own else []
         return found or ["No head has a part of its scores that a source could write."]
 
     def table(self, own: Numbers) -> pd.DataFrame:
