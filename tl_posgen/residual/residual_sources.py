@@ -112,21 +112,21 @@ class SourceReader:
             for index in range(layer):
                 named |= self.before_layer(index, row, residual)
         residual = double(residual)  # layers may be spread over devices
-        kept = {name: one for name, value in named.items() if bool((one := value.to(residual.device)).any())}
-        values = torch.stack(list(kept.values()))
-        off, reach = float((values.sum(0) - residual).abs().max()), float(values.abs().max())
+        values = torch.stack([value.to(residual.device) for value in named.values()])
+        low, high = values.aminmax()
+        off, reach = float((values.sum(0) - residual).abs().max()), float(torch.maximum(-low, high))
         if not off <= tolerance(self.wrapped.dtype) * reach:
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
                 f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
             )
-        return ResidualSources(tuple(kept), values, residual)
+        return ResidualSources(tuple(named), values, residual)
 
     def before_layer(self, layer: int, row: int, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
         """Return what one layer wrote, or what enters the first one, layer -1; made once a pass."""
         if (layer, row) not in self.written:
             found = self.embeddings(row, residual) if layer < 0 else self.attention(layer, row) | self.mlp(layer, row)
-            self.written[layer, row] = found
+            self.written[layer, row] = {name: value for name, value in found.items() if bool(value.any())}
         return self.written[layer, row]
 
     def read(self, name: str, row: int) -> Tensor:
@@ -146,17 +146,21 @@ class SourceReader:
 
     def attention(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what each head of a layer wrote, or all of them together, and the bias."""
-        attn, z = self.wrapped.attention(layer), self.read(f"blocks.{layer}.attn.hook_z", row)
-        weight = double(attn.W_O.detach())
+        attn, block = self.wrapped.attention(layer), self.wrapped.backend.model.blocks[layer]
+        bias, out = getattr(attn, "b_O", None), self.read(f"blocks.{layer}.hook_attn_out", row)
+        bias = None if bias is None else double(bias.detach()).expand_as(out)
+        if self.by == "layer" and not hasattr(block, "ln1_post"):
+            own = {} if bias is None else {f"L{layer} attention bias": bias}
+            return {f"L{layer} attention": out if bias is None else out - bias, **own}
+        z, weight = self.read(f"blocks.{layer}.attn.hook_z", row), double(attn.W_O.detach())
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
         if self.by == "head":
             values = torch.einsum("phd,hdm->hpm", z, weight)
             named = {f"L{layer}H{head}": one for head, one in enumerate(values)}
         else:
             named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)}
-        bias, out = getattr(attn, "b_O", None), self.read(f"blocks.{layer}.hook_attn_out", row)
         if bias is not None:
-            named[f"L{layer} attention bias"] = double(bias.detach()).expand_as(out)
+            named[f"L{layer} attention bias"] = bias
         before = torch.stack(list(named.values())).sum(0)
         if near(before, out, self.wrapped.dtype):
             return named

@@ -15,7 +15,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.wrapped import WrappedModel
 from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer, require_small
-from tl_posgen.residual.numbers.frozen_map import REST, FrozenMap
+from tl_posgen.residual.numbers.frozen_map import FrozenMap
 from tl_posgen.residual.residual_sources import By, ResidualSources, SourceReader, place_of_source
 
 Letter = Literal["q", "k"]
@@ -62,37 +62,39 @@ class SourcedSide:
 
     Attributes:
         whole: the vectors that the pass had.
+        written: the sources of the residual stream.
+        frozen: makes queries or keys of them.
         names: of the sources, biases included; last what half precision took away, where the model's is that coarse.
+        dtype: the model's.
     """
 
     whole: Float[Tensor, "head pos d_head"]
     written: ResidualSources
     frozen: FrozenMap
     names: tuple[str, ...]
-    rounded: bool
+    dtype: torch.dtype
 
     @classmethod
     def of_capture(
         cls, wrapped: WrappedModel, capture: LayerCapture, written: ResidualSources, side: Letter
     ) -> "SourcedSide":
-        """Return one side of a capture with its resid, inputs and projections.
-
-        Raises:
-            UnsupportedModelError: sources do not add up to the queries or keys.
-        """
+        """Return one side of a capture with its resid, inputs and projections."""
         whole = capture.q if side == "q" else capture.k
         frozen = frozen_layer(wrapped, capture, SIDES[side]).of_heads(capture.heads)
-        rounded = wrapped.dtype.itemsize < torch.float32.itemsize
-        names = (*frozen.names(written.names), *([ROUNDING] if rounded else []))
-        found = cls(whole, written, frozen, names, rounded)
-        require_small(double(whole[:, REST]).mean(1) - frozen.mean_vectors(written.values).sum(0), whole, wrapped.dtype)
-        return found
+        names = frozen.names(written.names)
+        names = (*names, ROUNDING) if wrapped.dtype.itemsize < torch.float32.itemsize else names
+        return cls(whole, written, frozen, names, wrapped.dtype)
 
     def sums(self, tokens: slice) -> Float[Tensor, "source head d_head"]:
-        """Return the sums over tokens of what each source adds."""
-        n = self.whole[:, tokens].shape[1]
+        """Return the sums over tokens of what each source adds.
+
+        Raises:
+            UnsupportedModelError: they do not add up to the queries or keys.
+        """
+        n, whole = self.whole[:, tokens].shape[1], double(self.whole[:, tokens]).sum(1)
         values = n * self.frozen.mean_vectors(self.written.values, tokens)
-        return self.with_rest(values, double(self.whole[:, tokens]).sum(1))
+        require_small((whole - values.sum(0)) / n, self.whole, self.dtype)
+        return self.with_rest(values, whole)
 
     def energies(self, tokens: slice) -> Float[Tensor, "source head"]:
         """Return the sums over tokens of |x_s|^2 of what each source adds."""
@@ -105,7 +107,7 @@ class SourcedSide:
         return self.with_rest(values, (double(self.whole) * weights)[:, tokens].sum((1, 2)))
 
     def with_rest(self, values: Float[Tensor, "source *rest"], whole: Float[Tensor, "*rest"]) -> Tensor:
-        return torch.cat([values, (whole - values.sum(0))[None]]) if self.rounded else values
+        return torch.cat([values, (whole - values.sum(0))[None]]) if ROUNDING in self.names else values
 
 
 def read_prompts(run: Run, by: By, fold: Mapping[str, str]) -> Iterator[tuple[LayerCapture, ResidualSources]]:
@@ -120,7 +122,8 @@ def read_prompts(run: Run, by: By, fold: Mapping[str, str]) -> Iterator[tuple[La
         reader, captures = SourceReader(run.wrapped, last, by), list[LayerCapture]()
         with reader.attached():
             run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs"}, **run.where)
-        for capture in captures:
+        while captures:  # let go one by one
+            capture = captures.pop(0)
             assert capture.resid is not None
             capture.prompt = number
             yield capture, folded(reader.sources(capture.layer, capture.resid.to(capture.device)), fold)

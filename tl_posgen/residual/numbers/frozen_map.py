@@ -55,8 +55,8 @@ class FrozenMap:
         factor, sources = self.factor[:, tokens], double(sources[:, tokens])
         if bool((factor == factor[:1]).all()):  # no norm behind the projection: one mean for all heads
             factor = factor[:1]
-        weighted = torch.einsum("ht,std->shd", factor, sources) / factor.shape[1]
-        own = (weighted.expand(-1, len(self.matrix), -1)[:, :, None] @ self.matrix)[:, :, 0]
+        weighted = factor @ sources / factor.shape[1]  # not an einsum, which would copy the sources
+        own = torch.einsum("shd,hdk->shk", weighted.expand(-1, len(self.matrix), -1), self.matrix)
         constants = [(c[:, tokens].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
         return torch.cat([own, *constants])
 
