@@ -106,7 +106,9 @@ class Sources(Measure):
             "share of the source", "", "E[w_s w] / E w^2; they sum to 1", (*DIMS, "source"), interval=True
         ),
         "absolute": Variable(
-            *("sum of absolute shares", "", "sum_s |share_s|: 1 where nothing cancels", DIMS), interval=True
+            *("sum of absolute shares", "", "sum_s |share_s|: 1 where nothing cancels", DIMS),
+            interval=True,
+            bounds=(1, np.inf),
         ),
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
         **CHECKED,
