@@ -129,7 +129,8 @@ for name in ("position", "content", "interaction"):
 # peaks at one distance are the slash-dominant ones of `slash`.
 
 # %%
-report = tl_posgen.analyze(model, bundled_text(), measures=["variance", "slash"], length=128, n_prompts=4, progress=False)
+cut = {"length": 128, "n_prompts": 4, "progress": False}
+report = tl_posgen.analyze(model, bundled_text(), measures=["variance", "slash"], **cut)
 report["slash"].plot("profiles")
 
 # %%

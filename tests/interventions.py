@@ -8,9 +8,18 @@ from tl_posgen.position import at_dummy_distance, by_split, interpolate_position
 from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
+from tl_posgen.residual.reference import Reference, reference_of
 from tl_posgen.slash import ablate_bands
+from tl_posgen.sources import remove_source
 
 N = 24
+
+
+def reference(model) -> Reference:
+    """Means of sources over one prompt."""
+    return reference_of(model, torch.arange(2, 2 + N)[None], length=N)
+
+
 ROW_BY_ROW = {
     "lm_infinite": lambda m: lm_infinite(m, 8, 2),
     "retrieve_blocks": lambda m: retrieve_blocks(m, 8, 2, block=4, n_blocks=2),
@@ -25,6 +34,7 @@ ROW_BY_ROW = {
     "split": lambda m: substitute(m, by_split(triangle(8), mean_key="seen")),
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
     "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
+    "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
     "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
 }
 OF_THE_PROMPT = {
@@ -34,6 +44,7 @@ OF_THE_PROMPT = {
     "mean key of the prompt": lambda m: substitute(m, by_split(triangle(8))),
     "quantile": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), gamma=0.9),
     "positions": lambda m: permute_positions(m, torch.arange(N)),
+    "a source's varying part": lambda m: remove_source(m, "embed", "varying", reference=reference(m)),
     "planes shuffled": lambda m: perturb_planes(m, "shuffle_phases"),
     "a function of one's own": lambda m: replace_scores(m, lambda capture: capture.scores()),
 }

@@ -28,6 +28,7 @@ from tl_posgen.evaluation import LensLM
 from tl_posgen.joining import cut_keys
 from tl_posgen.models.conversion.source import MINI
 from tl_posgen.position import at_dummy_distance, by_split, lm_infinite, perturb_planes, substitute, triangle
+from tl_posgen.sources import remove_source
 from tl_posgen.studies.emergence import emergence
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -75,6 +76,7 @@ CALLS = {  # name -> (function, arguments that it takes)
 }  # fmt: skip
 LONGER_CALLS = {  # tried with one wrong argument alone
     "judge_claims": (tl_posgen.judge_claims, {"prompts": TEXT, **CUT}),
+    "remove_source": (remove_source, {"source": "embed"}),
     "find_slash_heads": (tl_posgen.find_slash_heads, {"prompts": TEXT, "length": 16, "n_prompts": 1}),
     "substitute by": (substitute, {"by": by_split(triangle(8))}),
     "coupling_scores": (coupling.coupling_scores, {"scores": SCORES, "prompts": TEXT, **CUT}),

@@ -3,6 +3,7 @@ from . import joining as joining
 from . import position as position
 from . import prompt as prompt
 from . import slash as slash
+from . import sources as sources
 from .claims import judge_claims as judge_claims
 from .core.attach import analyze_cache as analyze_cache
 from .core.attach import attach as attach
@@ -21,6 +22,7 @@ from .models.streaming.stream import streaming as streaming
 from .prompt.explaining import explain as explain
 from .prompt.score_split import split as split
 from .slash.slash_heads import find_slash_heads as find_slash_heads
+from .sources.hooks import remove_source as remove_source
 from .studies.collect import open_study as open_study
 from .studies.collect import report_study as report_study
 from .studies.emergence import emergence as emergence

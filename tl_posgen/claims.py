@@ -98,8 +98,8 @@ def judge_claims(
         Checkpoints(checkpoints)  # refused now, not after the hours that everything else takes
     model, seed = open_model(model, precise=True), check_seed(seed)
     check_numbers(model, length, n_prompts)
-    if stability and n_prompts is None:
-        raise InputError("stability: half and twice the prompts need n_prompts")
+    if stability and (n_prompts is None or n_prompts < 2):
+        raise InputError(f"stability: half and twice the prompts need n_prompts of 2 or more, not {n_prompts}")
     claims = [claim for paper in dict.fromkeys(papers) for claim in PAPERS[paper]]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"seed": seed, "progress": progress, "null_seeds": RandomInits(model, null_seeds)}
@@ -150,7 +150,7 @@ def verdicts_again(judged_on: Callable[..., Any], claims: Sequence[Claim], run: 
     for times in HALF_AND_TWICE:
         scaled = [with_prompts(claim, times) for claim in of_prompts]
         try:
-            results, reasons = judged_on(scaled, {**run, "n_prompts": max(1, int(run["n_prompts"] * times))})
+            results, reasons = judged_on(scaled, {**run, "n_prompts": int(run["n_prompts"] * times)})
         except InputError as reason:
             tqdm.write(f"not judged at {times:g} times the prompts: {reason}", file=sys.stderr)
             results, reasons = {}, {}

@@ -27,7 +27,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
     for measure in measured_of_models():
         formula, text = definition(measure)
-        found, settings = numbers["more"][measure.name], numbers["settings"]
+        found, settings = numbers["more"].get(measure.name, {}), numbers["settings"]  # {}: not measured yet
         yield SimpleNamespace(
             measure=measure,
             command=measure.name.replace("_", "-"),
@@ -41,8 +41,9 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             after=[one.name for one in measure.after],
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
             caveats=[(encoding, as_markdown(words)) for encoding, words in measure.caveats.items()],
-            cut=f"{settings['n_prompts']} prompts of {found['length']} tokens of {settings['text']}",
-            **found | {"findings": [as_markdown(one) for one in found["findings"][:MOST_FINDINGS]]},
+            measured=bool(found),
+            cut=f"{settings['n_prompts']} prompts of {found.get('length')} tokens of {settings['text']}",
+            **found | {"findings": [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]},
         )
 
 

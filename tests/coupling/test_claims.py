@@ -67,9 +67,10 @@ def growing(value):
         (1, straight(1.3), [], "open"),
         (1, straight(np.nan), [straight(2.0)], "open"),
         (2, growing(0.95), [growing(0.8)], "held"),
-        (2, growing(0.95), [growing(0.91)], "partly"),  # random init grows exponentially too
-        (2, growing(0.91), [growing(0.89)], "partly"),  # the intervals overlap
-        (2, growing(0.89), [growing(0.1)], "not held"),
+        (2, growing(0.96), [growing(0.91)], "partly"),  # random init grows exponentially too
+        (2, growing(0.91), [growing(0.89)], "not held"),  # the intervals overlap
+        (2, growing(0.89), [growing(0.1)], "detectable"),
+        (2, growing(np.nan), [growing(0.1)], "open"),
         (2, growing(0.95), [], "open"),
     ],
 )
@@ -95,7 +96,12 @@ def test_what_rests_on_an_interval_is_open_where_there_is_none(number):
 
 def test_growth_and_straightness_have_to_clear_every_random_init():
     for inits in ([FAR, NEAR], [NEAR, FAR]):
-        assert [judge(number, numbers(), *inits).verdict for number in (1, 2)] == ["not held", "partly"]
+        assert [judge(number, numbers(), *inits).verdict for number in (1, 2)] == ["not held", "not held"]
+
+
+def test_one_layer_has_no_growth_to_judge_as_a_line_through_two_states_is_exact():
+    found = judge(2, numbers().isel(state=slice(2)), FAR.isel(state=slice(2)))
+    assert (found.verdict, found.measured) == ("open", "one layer: a line through two states is exact")
 
 
 def over_training(**variables):
@@ -142,6 +148,14 @@ def test_growth_becomes_exponential_where_its_fit_ends_near_one(values, verdict)
     found = judge(5, own, measure=Emergence(per_head=False))
     assert found.verdict == verdict
     assert f"at last {values[-1]:.2f}, {values[-1] - 0.9:+.2f} from 0.90" in found.margin
+
+
+def test_one_checkpoint_is_no_training_and_only_step_zero_is_the_random_init():
+    values = {"coupling_coupling": (("checkpoint", "end"), [around(value, 0.05) for value in (0.1, 0.2, 0.3)])}
+    own = over_training(**values)
+    assert judge(3, own.isel(checkpoint=[2]), measure=Emergence(per_head=False)).verdict == "open"
+    found = judge(3, own.isel(checkpoint=[1, 2]), measure=Emergence(per_head=False))
+    assert found.null == "step 10, the first given, is no random init"
 
 
 def test_training_without_coupling_is_open():

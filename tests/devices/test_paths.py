@@ -63,7 +63,8 @@ def test_hooks_change_logits_as_on_the_cpu(name, streamed, backend, dtype, model
                     found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
             else:
                 found.append(model.run_with_hooks(TOKENS.to(at(model)), fwd_hooks=HOOKS[name](model)).cpu())
-    assert_near(*found, error_of(device, dtype))
+    twice = 2 if "source" in name else 1  # its means over a reference come from another pass
+    assert_near(*found, twice * error_of(device, dtype))
 
 
 @EVERY_WAY

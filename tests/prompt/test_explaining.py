@@ -195,7 +195,7 @@ def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini, reference):
     assert checked["attention"]["largest"] > 2 * checked["attention"]["drawn"] > 0
     assert checked["prediction"]["largest"] > 2 * checked["prediction"]["drawn"] > 0
     assert checked.equals(found.check(n=10, seed=0))
-    with pytest.raises(InputError, match="n = 0: give a number of terms"):
+    with pytest.raises(InputError, match="n = 0: give a whole number, 1 or more"):
         found.check(n=0)
 
 

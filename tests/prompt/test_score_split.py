@@ -10,7 +10,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.position.substitution.numbers.split_maps import split_maps
 from tl_posgen.prompt import position_part, reference_of
-from tl_posgen.prompt.reference import BUNDLED, distance_weights
+from tl_posgen.residual.reference import BUNDLED, distance_weights
 
 TEXT = "it was the best of times, it was the worst of times. it was the age of wisdom."
 PROMPT = "Down, down, down. Would the fall never end?"

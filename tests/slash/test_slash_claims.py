@@ -151,19 +151,21 @@ def test_parts_of_the_cone_have_verdicts_on_a_real_model(mini, alice):
 
 
 @pytest.mark.parametrize(
-    ("n_long", "of_init", "n", "verdict"),
+    ("n_long", "of_init", "n", "window", "verdict"),
     [
-        ([1, 3], [0, 0], 128, "held"),
-        ([1, 0], [0, 2], 128, "not held"),
-        ([0, 0], [0, 0], 128, "not held"),
-        ([0, 0], [0, 0], 99, "open"),
+        ([1, 3], [0, 0], 128, 128, "held"),
+        ([1, 0], [0, 2], 128, 128, "not held"),
+        ([0, 0], [0, 0], 128, 128, "not held"),
+        ([0, 0], [0, 0], 99, 128, "open"),
+        ([0, 0], [0, 0], 128, 20, "open"),  # no key lies so far back
     ],
 )
-def test_long_slashes_are_counted_beside_random_init(n_long, of_init, n, verdict):
+def test_long_slashes_are_counted_beside_random_init(n_long, of_init, n, window, verdict):
     def slash(counts):
         variables = {
             "n_long": (("tokens", "layer", "head"), [[[9, 9]], [counts]]),  # with the first token all would be
             "score": (("layer", "head", "distance"), np.ones((1, 2, n))),
+            "uniform": (("layer", "distance"), [np.where(np.arange(n) < window, 0.01, 0.0)]),
         }
         return dataset_of(variables, tokens=["all", "without first"], distance=range(n))
 

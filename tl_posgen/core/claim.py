@@ -105,6 +105,11 @@ def where_known(verdict: Verdict, *numbers: float) -> Verdict:
     return "open" if any(math.isnan(number) for number in numbers) else verdict
 
 
+def first_checkpoint(step: int) -> str:
+    """Say what stands for the null over training: step 0, or the first checkpoint that was given."""
+    return "step 0 is the random initialisation" if step == 0 else f"step {step}, the first given, is no random init"
+
+
 def threshold(value: float, held: float, partly: float) -> Verdict:
     """Return the verdict of a number, larger being better; open where it is not defined."""
     return where_known("held" if value >= held else "partly" if value >= partly else "not held", value)

@@ -69,6 +69,11 @@ class PromptGroups:
             self._sums[group] = Sums(self.measure.variables, self.measure.labels())
         return self._sums[group]
 
+    @property
+    def parts(self) -> list[Sums]:
+        """The sums of every group."""
+        return [self._sums[group] for group in sorted(self._sums)]
+
     def dataset(self) -> xr.Dataset:
         """Return the dataset of all prompts, and of all but each group."""
-        return with_groups(self.measure, [self._sums[group] for group in sorted(self._sums)])
+        return with_groups(self.measure, self.parts)

@@ -8,6 +8,7 @@ from tl_posgen.core.claim import (
     Judgement,
     Verdict,
     each_init,
+    first_checkpoint,
     highest,
     judgement,
     lowest,
@@ -61,19 +62,21 @@ def growth(coupling: Result) -> Judgement:
         r2, distance = (own(name).with_interval for name in ("growth_r2", "expodistance"))
         return f"R² of ln |x| against depth {r2:.2f}, expodistance {distance:.2f}"
 
+    if coupling.own.sizes["state"] < 3:
+        return Judgement("open", "one layer: a line through two states is exact", "not measured")
     r2 = coupling.numbers("growth_r2")
     high = highest(one("growth_r2").high for one in each_init(coupling.numbers))
-    alone = highest(r2.inits) < EXPONENTIAL and r2.low > high
-    verdict = where_known("held" if alone else "partly", r2.low, high)
+    of_size = "held" if highest(r2.inits) < EXPONENTIAL else "partly"
+    verdict = "not held" if r2.low <= high else of_size if r2.value >= EXPONENTIAL else "detectable"
     margin = f"{margin_of('R²', r2.value, EXPONENTIAL)}; {margin_of('low end', r2.low, high)}"
-    return judgement(verdict if r2.value >= EXPONENTIAL else "not held", words, coupling, margin=margin)
+    return judgement(where_known(verdict, r2.low, high), words, coupling, margin=margin)
 
 
 def over_training(emergence: Result, name: str, words: str, sign: int = 1, least: float = -math.inf) -> Judgement:
     """Judge whether a number rises during training, and ends at `least` or more; with the sign -1, whether it falls."""
     over = emergence.measure.at_steps(emergence.numbers, name)
-    if not over:
-        return Judgement("open", f"{words} was not measured over training", "not measured")
+    if len(over) < 2:
+        return Judgement("open", f"{words} was not measured at two checkpoints or more", "not measured")
     numbers = [*over.values()]
     end, end_of_first = ("low", "high")[::sign]
     last, first = getattr(numbers[-1], end), getattr(numbers[0], end_of_first)
@@ -81,7 +84,7 @@ def over_training(emergence: Result, name: str, words: str, sign: int = 1, least
     furthest = furthest if numbers[-1].value >= least else "detectable"
     verdict = "not held" if sign * last <= sign * first else furthest
     course = ", ".join(f"{one.with_interval:.3f} at step {step}" for step, one in over.items())
-    null = f"step {next(iter(over))} is the random initialisation"
+    null = first_checkpoint(next(iter(over)))
     margin = margin_of(f"{end} end at last", last, first, digits=3)
     if math.isfinite(least):
         margin = f"{margin}; {margin_of('at last', numbers[-1].value, least)}"
@@ -132,8 +135,8 @@ CLAIMS = [
         "coupling",
         3,
         "Norms grow exponentially with depth; not at random init.",
-        "R² of the exponential at least .9: partly; and random init's below .9, its 95% interval below the model's: "
-        "held",
+        "95% interval of the exponential's R² above random init's: detectable; and R² at least .9: partly; and random "
+        "init's below .9: held; open with one layer",
         ("coupling",),
         growth,
     ),

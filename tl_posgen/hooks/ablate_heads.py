@@ -14,7 +14,7 @@ from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
-from tl_posgen.models.tokens import bundled_text, spread, to_prompts
+from tl_posgen.models.tokens import bundled_text, check_numbers, spread, to_prompts
 from tl_posgen.models.wrapped import wrap
 
 How = Literal["zero", "mean", "resample"]
@@ -66,6 +66,7 @@ def ablate_heads(
     if how == "zero":
         nothing = torch.zeros(wrapped.model.cfg.n_heads, 1)
         return [edit for layer, some in selected.items() for edit in with_outputs(layer, some, nothing)]
+    check_numbers(wrapped, length, n_prompts)
     length = min(LENGTH, wrapped.limit.tokens or LENGTH) if length is None else length
     text = bundled_text() if reference is None else reference
     tokens = torch.stack(list(spread(to_prompts(wrapped, text, length), n_prompts)))

@@ -20,6 +20,7 @@ from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finishe
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.rope.rotation import rotate
 from tl_posgen.rope.scores_at import scores_at_positions
 
 ScoresOf = Callable[[LayerCapture], Float[Tensor, "head query key"]]
@@ -197,6 +198,18 @@ def finished(
 ) -> Float[Tensor, "head query key"]:
     """cap(products_ij - slope d_ij): products with the layer's ALiBi and soft cap; see `finished_scores`."""
     return finished_scores(products, capture.geometry, capture.heads, distance)
+
+
+def scores_with(
+    capture: LayerCapture,
+    q: Float[Tensor, "head query d_head"] | None = None,
+    k: Float[Tensor, "head pos d_head"] | None = None,
+) -> Float[Tensor, "head query key"]:
+    """cap(scale <R_i q_i, R_j k_j> - slope d_ij): the layer's scores with other queries or keys before RoPE."""
+    rope = capture.geometry.rope
+    rotated_q = capture.rotated_q if q is None else rotate(q, capture.query_positions, rope)
+    rotated_k = capture.rotated_k if k is None else rotate(k, capture.positions, rope)
+    return finished(capture.geometry.scale * rotated_q @ rotated_k.mT, capture)
 
 
 def at_positions(

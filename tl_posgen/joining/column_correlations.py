@@ -8,7 +8,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.stats.beyond_inits import FAMILY_LEVEL, FEWEST_INITS, beyond_inits
+from tl_posgen.stats.beyond_inits import CHANCE, FEWEST_INITS, beyond_inits
 from tl_posgen.stats.rank_correlation import rank_correlation
 
 SCOPES = ("over heads", "within layers")
@@ -110,8 +110,8 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
     ]
     of_pairs = np.stack([rho.values[..., i, j] for i, j in known], -1) if known else np.empty((n_inits + 1, 3, 0))
     trained = list(rho["init"].values).index(TRAINED)
-    own, inits = of_pairs[trained], np.delete(of_pairs[:, 0], trained, 0)
-    found = [(own[0, n], *known[n]) for n in np.flatnonzero(beyond_inits(*own, inits))]
+    (own, low, high), inits = of_pairs[trained], np.delete(of_pairs[:, 0], trained, 0)
+    found = [(own[n], *known[n]) for n in np.flatnonzero(beyond_inits(own, low, high, inits))]
     strongest = [
         f"{COLUMNS[columns[i]]} with {COLUMNS[columns[j]]} {one:.2f}"
         for one, i, j in sorted(found, key=lambda one: -abs(one[0]))[:most]
@@ -119,5 +119,5 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
     listed = f", strongest: {', '.join(strongest)}" if strongest else ""
     return (
         f"{scope.capitalize()} {len(found)} of {len(known)} pairs of columns go together beyond {n_inits} random inits "
-        f"({FAMILY_LEVEL:g} expected by chance in all){listed}."
+        f"(at most {CHANCE:g} expected by chance in all){listed}."
     )

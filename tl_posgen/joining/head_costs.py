@@ -31,7 +31,7 @@ def without_distance(capture: LayerCapture, distance: int) -> Float[Tensor, "hea
     return scores.masked_fill(hidden_at(capture, scores, distance), -torch.inf)
 
 
-def with_mass_take_from_drawn_keys(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
+def with_mass_taken_elsewhere(capture: LayerCapture, distance: int, seed: int) -> Float[Tensor, "head query key"]:
     """Return the layer's scores with as much attention taken from drawn keys as `without_distance` hides, at most all
     of theirs: its control."""
     scores = capture.scores()
@@ -74,7 +74,7 @@ def head_costs(
             hooks = {
                 "interaction": substitute(model, by_split(all_positions), **one),
                 "slash": replace_scores(model, partial(without_distance, distance=back), **one),
-                "elsewhere": replace_scores(model, partial(with_mass_take_from_drawn_keys, distance=back, seed=seed), **one),
+                "elsewhere": replace_scores(model, partial(with_mass_taken_elsewhere, distance=back, seed=seed), **one),
                 "head": with_outputs(layer, [head], means[layer]),
             }
             for number, what in enumerate(COSTS):

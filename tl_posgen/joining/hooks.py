@@ -6,12 +6,11 @@ from torch import Tensor
 
 from tl_posgen.core.options import Share, require
 from tl_posgen.core.random_inits import check_seed
-from tl_posgen.hooks.replace_scores import HookList, finished, replace_scores
+from tl_posgen.hooks.replace_scores import HookList, replace_scores, scores_with
 from tl_posgen.joining.numbers.mean_direction import mean_direction, share_of_equal_energy, shrink_rest
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers
-from tl_posgen.rope.rotation import rotate
 
 LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
 
@@ -59,15 +58,9 @@ def cut_keys(
     seed = check_seed(seed)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        return scores_with(capture, cut(capture, float(share), control, int(not first_token), seed))
+        return scores_with(capture, k=cut(capture, float(share), control, int(not first_token), seed))
 
     return replace_scores(model, scores_of, layers, heads)
-
-
-def scores_with(capture: LayerCapture, k: Float[Tensor, "head pos d_head"]) -> Float[Tensor, "head query key"]:
-    """Return the layer's scores with other keys before RoPE."""
-    rotated = rotate(k, capture.positions, capture.geometry.rope)
-    return finished(capture.geometry.scale * capture.rotated_q @ rotated.mT, capture)
 
 
 def cut(capture: LayerCapture, share: float, control: bool, first: int, seed: int) -> Float[Tensor, "head pos d_head"]:

@@ -17,8 +17,8 @@ from tl_posgen.core.numbers import Numbers, intervals_of
 from tl_posgen.core.options import Count, Each, Share
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
-from tl_posgen.hooks.replace_scores import replace_scores
-from tl_posgen.joining.hooks import cut, cut_keys, scores_with
+from tl_posgen.hooks.replace_scores import replace_scores, scores_with
+from tl_posgen.joining.hooks import cut, cut_keys
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
@@ -198,7 +198,7 @@ def in_running_model(run: Run, share: float, control: bool, seed: int) -> dict[s
         change, energy = (double(x)[:, 1:].square().sum((1, 2)) for x in (keys - capture.k, capture.k))
         moments = TripleMoments.from_qk(capture.q, keys, capture.geometry.rope, first_token=False)
         sums.add_layer(capture, {"energy_taken": change / energy, "moments": moments})
-        return scores_with(capture, keys)
+        return scores_with(capture, k=keys)
 
     def add_slash(layer: LayerCapture) -> None:
         sums.add_layer(layer, {"score": statistics_of(layer).score[0]})

@@ -10,6 +10,7 @@ from tl_posgen.core.claim import (
     Claim,
     Judgement,
     Verdict,
+    first_checkpoint,
     highest,
     judgement,
     lowest,
@@ -21,7 +22,7 @@ from tl_posgen.core.numbers import Number, Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.position.decomposition.across_prompts import resolved
 from tl_posgen.position.length.length_extrapolation import TOLERATED
-from tl_posgen.position.order.cloze import N_CHOICES
+from tl_posgen.position.order.cloze import N_CHOICES, fewer_of_inits
 from tl_posgen.position.substitution.substituted_loss import WORTHLESS
 from tl_posgen.position.substitution.substitution_figures import in_words
 
@@ -44,10 +45,10 @@ def three_axes(three_axis: Result, mean_key: Result) -> Judgement:
             f"{split('r').with_interval:.3f}"
         )
 
-    r = three_axis.numbers("r", **OUT).value
-    return judgement(
-        threshold(r, 0.95, 0.75), words, three_axis, mean_key, margin=margin_of("r", r, 0.95, 0.75, digits=3)
-    )
+    r = three_axis.numbers("r", **OUT)
+    verdict = threshold(r.value, 0.95, 0.75) if not r.inits or r.value > highest(r.inits) else "open"
+    margin = margin_of("r", r.value, 0.95, 0.75, digits=3)
+    return judgement(verdict, words, three_axis, mean_key, margin=margin)
 
 
 def two_axes(variance: Result, substitution: Result) -> Judgement:
@@ -145,20 +146,25 @@ def word_order(perturbation: Result) -> Judgement:
 
         return f"rise in nats: {'; '.join(f'{MOVED[one]} {over(one)}' for one in moved)}"
 
-    return judgement(order_verdict(perturbation) if len(moved) == len(MOVED) else "open", words, perturbation)
+    if len(moved) < len(MOVED):
+        return judgement("open", words, perturbation)
+    verdict, margin = order_verdict(perturbation)
+    return judgement(verdict, words, perturbation, margin=margin)
 
 
-def order_verdict(perturbation: Result) -> Verdict:
-    """Return the verdict of rises of the loss by words, index and features."""
+def order_verdict(perturbation: Result) -> tuple[Verdict, str]:
+    """Return the verdict of rises of the loss by words, index and features, and how far they are from thresholds."""
     few, above, many = ratios_of(perturbation)
     own = perturbation.numbers
     slight, more = (own("change", condition="words", ratio=ratio).value for ratio in (few, above))
     index, features = (own("change", condition=one, ratio=many).value for one in MOVED if one != "words")
     alike = abs(index - features) <= 0.25 * max(index, features)
     kept, most = slight <= 0.1, own("change", condition="words", ratio=many)
+    apart = abs(index - features) / max(index, features) if max(index, features) > 0 else math.nan
+    margin = f"words {margin_of(f'at {few:.0%}', slight, 0.1)}; {margin_of('index and features apart', apart, 0.25)}"
     if most.inits and not most.value > highest(most.inits):
-        return "not held"  # order matters no more than at random init
-    return "held" if kept and more > 0.1 and alike else "partly" if kept or alike else "not held"
+        return "not held", margin  # order matters no more than at random init
+    return "held" if kept and more > 0.1 and alike else "partly" if kept or alike else "not held", margin
 
 
 def ratios_of(perturbation: Result) -> tuple[float, float, float]:
@@ -195,7 +201,9 @@ def downstream(perturbation: Result) -> Judgement:
     margin += margin_of(f"high end at {above:.0%}", at_more.high, -SLIGHT, digits=3)
     found = judgement(verdict if known else "open", words, perturbation, margin=margin)
     n_items = own.data.sizes["item"]
-    return found._replace(measured=f"cloze of {n_items} items: {found.measured}; chance {1 / N_CHOICES:.1%}")
+    return found._replace(
+        measured=f"cloze of {n_items} items{fewer_of_inits(n_items)}: {found.measured}; chance {1 / N_CHOICES:.1%}"
+    )
 
 
 def length_claim(length_extrapolation: Result) -> Judgement:
@@ -247,7 +255,7 @@ def formation(emergence: Result) -> Judgement:
     if not over:
         return Judgement("open", "r within rows was not measured over training", "not measured")
     course = ", ".join(f"{one.with_interval:.2f} at step {step}" for step, one in over.items())
-    return Judgement("open", f"r within rows {course}", f"step {next(iter(over))} is the random initialisation")
+    return Judgement("open", f"r within rows {course}", first_checkpoint(next(iter(over))))
 
 
 CLAIMS = [
@@ -255,7 +263,7 @@ CLAIMS = [
         "position",
         1,
         "Scores are close to a(i-j) + b(i) + c(j), with a correlation above .95.",
-        "r without the first token, mean over heads: .95 held, .75 partly",
+        "r without the first token, mean over heads: .95 held, .75 partly; open where a random init has as much",
         ("three_axis", "mean_key"),
         three_axes,
     ),

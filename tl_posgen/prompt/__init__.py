@@ -3,9 +3,9 @@
 from tl_posgen.prompt.explaining import explain
 from tl_posgen.prompt.explanation import Explanation
 from tl_posgen.prompt.patching import patch_parts
-from tl_posgen.prompt.reference import Reference, reference_of
-from tl_posgen.prompt.residual_sources import ResidualSources, residual_sources
 from tl_posgen.prompt.score_split import position_part, split
+from tl_posgen.residual.reference import Reference, reference_of
+from tl_posgen.residual.residual_sources import ResidualSources, residual_sources
 
 __all__ = [
     "Explanation",

@@ -23,12 +23,12 @@ from tl_posgen.models.tokens import token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.prompt.deletion import Deletion
 from tl_posgen.prompt.explanation import ALIBI, Explanation
-from tl_posgen.prompt.frozen_layer import Side, frozen_layer, source_vectors
 from tl_posgen.prompt.numbers.source_terms import source_terms
 from tl_posgen.prompt.numbers.split_terms import TERMS
-from tl_posgen.prompt.reference import LayerReference, Reference, given_reference
-from tl_posgen.prompt.residual_sources import SourceReader
 from tl_posgen.prompt.score_split import note_of, one_prompt
+from tl_posgen.residual.frozen_layer import Side, frozen_layer, source_vectors
+from tl_posgen.residual.reference import LayerReference, Reference, given_reference
+from tl_posgen.residual.residual_sources import SourceReader
 
 REST, REFERENCE_MEAN = "rest", "reference mean"
 Parts = Mapping[str, Tensor]
@@ -153,6 +153,8 @@ def check_parts(parts: Any, n: int, d_model: int) -> None:
         if not isinstance(part, Tensor) or tuple(part.shape) != (n, d_model):
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             raise InputError(f"part {name!r}: {shape}; the residual stream of this prompt is {[n, d_model]}")
+        if part.is_meta or part.layout != torch.strided or part.is_complex() or not bool(part.isfinite().all()):
+            raise InputError(f"part {name!r}: give finite real numbers in a dense tensor")
     if REST in parts or REFERENCE_MEAN in parts:
         raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.options import Count, Whole, require
 from tl_posgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class Explanation:
             >>> bool((abs(rows["contribution"] - rows["score"]) < 1e-4).all())
             True
         """
-        by = (by,) if isinstance(by, str) else tuple(by)
-        if wrong := [one for one in by if one not in BY]:
-            raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}")
+        by = (by,) if isinstance(by, str) else tuple(by or ())
+        if wrong := [one for one in by if one not in BY or by.count(one) > 1]:
+            raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}, each once")
         summed = self.data["contribution"].sum([dim for dim in BY if dim not in by])
         frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
         labels = ["key", "token", *by]
@@ -88,7 +89,15 @@ class Explanation:
         return pd.DataFrame(frame[[*labels, "contribution"]])
 
     def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:
-        """Return the n rows of `frame(by)` with the largest contributions, of one key or of all."""
+        """Return the n rows of `frame(by)` with the largest contributions, of one key or of all.
+
+        Raises:
+            InputError: a number of rows below 1, a key that the query does not see.
+        """
+        require("n", n, Count)
+        if key is not None and key not in self.data["key"].values:
+            keys = self.data["key"].values
+            raise InputError(f"key {key!r}: the query sees keys {keys[0]} to {keys[-1]}")
         frame = self.frame(by) if key is None else rows_of(self.frame(by), "key", [key])
         order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
         return frame.iloc[order[:n]].reset_index(drop=True)
@@ -148,13 +157,26 @@ class Explanation:
         from tl_posgen.prompt.deletion import compare_deletions
 
         deletion: Deletion | None = self._deletion
+        require("n", n, Count)
+        require("seed", seed, Whole)
         if deletion is None:
             raise InputError("check deletes terms of one prompt; explain each of the two without other=")
         return compare_deletions(self, deletion, n, seed)
 
     def minus(self, other: "Explanation") -> "Explanation":
-        """Return which terms make the difference to another prompt of as many tokens: its contributions taken away."""
+        """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
+
+        Raises:
+            InputError: the other explains another model, head, query, key or side.
+        """
         mine, theirs = self.data, other.data
+        for name in ("model", "layer", "head", "query", "against_key", "side"):
+            if mine.attrs[name] != theirs.attrs[name]:
+                raise InputError(
+                    f"minus: {name} {theirs.attrs[name]} is taken from {name} {mine.attrs[name]}; explain both alike"
+                )
+        if len(mine["key"]) != len(theirs["key"]):
+            raise InputError(f"minus: {len(theirs['key'])} keys are taken from {len(mine['key'])}; explain both alike")
         both = zip(mine["token"].values, theirs["token"].values, strict=True)
         words = [own if own == token else f"{own} | {token}" for own, token in both]
         names = list(dict.fromkeys([*mine["source"].values, *theirs["source"].values]))

@@ -15,8 +15,8 @@ from tl_posgen.models.loading.load import open_model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.prompt.numbers.split_terms import TERMS, SplitTerms, split_terms
-from tl_posgen.prompt.reference import Reference, given_reference, reference_of
 from tl_posgen.prompt.score_split import one_prompt
+from tl_posgen.residual.reference import Reference, given_reference, reference_of
 
 Part = Literal["position", "key", "query_key", "content", "interaction"]
 OF_PART = {"content": ("key", "query_key")} | {term: (term,) for term in TERMS}

@@ -19,7 +19,7 @@ from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.models.wrapped import WrappedModel, wrap
 from tl_posgen.prompt.numbers.split_terms import TERMS, split_terms
-from tl_posgen.prompt.reference import Reference, given_reference
+from tl_posgen.residual.reference import Reference, given_reference
 
 DIMS = ("head", "query", "key")
 VARIABLES = {"key": "key_part"}  # a variable cannot be called as one of its dims

@@ -78,6 +78,21 @@ def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Ten
     return torch.cat([to_planes(x, rope), torch.complex(real.contiguous(), imag.contiguous())], dim=-1)
 
 
+def from_complex_planes(
+    z: Complex[Tensor, "*batch plane_and_rest"], rope: Rope, d_head: int
+) -> Float[Tensor, "*batch d_head"]:
+    """Invert `complex_planes`.
+
+    Example:
+        >>> x, rope = torch.arange(10.0).reshape(2, 5), Rope(torch.ones(1, dtype=torch.float64))
+        >>> torch.equal(from_complex_planes(complex_planes(x, rope), rope, 5), x)
+        True
+    """
+    n = len(rope.inv_freq)
+    rest = torch.cat([z[..., n:].real, z[..., n:].imag], -1)[..., : d_head - rope.rotary_dim]
+    return from_planes(z[..., :n], rest, rope)
+
+
 def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batch two_planes"]:
     """Return complex planes as real numbers: <real_coordinates(a), real_coordinates(b)> = Re sum_m a_m conj(b_m)."""
     return torch.view_as_real(z.resolve_conj()).flatten(-2)

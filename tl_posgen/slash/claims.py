@@ -195,6 +195,9 @@ def far_away(slash: Result) -> Judgement:
     own = slash.numbers
     if not len(long_distances(own.data.sizes["distance"])):
         return Judgement("open", f"not measured: no prompt has {2 * LONG} tokens", "not measured")
+    far = own.data["uniform"].sel(distance=list(long_distances(own.data.sizes["distance"])))
+    if not (far > 0).any():
+        return Judgement("open", f"windows end before {LONG} tokens", "not measured")
     n, most = n_far(own).value, highest(n_far(one).value for one in each_init(own))
     verdict = "held" if n > most else "not held"
     return judgement(where_known(verdict, n, most), words, slash, margin=margin_of("heads", n, most, digits=0))

@@ -5,7 +5,8 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Bool, Float
 
-FAMILY_LEVEL = 0.05  # correlations expected beyond random init by chance, of all that are looked at together
+CHANCE = 0.1  # at most so many are expected beyond random init by chance, of all that are looked at together: simulated
+LEVEL = 0.01  # of the quantile: deviations over 8 inits are uncertain, and where they differ fourfold .09 pass, not .01
 FEWEST_INITS = 8  # from which on correlations are said to go beyond them
 CLOSEST = 0.9999  # a correlation of 1 has no finite z
 
@@ -16,10 +17,11 @@ def beyond_inits(
     high: Float[np.ndarray, " pair"],
     inits: Float[np.ndarray, "init pair"],
 ) -> Bool[np.ndarray, " pair"]:
-    r"""|z - mean_s z_s| > c s sqrt(1 + 1/n), z = artanh r: pairs in which a model differs from its n random inits.
+    r"""sign(z) (z - mean_s z_s) > c s sqrt(1 + 1/n), z = artanh r: pairs that go together as in none of n random inits.
 
     s is the deviation of the pair over inits or, where larger, that of all pairs together; c the normal quantile at
-    which FAMILY_LEVEL of all pairs are expected to pass by chance. The interval of r over heads must leave out 0.
+    which LEVEL of all pairs pass by chance if deviations are known. They are not: at most CHANCE of all pairs do. The
+    interval of r over heads must leave out 0. A pair that goes together less than without training is not among them.
 
     Args:
         r, low, high: of the model, with the ends of the interval.
@@ -42,5 +44,5 @@ def beyond_inits(
     z, of_inits = (np.arctanh(np.clip(one, -CLOSEST, CLOSEST)) for one in (r, inits))
     variances = of_inits.var(0, ddof=1)
     deviation = np.sqrt(np.maximum(variances, variances[known].mean()))
-    reach = NormalDist().inv_cdf(1 - FAMILY_LEVEL / 2 / known.sum()) * np.sqrt(1 + 1 / len(inits))
-    return known & (np.abs(z - of_inits.mean(0)) > reach * deviation) & ((low > 0) | (high < 0))
+    reach = NormalDist().inv_cdf(1 - LEVEL / 2 / known.sum()) * np.sqrt(1 + 1 / len(inits))
+    return known & (np.sign(z) * (z - of_inits.mean(0)) > reach * deviation) & ((low > 0) | (high < 0))

@@ -8,7 +8,7 @@ from tl_posgen.core.numbers import interval_of
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts, token_strings
-from tl_posgen.position.order import Perturbation, perturbation, permute_positions, swap_tokens
+from tl_posgen.position.order import Perturbation, cloze, permute_positions, swap_tokens
 from tl_posgen.position.order.disturbance import CONDITIONS, conditions_for, disturb, draw, words_of
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
@@ -99,13 +99,14 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(mini, alice, result):
 def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, monkeypatch):
     measure = Perturbation(**ONE, n_draws=1, n_cloze=4, conditions=("words",))
     every = measure(mini, alice, **CUT)
-    monkeypatch.setattr(perturbation, "ITEMS_OF_INITS", 2)
+    monkeypatch.setattr(cloze, "ITEMS_OF_INITS", 2)
     found = measure(mini, alice, **CUT)
     for one, n in ((found.own, 4), (found.null, 2)):
         whole = (every.own if n == 4 else every.null)["cloze_log_likelihood"]
         np.testing.assert_allclose(one["cloze_log_likelihood"].isel(item=slice(n)), whole.isel(item=slice(n)))
         assert one["cloze_accuracy"].isel(item=slice(n, None)).isnull().all()
     assert every.null["cloze_accuracy"].notnull().all()
+    assert "A cloze of 4 passages of the text (random init 2), 50% of the context moved" in " ".join(found.findings())
 
 
 def test_curves_draw_the_rise_at_places_that_were_not_moved_and_the_cloze_with_its_chance(result):

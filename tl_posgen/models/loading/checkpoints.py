@@ -28,7 +28,7 @@ class Checkpoints:
         label: the model's name, where its checkpoints lie in <name>/ or <name>/checkpoints/.
 
     Raises:
-        InputError: no checkpoints, two of one name, or a directory without weights.
+        InputError: no checkpoints, two of one name, steps that fall, or a directory without weights.
     """
 
     def __init__(
@@ -81,4 +81,6 @@ def steps_of(names: Sequence[str]) -> np.ndarray:
     numbers = [re.findall(r"\d+", name) for name in names]
     steps = np.array([int(found[-1]) if found else -1 for found in numbers])
     rising = (steps >= 0).all() and (np.diff(steps) > 0).all()
+    if (steps >= 0).all() and (np.diff(steps) < 0).all() and len(steps) > 1:
+        raise InputError(f"checkpoints: steps fall, {', '.join(names)}; give them in order of training")
     return steps if rising else np.arange(len(names))

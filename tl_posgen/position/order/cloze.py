@@ -17,6 +17,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.disturbance import disturb, draw
 
+ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
 LEAST_LETTERS = 4
 AT_ONCE = 64  # rows of one forward pass
@@ -89,6 +90,11 @@ def encoded_items(model: Model, prompts: Any, n: int, seed: int = 0) -> list[Enc
         if len(items) == n:
             break
     return items
+
+
+def fewer_of_inits(n: int) -> str:
+    """Say, of n items, that random inits get fewer; "" where they get all."""
+    return f" (random init {ITEMS_OF_INITS})" if n > ITEMS_OF_INITS else ""
 
 
 def text_of(model: Model, prompts: Any) -> str:

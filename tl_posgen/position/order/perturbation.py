@@ -17,6 +17,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.models.tokens import token_strings
+from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, encoded_items, score_items
 from tl_posgen.position.order.disturbance import REACHES, Condition, Disturbance, conditions_for, disturb, draw
 from tl_posgen.position.order.numbers.swaps import Reach
@@ -30,7 +31,6 @@ from tl_posgen.position.order.perturbation_figures import (
 )
 from tl_posgen.report.circuits import CROP
 
-ITEMS_OF_INITS = 200  # cloze items
 TARGETS = ("all", "unmoved", "suffix")
 FEW, MANY = 0.05, 0.2  # shares that sentences name: the paper's claim has them on either side of 5 to 10 %
 DIMS, CLOZE = ("condition", "reach", "ratio", "draw", "prompt"), ("condition", "ratio", "item")
@@ -174,7 +174,7 @@ class Perturbation(Measure):
         """Return the scores of every cloze item; nothing where the text has none. Of random inits NaN for items beyond
         the first ITEMS_OF_INITS: they are at chance, which no more items make clearer."""
         items = encoded_items(run.model, run.prompts, self.n_cloze, run.seed)
-        asked = items if run.init is None else items[:ITEMS_OF_INITS]
+        asked = items if run.init is None else items[: cloze.ITEMS_OF_INITS]
 
         def cell(condition: str, ratio: float) -> Mapping[str, Any]:
             how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
@@ -229,7 +229,7 @@ class Perturbation(Measure):
 
     def cloze_findings(self, own: Numbers) -> list[str]:
         """Return the accuracy of the cloze in order, and accuracy and likelihood with most of it moved."""
-        least, most = float(min(self.ratios)), self.few_many_most[-1]
+        least, most, n = float(min(self.ratios)), self.few_many_most[-1], own.data.sizes["item"]
         log_p = own.array("cloze_log_likelihood")
         done = own.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
         in_order = own("cloze_accuracy", ratio=least, condition=done[0])
@@ -240,8 +240,9 @@ class Perturbation(Measure):
             for one in done
         ]
         return [
-            f"A cloze of {own.data.sizes['item']} passages of the text, {least:.0%} of the context moved: accuracy "
-            f"{in_order.plain:.0%} ({in_order.null:.0%}); chance {1 / N_CHOICES:.0%}. With {most:.0%} moved, accuracy "
+            f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if own.inits else ''}, {least:.0%} of the "
+            f"context moved: accuracy {in_order.plain:.0%} ({in_order.null:.0%}); chance {1 / N_CHOICES:.0%}. With "
+            f"{most:.0%} moved, accuracy "
             f"and change of the right choice's log-likelihood (nats a token): {'; '.join(parts)}."
         ]
 

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.numbers import interval_of
+from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.order.disturbance import CONDITIONS, OF_TEXT
 from tl_posgen.report.circuits import token_colours
@@ -41,7 +42,7 @@ def draw_curves(result: Any) -> go.Figure:
         panels.figure.update_yaxes(matches=None, showticklabels=True, range=[0, 1], col=panels.n_columns)
     subtitle = f"{TARGET} targets; 95 % intervals over prompts"
     subtitle += f", of the cloze over {items} items" if items else ""
-    subtitle += "; random init in grey" if result.nulls else ""
+    subtitle += f"{cloze.fewer_of_inits(items)}; random init in grey" if result.nulls else ""
     return panels.finish(f"Loss as order is lost · {model_label(data)}", subtitle)
 
 

@@ -6,8 +6,8 @@ from families import FAMILIES, quick_families
 
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models import run_capture, wrap
-from tl_posgen.prompt.frozen_layer import frozen_layer, source_vectors
-from tl_posgen.prompt.residual_sources import residual_sources
+from tl_posgen.residual.frozen_layer import frozen_layer, source_vectors
+from tl_posgen.residual.residual_sources import SourceReader, residual_sources
 
 TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 LEARNED = {"gpt2", "opt", "gpt_neo"}
@@ -59,6 +59,19 @@ def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
     gone, mlp = found.values[found.names.index("L0H1")], found.names.index("L0 MLP")
     change = without.residual.double() - found.residual - (without.values[-1] - found.values[mlp])
     torch.testing.assert_close(change, -gone, rtol=0, atol=1e-5)
+
+
+def test_a_layers_heads_are_one_source_where_that_is_asked_for(mini):
+    wrapped, found = wrap(mini), {}
+    for by in ("head", "layer"):
+        reading, captures = SourceReader(wrapped, 2, by), []
+        with reading.attached():
+            run_capture(wrapped, TOKENS[None], captures.append, {"resid"}, layers=[2])
+        found[by] = reading.sources(2, captures[0].resid)
+    assert found["layer"].names == ("embed", "L0 attention", "L0 MLP", "L1 attention", "L1 MLP")
+    fine = found["head"]
+    heads = [value for name, value in zip(fine.names, fine.values, strict=True) if name.startswith("L1H")]
+    torch.testing.assert_close(sum(heads), found["layer"].values[3], rtol=0, atol=2e-6)  # which the pass rounded
 
 
 def test_at_layer_zero_there_is_the_embedding_alone(mini):

@@ -1,10 +1,11 @@
 """Sources of the residual stream at a layer's input: what the embedding, earlier heads and MLPs wrote."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,8 +19,9 @@ from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, freeze
+from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
 
+By = Literal["layer", "head"]
 REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
 
 
@@ -68,72 +70,97 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
 
 @dataclass
 class SourceReader:
-    """Keeps what earlier layers wrote during a forward pass of one prompt.
+    """Keeps what earlier layers wrote during a forward pass.
 
     Attributes:
         before: sources are those before this layer.
+        by: whether each head is a source, "L0H3", or all heads of a layer are one, "L0 attention".
+        seen: what hook points carried, by name.
+        written: what was made of it so far, by place and prompt of the batch.
     """
 
     wrapped: WrappedModel
     before: int
+    by: By = "head"
     seen: dict[str, Tensor] = field(default_factory=dict)
+    written: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
+
+    def points(self) -> list[str]:
+        """Return the names of the hook points that are read."""
+        known = self.wrapped.model.hook_dict
+        names = ["blocks.0.hook_resid_pre", "hook_pos_embed"]
+        for layer in range(self.before):
+            names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
+        return [name for name in names if name in known]
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """While the block runs, forward passes are read; the last one is kept."""
-        known, receivers = self.wrapped.model.hook_dict, dict[str, Callable[[Tensor], None]]()
-        names = ["blocks.0.hook_resid_pre", "hook_pos_embed"]
-        for layer in range(self.before):
-            names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
-        for name in names:
-            if name in known:
-                receivers[name] = partial(self.keep, name)
+        receivers: dict[str, Callable[[Tensor], None]] = {name: partial(self.keep, name) for name in self.points()}
         with watching(self.wrapped.model, receivers):
             yield
 
     def keep(self, name: str, value: Tensor) -> None:
         self.seen[name] = value.detach()
+        self.written.clear()
 
-    def sources(self, layer: int, residual: Float[Tensor, "pos d_model"]) -> ResidualSources:
-        """Return the sources before a layer whose residual stream this is; call it after the pass."""
+    def sources(self, layer: int, residual: Float[Tensor, "pos d_model"], row: int = 0) -> ResidualSources:
+        """Return the sources before a layer whose residual stream this is, of one prompt of the batch; call it when
+        the pass has come so far."""
         with torch.no_grad(), without_hooks(self.wrapped.model):  # norms are called, which have hooks
-            named = self.embeddings(residual)
+            named = dict(self.before_layer(-1, row, residual))
             for index in range(layer):
-                named |= self.attention(index) | self.mlp(index)
+                named |= self.before_layer(index, row, residual)
         residual = double(residual)  # layers may be spread over devices
-        kept = {name: one for name, value in named.items() if bool((one := value.to(residual.device)).any())}
-        values = torch.stack(list(kept.values()))
-        off, reach = float((values.sum(0) - residual).abs().max()), float(values.abs().max())
+        values = torch.stack([value.to(residual.device) for value in named.values()])
+        low, high = values.aminmax()
+        off, reach = float((values.sum(0) - residual).abs().max()), float(torch.maximum(-low, high))
         if not off <= tolerance(self.wrapped.dtype) * reach:
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
                 f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
             )
-        return ResidualSources(tuple(kept), values, residual)
+        return ResidualSources(tuple(named), values, residual)
 
-    def read(self, name: str) -> Tensor:
+    def before_layer(self, layer: int, row: int, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
+        """Return what one layer wrote, or what enters the first one, layer -1; made once a pass."""
+        if (layer, row) not in self.written:
+            found = self.embeddings(row, residual) if layer < 0 else self.attention(layer, row) | self.mlp(layer, row)
+            self.written[layer, row] = {name: value for name, value in found.items() if bool(value.any())}
+        return self.written[layer, row]
+
+    def read(self, name: str, row: int) -> Tensor:
         if name not in self.seen:
             raise UnsupportedModelError(f"{name} does not fire, so what it carries cannot be a source; {REMEDY}")
-        return self.seen[name]
+        value = self.seen[name]
+        return double(value[min(row, len(value) - 1)])
 
-    def embeddings(self, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
+    def embeddings(self, row: int, residual: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
         """Return what enters layer 0: learned positions, and all else as the embedding."""
-        entering = double(self.read("blocks.0.hook_resid_pre"))[0].to(residual.device)
+        entering = self.read("blocks.0.hook_resid_pre", row).to(residual.device)
         if "hook_pos_embed" not in self.seen:
             return {"embed": entering}
-        positions = double(self.seen["hook_pos_embed"]).to(entering).reshape(-1, *entering.shape)[0]
+        positions = double(self.seen["hook_pos_embed"]).to(entering).reshape(-1, *entering.shape)
+        positions = positions[min(row, len(positions) - 1)]
         return {"embed": entering - positions, "pos_embed": positions}
 
-    def attention(self, layer: int) -> dict[str, Tensor]:
-        """Return what each head of a layer wrote, and the bias."""
-        attn, z = self.wrapped.attention(layer), self.read(f"blocks.{layer}.attn.hook_z")[0]
-        weight = double(attn.W_O.detach())
+    def attention(self, layer: int, row: int) -> dict[str, Tensor]:
+        """Return what each head of a layer wrote, or all of them together, and the bias."""
+        attn, block = self.wrapped.attention(layer), self.wrapped.backend.model.blocks[layer]
+        bias, out = getattr(attn, "b_O", None), self.read(f"blocks.{layer}.hook_attn_out", row)
+        bias = None if bias is None else double(bias.detach()).expand_as(out)
+        if self.by == "layer" and not hasattr(block, "ln1_post"):
+            own = {} if bias is None else {f"L{layer} attention bias": bias}
+            return {f"L{layer} attention": out if bias is None else out - bias, **own}
+        z, weight = self.read(f"blocks.{layer}.attn.hook_z", row), double(attn.W_O.detach())
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
-        values = torch.einsum("phd,hdm->hpm", double(z), weight)
-        bias, out = getattr(attn, "b_O", None), double(self.read(f"blocks.{layer}.hook_attn_out"))[0]
-        named = {f"L{layer}H{head}": one for head, one in enumerate(values)}
+        if self.by == "head":
+            values = torch.einsum("phd,hdm->hpm", z, weight)
+            named = {f"L{layer}H{head}": one for head, one in enumerate(values)}
+        else:
+            named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)}
         if bias is not None:
-            named[f"L{layer} attention bias"] = double(bias.detach()).expand_as(out)
+            named[f"L{layer} attention bias"] = bias
         before = torch.stack(list(named.values())).sum(0)
         if near(before, out, self.wrapped.dtype):
             return named
@@ -146,14 +173,25 @@ class SourceReader:
         named = {name: norm.linear(value) for name, value in named.items()}
         return {**named, f"L{layer} attention norm bias": norm.beta.expand_as(out)}
 
-    def mlp(self, layer: int) -> dict[str, Tensor]:
+    def mlp(self, layer: int, row: int) -> dict[str, Tensor]:
         """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it."""
-        block, out = self.wrapped.backend.model.blocks[layer], double(self.read(f"blocks.{layer}.hook_mlp_out"))[0]
+        block, out = self.wrapped.backend.model.blocks[layer], self.read(f"blocks.{layer}.hook_mlp_out", row)
         bias = getattr(block.mlp, "b_out", None)
         if not isinstance(bias, Tensor) or bias.shape != out.shape[-1:] or hasattr(block, "ln2_post"):
             return {f"L{layer} MLP": out}
         bias = double(bias.detach()).expand_as(out)
         return {f"L{layer} MLP": out - bias, f"L{layer} MLP bias": bias}
+
+
+def place_of_source(name: str) -> tuple[int, int]:
+    """Return where a source stands among others: embeddings, then layer by layer, then biases of queries and keys.
+
+    Example:
+        >>> sorted(["b_K", "L10 MLP", "L2H0", "embed"], key=place_of_source)
+        ['embed', 'L2H0', 'L10 MLP', 'b_K']
+    """
+    layer = re.match(r"L(\d+)", name)
+    return (1, int(layer[1])) if layer else (0 if "embed" in name else 2, 0)
 
 
 def near(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:

@@ -13,9 +13,9 @@ from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.wrapped import WrappedModel
-from tl_posgen.prompt.numbers.frozen_map import FrozenMap, frozen_map
-from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, freeze
-from tl_posgen.prompt.residual_sources import near, norm_between
+from tl_posgen.residual.numbers.frozen_map import FrozenMap, frozen_map
+from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, freeze
+from tl_posgen.residual.residual_sources import near, norm_between
 
 Side = Literal["query", "key"]
 ROUNDING = "rounding"  # what half precision takes away, as a source

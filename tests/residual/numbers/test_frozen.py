@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tl_posgen.prompt.numbers.frozen_map import frozen_map
-from tl_posgen.prompt.numbers.frozen_norm import freeze
+from tl_posgen.residual.numbers.frozen_map import frozen_map
+from tl_posgen.residual.numbers.frozen_norm import freeze
 
 D, N = 8, 5
 
@@ -65,6 +65,10 @@ def test_a_frozen_map_gives_the_vectors_of_the_whole(before, behind):
     vectors = frozen.vectors(parts)
     torch.testing.assert_close(vectors.sum(0), expected, rtol=0, atol=1e-7)
     torch.testing.assert_close(frozen.mean_vectors(parts), vectors[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
+    weights = drawn(2, N, 4, seed=7)
+    expected = (vectors * weights)[:, :, 1:].sum((2, 3))
+    torch.testing.assert_close(frozen.products(parts, weights), expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(frozen.of_head(1).vectors(parts), vectors[:, 1:])
+    torch.testing.assert_close(frozen.of_heads([1, 0]).vectors(parts), vectors[:, [1, 0]])
     names = ["ln bias"] * (before == "layer") + ["b_K"] + ["k_norm bias"] * (behind == "layer")
     assert frozen.names(("a", "b", "c")) == ("a", "b", "c", *names)

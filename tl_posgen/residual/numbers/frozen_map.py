@@ -1,6 +1,6 @@
 """Queries or keys of one layer as a linear map of the residual stream, norms frozen, and the vectors of its sources."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.prompt.numbers.frozen_norm import FrozenNorm, scaled
+from tl_posgen.residual.numbers.frozen_norm import FrozenNorm, scaled
+
+REST = slice(1, None)  # of a prompt without its first token
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,13 @@ class FrozenMap:
 
     def of_head(self, head: int) -> "FrozenMap":
         """Return the map of one head."""
-        one = slice(head, head + 1)
-        constants = {name: (b[one], c[one]) for name, (b, c) in self.constants.items()}
-        return FrozenMap(self.matrix[one], self.factor[one], constants)
+        return self.of_heads([head])
+
+    def of_heads(self, heads: Sequence[int]) -> "FrozenMap":
+        """Return the map of some of the heads."""
+        chosen = list(heads)
+        constants = {name: (b[chosen], c[chosen]) for name, (b, c) in self.constants.items()}
+        return FrozenMap(self.matrix[chosen], self.factor[chosen], constants)
 
     def names(self, sources: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `vectors` returns."""
@@ -43,15 +49,28 @@ class FrozenMap:
         return torch.cat([own, *(c[None, ..., None] * b[None, :, None] for b, c in self.constants.values())])
 
     def mean_vectors(
-        self, sources: Float[Tensor, "source pos d_model"], first: int = 1
+        self, sources: Float[Tensor, "source pos d_model"], tokens: slice = REST
     ) -> Float[Tensor, "source_and_constant head d_head"]:
-        """Return the means of `vectors` over the tokens from `first` on, without forming them."""
-        factor, sources = self.factor[:, first:], double(sources[:, first:])
+        """Return the means of `vectors` over tokens, without forming them."""
+        factor, sources = self.factor[:, tokens], double(sources[:, tokens])
         if bool((factor == factor[:1]).all()):  # no norm behind the projection: one mean for all heads
             factor = factor[:1]
-        weighted = torch.einsum("ht,std->shd", factor, sources) / factor.shape[1]
-        own = (weighted.expand(-1, len(self.matrix), -1)[:, :, None] @ self.matrix)[:, :, 0]
-        constants = [(c[:, first:].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
+        weighted = factor @ sources / factor.shape[1]  # not an einsum, which would copy the sources
+        own = torch.einsum("shd,hdk->shk", weighted.expand(-1, len(self.matrix), -1), self.matrix)
+        constants = [(c[:, tokens].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
+        return torch.cat([own, *constants])
+
+    def products(
+        self,
+        sources: Float[Tensor, "source pos d_model"],
+        weights: Float[Tensor, "head pos d_head"],
+        tokens: slice = REST,
+    ) -> Float[Tensor, "source_and_constant head"]:
+        """Return sum_t <vectors_t, weights_t> over tokens, without forming the vectors."""
+        weights, factor, sources = weights[:, tokens], self.factor[:, tokens], double(sources[:, tokens])
+        pulled = (factor[..., None] * weights) @ self.matrix.mT
+        own = sources.flatten(1) @ pulled.flatten(1).mT
+        constants = [(c[:, tokens] * (weights @ b[..., None])[..., 0]).sum(1)[None] for b, c in self.constants.values()]
         return torch.cat([own, *constants])
 
 

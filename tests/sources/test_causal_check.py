@@ -1,0 +1,93 @@
+"""The check of position shares: keys without the constant of a source, taken from the other prompts."""
+
+import numpy as np
+import pytest
+import torch
+
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.layers.capture import scores_from
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.residual.frozen_layer import frozen_layer
+from tl_posgen.residual.residual_sources import residual_sources
+from tl_posgen.rope.rotation import rotate
+from tl_posgen.sources import Sources
+from tl_posgen.stats.rank_correlation import rank_correlation
+
+QUIET = {"null_seeds": (), "progress": False}
+AT = {"tokens": "without first", "side": "k", "term": "position"}
+
+
+@pytest.fixture(scope="module")
+def prompts(mini, alice):
+    return torch.stack(to_prompts(mini, alice, length=24, n_prompts=4))
+
+
+@pytest.fixture(scope="module")
+def result(mini, prompts):
+    return Sources(check=True, fold=["mlp0"])(mini, prompts, **QUIET)
+
+
+def keys_of(mini, row):
+    """Capture of layer 2, and the embedding's and first MLP's keys together [head, pos, d_head]."""
+    captures, written = [], residual_sources(mini, row, 2)
+    run_capture(mini, row[None], captures.append, {"resid", "inputs"}, layers=[2])
+    vectors = frozen_layer(wrap(mini), captures[0], "key").vectors(written.values)
+    return captures[0], sum(vectors[written.names.index(name)] for name in ("embed", "L0 MLP"))
+
+
+def slash_score(capture, keys, distance):
+    rotated = rotate(keys, capture.positions, capture.geometry.rope)
+    pattern = scores_from(capture.rotated_q, rotated, capture.geometry, capture.heads).softmax(-1)
+    return pattern.diagonal(-distance, 1, 2).mean(-1)
+
+
+def test_the_fall_is_that_of_scores_without_the_constant_of_the_other_prompts(mini, prompts, result):
+    read = [keys_of(mini, row) for row in prompts]
+    means = [keys[:, 1:].mean(1) for _, keys in read]
+    data = result.own.sel(layer=2, source="embed + L0 MLP")
+    scores = [[slash_score(capture, capture.k, distance) for capture, _ in read] for distance in range(12)]
+    untouched = torch.stack([torch.stack(one).mean(0) for one in scores])
+    best = untouched.argmax(0).tolist()
+    for head, distance in enumerate(best):
+        scores = []
+        for number, (capture, _) in enumerate(read):
+            constant = sum(mean for other, mean in enumerate(means) if other != number) / 3
+            scores.append(slash_score(capture, capture.k - constant[:, None].float(), distance)[head])
+        fall = 1 - torch.stack(scores).mean() / untouched[distance, head]
+        np.testing.assert_allclose(data["fall"].sel(head=head), fall, atol=1e-4)
+    every = torch.cat([keys[:, 1:] for _, keys in read], 1)
+    np.testing.assert_allclose(data["energy"], every.square().sum(-1).mean(1), rtol=1e-5)
+    np.testing.assert_allclose(data["constant_energy"], every.mean(1).square().sum(-1), rtol=1e-5)
+
+
+def test_correlations_are_over_heads_and_sources_of_layers_with_several(result):
+    data = result.own
+    later = data["layer"] > 0
+    columns = {"position share": data["share"].sel(AT), "energy of the constant": data["constant_energy"]}
+    fall = torch.tensor(data["fall"].where(later).values.ravel())
+    for name, column in columns.items():
+        expected = rank_correlation(
+            torch.tensor(column.where(later).transpose(*data["fall"].dims).values.ravel()), fall
+        )
+        np.testing.assert_allclose(data["rho"].sel(predictor=name), expected.r)
+    number = result.numbers("rho", predictor="position share")
+    assert 0.5 < number.low <= number.value <= number.high <= 1
+    assert f"position share {number:.2f}" in result.findings()[-1]
+
+
+def test_points_are_heads_and_sources(result):
+    share, *_ = result.plot("check").data
+    named = dict(zip(share.text, zip(share.x, share.y, strict=True), strict=True))
+    data = result.own.sel(layer=2, head=1, source="L1 MLP")
+    np.testing.assert_allclose(named["L2H1, L1 MLP"], [data["share"].sel(AT), data["fall"]])
+    assert "L0H1, embed + L0 MLP" not in named
+
+
+def test_it_needs_shares_of_position_in_keys_and_two_prompts(mini, prompts):
+    for options in ({"terms": ["content"]}, {"sides": ["q"]}):
+        with pytest.raises(InputError, match="check=True needs"):
+            Sources(check=True, **options)(mini, prompts, **QUIET)
+    with pytest.raises(InputError, match="give two at least"):
+        Sources(check=True)(mini, prompts[:1], **QUIET)

@@ -1,0 +1,173 @@
+"""Shares of sources on real models: against brute force over every query, key and distance, and beside `variance`."""
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, quick_families
+
+from tl_posgen.core.engine import analyze
+from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.wrapped import wrap
+from tl_posgen.residual.frozen_layer import frozen_layer
+from tl_posgen.residual.residual_sources import residual_sources
+from tl_posgen.rope.planes import turning_factors
+from tl_posgen.rope.rotation import complex_planes
+from tl_posgen.sources import Sources
+from tl_posgen.sources.numbers.source_shares import TERMS
+
+TOKENS = torch.randint(2, 60, (2, 9), generator=torch.manual_seed(0))
+QUIET = {"null_seeds": (), "progress": False}
+EVERY = {"terms": tuple(TERMS), "sides": ("k", "q")}
+PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd"), "key": ("k",)}
+
+
+def vectors_of(model, layer):
+    """What every source adds to queries and keys of both prompts, by side: names, [source, head, token, plane]."""
+    wrapped, found, geometry = wrap(model), {"q": [], "k": []}, None
+    for row in TOKENS:
+        captures, written = [], residual_sources(model, row, layer)
+        run_capture(model, row[None], captures.append, {"resid", "inputs"}, layers=[layer])
+        geometry = captures[0].geometry
+        for side, word in (("q", "query"), ("k", "key")):
+            frozen = frozen_layer(wrapped, captures[0], word)
+            found[side].append((frozen.names(written.names), frozen.vectors(written.values)))
+    sides = {side: (of[0][0], complex_planes(torch.cat([x[:, :, 1:] for _, x in of], 2), geometry.rope)) for side, of in
+             found.items()}  # fmt: skip
+    return sides, geometry
+
+
+def part_of(x, part, along):
+    mean = x.mean(along, keepdim=True)
+    return {"all": x, "mean": mean.expand_as(x), "rest": x - mean}[part]
+
+
+def brute_shares(sides, geometry, side, term):
+    """E[w_s w] / E w^2 over every query, key and distance, first tokens left out."""
+    n = min(TOKENS.shape[1], geometry.window or TOKENS.shape[1])
+    u = part_of(turning_factors(torch.arange(n), geometry.rope, geometry.d_head), term.d, 0)
+    q, k = (part_of(sides[one][1], getattr(term, one), 2) for one in "qk")
+    q, k = (q, k.sum(0, keepdim=True)) if side == "q" else (q.sum(0, keepdim=True), k)
+    scores = torch.einsum("ahim,bhjm,dm->abhijd", q, k.conj(), u).real.flatten(0, 1)
+    products = (scores * scores.sum(0)).sum((2, 3, 4))
+    return products / products.sum(0)
+
+
+@pytest.mark.parametrize("name", quick_families("neox", "gemma3", without=["llama4"]))
+def test_shares_are_those_of_every_query_key_and_distance(family_model, backend, name):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model = family_model(name, backend)
+    result = Sources(**EVERY, by="head")(model, TOKENS, **QUIET)
+    sides, geometry = vectors_of(model, 1)
+    data = result.sel(tokens="without first", layer=1)
+    for side, (names, _) in sides.items():
+        for term, kind in TERMS.items():
+            found = data["share"].sel(side=side, term=term)
+            if kind.d == "rest" and not geometry.rope.rotary_dim:
+                assert found.isnull().all()
+                continue
+            expected = brute_shares(sides, geometry, side, kind)
+            reach = float(expected.abs().max())
+            np.testing.assert_allclose(found.sel(source=list(names)).T, expected, atol=2e-4 * reach, err_msg=term)
+            others = [one for one in data["source"].values if one not in names]
+            assert found.sel(source=others).isnull().all()
+
+
+def test_the_whole_is_what_variance_finds(report):
+    data, variance = (report[name].sel(tokens="without first") for name in ("sources", "variance"))
+    expected = variance["share"].sel(part=["d", "qd"]).sum("part") * variance["variance"]
+    np.testing.assert_allclose(data["mean_square"].squeeze(), expected, rtol=1e-5)
+
+
+def test_every_term_is_its_part_of_the_variance_and_sums_to_one_in_every_group(mini, alice):
+    cut = {"length": 24, "n_prompts": 4, "consecutive": True, "layers": [1], **QUIET}
+    found = analyze(mini, alice, measures=[Sources(**EVERY), "variance"], **cut)
+    for tokens in ("all", "without first"):
+        one, data = (found[name].sel(tokens=tokens) for name in ("variance", "sources"))
+        for term, parts in PARTS.items():
+            expected = one["share"].sel(part=list(parts)).sum("part") * one["variance"]
+            for side in ("k", "q"):
+                np.testing.assert_allclose(data["mean_square"].sel(term=term, side=side), expected, rtol=1e-4)
+    share = found["sources"].dataset["share"]
+    np.testing.assert_allclose(share.sum("source"), 1, atol=1e-9)
+    assert share.sizes["group"] == 5
+
+
+def test_sums_of_absolute_shares_and_the_largest_stand_beside_them(result):
+    data = result.own
+    np.testing.assert_allclose(data["absolute"], np.abs(data["share"]).sum("source"))
+    np.testing.assert_allclose(data["top_share"], data["share"].max("source"))
+    assert (data["top_source"].sel(layer=0) == "embed").all()
+    layer = result.sel(tokens="without first", layer=2, head=1, side="k", term="position")
+    assert str(layer["top_source"].values) == str(layer["share"].idxmax("source").values) == "L0 MLP"
+
+
+def test_the_embedding_and_the_first_mlp_may_be_one_source(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, "layers": [2], "consecutive": True, **QUIET}
+    for options in ({}, {"terms": ["content"], "sides": ["q"]}):
+        plain, folded = (Sources(fold=fold, **options)(mini, alice, **cut).own["share"] for fold in ((), ("mlp0",)))
+        assert folded["source"].values.tolist() == ["embed + L0 MLP", "L0 attention", "L1 attention", "L1 MLP"]
+        both = plain.sel(source=["embed", "L0 MLP"]).sum("source")
+        np.testing.assert_allclose(folded.sel(source="embed + L0 MLP"), both, atol=1e-9)
+        np.testing.assert_allclose(folded.sel(source="L1 MLP"), plain.sel(source="L1 MLP"), atol=1e-9)
+
+
+def test_heads_of_a_layer_add_up_to_it(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, "layers": [2], "consecutive": True, **QUIET}
+    heads, layers = (Sources(by=by)(mini, alice, **cut).own["share"] for by in ("head", "layer"))
+    of_heads = heads.sel(source=[f"L1H{head}" for head in range(4)]).sum("source")
+    np.testing.assert_allclose(of_heads, layers.sel(source="L1 attention"), atol=1e-6)
+
+
+def test_chosen_heads_have_the_shares_that_they_have_among_all(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
+    some, every = (Sources()(mini, alice, heads=heads, **cut).own for heads in ([(1, 2), (3, 0)], None))
+    for layer, head in ((1, 2), (3, 0)):
+        one, other = (data["share"].sel(layer=layer, head=head) for data in (some, every))
+        np.testing.assert_allclose(one, other.sel(source=one["source"]), atol=1e-6)
+    assert some["share"].sel(layer=1, head=0).isnull().all()
+
+
+def test_in_half_precision_what_rounding_takes_is_a_source(mini, alice):
+    import tl_posgen
+
+    cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
+    data = Sources()(tl_posgen.load_model("mini", dtype="bfloat16"), alice, **cut).own
+    assert data["source"].values[-1] == "rounding"
+    np.testing.assert_allclose(data["share"].sum("source"), 1)
+    whole = Sources()(mini, alice, **cut).own
+    at = {"tokens": "without first", "layer": 1, "source": "L0 MLP"}
+    np.testing.assert_allclose(data["share"].sel(at), whole["share"].sel(at), atol=0.05)
+
+
+def test_streamed_passes_give_the_same(mini, alice):
+    cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
+    one, other = (Sources()(mini, alice, streaming=streaming, **cut).own["share"] for streaming in (True, False))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_words_name_the_first_mlp_and_say_what_is_not_there(result, family_model):
+    (sentence,) = result.findings()
+    assert sentence.startswith("Who writes position through keys, the source with the largest mean share")
+    assert "layer 1: L0 MLP 99% [9" in sentence
+    table = result.table()
+    assert table["largest shares"][1].startswith("L0 MLP 0.99, ")
+    gpt2 = Sources()(family_model("gpt2"), TOKENS, **QUIET)
+    assert gpt2.findings()[0] == "No head has a part of its scores that a source could write."
+    assert "nothing rotates" in gpt2.findings()[1]
+
+
+def test_maps_show_the_mean_shares_beside_the_random_init(result):
+    own, null = result.plot("layers").data
+    at = {"tokens": "without first", "side": "k", "term": "position"}
+    np.testing.assert_allclose(own.z, result.own["share"].sel(at).mean("head"))
+    np.testing.assert_allclose(null.z, result.null["share"].sel(at).mean("head"))
+    heads = result.plot("heads").data[0]
+    assert heads.y[5] == "L1H1"
+    np.testing.assert_allclose(heads.z[5], result.own["share"].sel(at | {"layer": 1, "head": 1}))
+
+
+def test_what_cannot_be_traced_is_refused(family_model):
+    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
+        Sources()(family_model("llama4", "bridge"), TOKENS, **QUIET)

@@ -1,0 +1,248 @@
+"""Queries and keys of a running model without what one source writes into them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import DOUBLE, double
+from tl_posgen.core.options import require
+from tl_posgen.core.random_inits import check_seed
+from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, ScoresOf, replace_scores, scores_with
+from tl_posgen.models.geometry.plain_proof import without_hooks
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.models.model import Model
+from tl_posgen.models.selection import Heads, select_heads
+from tl_posgen.models.wrapped import WrappedModel, wrap
+from tl_posgen.residual.frozen_layer import Side, frozen_layer
+from tl_posgen.residual.reference import LayerReference, Reference, reference_of
+from tl_posgen.residual.residual_sources import SourceReader, called, near
+from tl_posgen.rope.rotation import complex_planes, from_complex_planes
+
+Removed = Literal["constant", "varying", "all"]
+On = Literal["keys", "queries"]
+SIDES: Mapping[str, Side] = {"keys": "key", "queries": "query"}
+LAYERS = 2**10  # more than any model has, so that every layer has draws of its own
+
+
+def remove_source(
+    model: Model,
+    source: str | Sequence[str],
+    part: Removed = "constant",
+    on: On = "keys",
+    heads: Heads = None,
+    *,
+    reference: Any = None,
+    control: bool = False,
+    seed: int = 0,
+) -> HookList:
+    """k_j <- k_j - kbar_s (constant), k_j - (k_{s,j} - kbar_s) (varying), or k_j - k_{s,j} (all), in chosen heads.
+
+    k_{s,j} is what source s writes into key j in the pass that runs, norms frozen at their divisors there; kbar_s is
+    its mean over a reference text. Before RoPE and after qk-norm; every query head sees its key changed by itself, so
+    heads that share a key and were not chosen keep it. On queries alike.
+
+    Args:
+        source: as `Sources` names them: "embed", "pos_embed", "L0H3", "L0 attention" (all its heads), "L0 MLP", biases
+            such as "L0 MLP bias" and "b_K", "embed + L0 MLP"; or several, which are removed together.
+        part: what of it is removed.
+        on: "keys" or "queries".
+        heads: as in `replace_scores`; if left out, all of the layers into which the source writes.
+        reference: what `tl_posgen.prompt.reference_of` returned, or a text; the bundled book if left out.
+        control: the constant with a random phase in every plane that rotates, as large and as constant, in its place.
+            The coordinates that do not rotate (partial rotary) are removed as they are: they know no position, and on
+            keys add one number to all scores of a row, which softmax does not see.
+        seed: of these phases, one draw for each layer and key head (query head on queries).
+
+    Returns:
+        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others. Without a constant's
+        reference nothing of the prompt is needed, so part="constant" also works with a KV cache.
+
+    Raises:
+        InputError: no such source, part or head; a control of something else than a constant; later, in the forward
+            pass: padded prompts, of which other parts than the constant cannot be read.
+        UnsupportedModelError: queries or keys that cannot be traced to their sources; a control where nothing rotates.
+
+    Source: ours.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> model, tokens = load_model("mini"), torch.arange(12)[None]
+        >>> hooks = remove_source(model, "L0 MLP", heads="1.2", reference="Down, down, down. Would the fall never end?")
+        >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-3)
+        False
+    """
+    require("source", source, str | Sequence[str])
+    require("part", part, Removed)
+    require("on", on, On)
+    require("control", control, bool)
+    seed, asked = check_seed(seed), [source] if isinstance(source, str) else list(source)
+    if not asked:
+        raise InputError('source: give one at least, such as "L0 MLP"')
+    if control and part != "constant":
+        raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
+    wrapped = wrap(model)
+    chosen = select_heads(wrapped.model, None, heads)
+    if not isinstance(reference, Reference):
+        reference = reference_of(wrapped.model, reference, layers=list(chosen))
+    names = names_by_layer(wrapped, reference, chosen, SIDES[on], asked, optional=heads is None)
+    chosen = {layer: of for layer, of in chosen.items() if layer in names}
+    constants = {layer: constant_of(reference.layers[layer], SIDES[on], names[layer]) for layer in names}
+    if control:
+        constants = {layer: turned(wrapped.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
+    pairs = [(layer, head) for layer, of in chosen.items() for head in of]
+    if part == "constant":
+        by_row = RowByRow(without(partial(of_heads, constants), on))
+        return replace_scores(model, by_row, heads=pairs)
+    live = LiveSources(wrapped, max(chosen), names, SIDES[on])
+
+    def gone(capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
+        found = live.part_of(capture)
+        return found - of_heads(constants, capture).to(found) if part == "varying" else found
+
+    return [*live.hooks(chosen), *replace_scores(model, without(gone, on), heads=pairs)]
+
+
+def without(gone: Callable[[LayerCapture], Tensor], on: On) -> ScoresOf:
+    """Return the function that gives the scores of a layer without part of its keys or queries."""
+
+    def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+        if on == "keys":
+            return scores_with(capture, k=capture.k - gone(capture).to(capture.k))
+        return scores_with(capture, q=capture.q - gone(capture).to(capture.q))
+
+    return scores_of
+
+
+def of_heads(constants: Mapping[int, Tensor], capture: LayerCapture) -> Float[Tensor, "head 1 d_head"]:
+    """Return the constants of the heads of a capture."""
+    return constants[capture.layer][list(capture.heads), None]
+
+
+def names_by_layer(
+    wrapped: WrappedModel,
+    reference: Reference,
+    chosen: Mapping[int, Sequence[int]],
+    side: Side,
+    asked: Sequence[str],
+    *,
+    optional: bool,
+) -> dict[int, set[str]]:
+    """Return, by layer, the names of the sources that are removed there.
+
+    Args:
+        optional: whether layers without them are left out, if any has them.
+    """
+    found: dict[int, set[str]] = {}
+    missing: list[InputError] = []
+    for layer in chosen:
+        geometry = wrapped.layer(layer).geometry
+        known = reference.of_layer(layer, geometry.n_heads, geometry.d_head).sources.get(side, ())
+        if not known:
+            raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
+        try:
+            found[layer] = {name for one in asked for name in expanded(one, known)}
+        except LookupError as error:
+            missing.append(InputError(f"layer {layer}: no source {error.args[0]!r}; it has {', '.join(known)}"))
+    if missing and not (optional and found):
+        raise missing[-1 if optional else 0]
+    return found
+
+
+def expanded(name: str, known: Sequence[str]) -> list[str]:
+    """Return the sources that a name stands for: "L0 attention" for all heads of a layer, "embed + L0 MLP" for these.
+
+    Example:
+        >>> expanded("embed + L0 attention", ["embed", "L0H0", "L0H1", "L0 MLP"])
+        ['embed', 'L0H0', 'L0H1']
+    """
+    if name in known:
+        return [name]
+    if " + " in name:
+        return [each for one in name.split(" + ") for each in expanded(one, known)]
+    layer = re.fullmatch(r"(L\d+) attention", name)
+    heads = [one for one in known if layer and re.fullmatch(rf"{layer[1]}H\d+", one)]
+    if not heads:
+        raise LookupError(name)
+    return heads
+
+
+def constant_of(means: LayerReference, side: Side, names: set[str]) -> Float[Tensor, "head d_head"]:
+    """Return the mean of these sources together."""
+    rows = [place for place, name in enumerate(means.sources[side]) if name in names]
+    return means.source_means[side][rows].sum(0)
+
+
+def turned(
+    geometry: LayerGeometry, constant: Float[Tensor, "head d_head"], on: On, seed: int
+) -> Float[Tensor, "head d_head"]:
+    """Return constants with a random phase in each rotary plane, one for all query heads of a key."""
+    n_planes = len(geometry.rope.inv_freq)
+    if not n_planes:
+        raise UnsupportedModelError(
+            f"layer {geometry.layer}: nothing rotates, so a constant has no phases to be drawn; leave control out"
+        )
+    generator = torch.Generator().manual_seed((seed * LAYERS + geometry.layer) % 2**63)
+    angles = 2 * torch.pi * torch.rand(geometry.n_heads, n_planes, generator=generator, dtype=DOUBLE)
+    if on == "keys":
+        angles = angles[[geometry.key_head(head) for head in range(geometry.n_heads)]]
+    z = complex_planes(double(constant), geometry.rope)
+    z[:, :n_planes] *= torch.polar(torch.ones_like(angles), angles).to(z)
+    return from_complex_planes(z, geometry.rope, geometry.d_head)
+
+
+class LiveSources:
+    """What sources write into queries or keys in the pass that runs."""
+
+    def __init__(self, wrapped: WrappedModel, last: int, names: Mapping[int, set[str]], side: Side):
+        self.wrapped, self.names, self.reader = wrapped, names, SourceReader(wrapped, last)
+        self.side: Side = side
+        self.resid: dict[int, Tensor] = {}
+
+    def hooks(self, layers: Mapping[int, Sequence[int]]) -> HookList:
+        """Return the hooks that read the pass; they stand before those that use it."""
+
+        def keep(name: str, value: Tensor, hook: object) -> None:
+            self.reader.keep(name, value)
+
+        def keep_resid(layer: int, value: Tensor, hook: object) -> None:
+            self.resid[layer] = value.detach()
+
+        found: HookList = [(name, partial(keep, name)) for name in self.reader.points()]
+        return found + [(f"blocks.{layer}.hook_resid_pre", partial(keep_resid, layer)) for layer in layers]
+
+    def part_of(self, capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
+        """Return what the sources of a layer write into its queries or keys."""
+        x = double(self.resid[capture.layer][capture.prompt]).float().to(capture.device)
+        if len(x) != capture.length:
+            raise InputError(
+                "remove_source: of padded prompts what a source writes cannot be read; run prompts of one length, or "
+                'take part="constant"'
+            )
+        written = self.reader.sources(capture.layer, x, capture.prompt)
+        capture.resid, capture.inputs = x, self.inputs_of(capture, x)
+        capture.projections = self.wrapped.projections(capture.layer)
+        frozen = frozen_layer(self.wrapped, capture, self.side)
+        wanted = [place for place, name in enumerate(frozen.names(written.names)) if name in self.names[capture.layer]]
+        return frozen.of_heads(capture.heads).vectors(written.values)[wanted].sum(0)
+
+    def inputs_of(self, capture: LayerCapture, x: Float[Tensor, "pos d_model"]) -> Float[Tensor, "pos d_model"]:
+        """Return what entered W_K: the residual stream, or the norm of it that gives the keys of the pass."""
+        projections, block = self.wrapped.projections(capture.layer), self.wrapped.backend.model.blocks[capture.layer]
+        norms = [one for name, one in block.named_children() if name.startswith("ln")]
+        with torch.no_grad(), without_hooks(self.wrapped.model):
+            for norm in (None, *norms):
+                inputs = x if norm is None else called(norm, self.wrapped, x)
+                keys = projections.keys(inputs.to(projections.w_k.device))[list(capture.heads)]
+                if near(keys.to(capture.k), capture.k, self.wrapped.dtype):
+                    return inputs
+        raise UnsupportedModelError(
+            f"layer {capture.layer}: no norm of the block gives the keys of this pass (other hooks change them?), "
+            'so they cannot be traced to what earlier layers wrote; part="constant" needs no tracing'
+        )

@@ -1,0 +1,1 @@
+"""Numbers of sources: tensors in, tensors out."""

@@ -1,0 +1,252 @@
+"""Sources: who writes the position, the content and the interaction of every head's scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.core.groups import PromptGroups, total
+from tl_posgen.core.host_copies import HostCopies
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
+from tl_posgen.core.numbers import Number, Numbers, mean_of
+from tl_posgen.core.options import Each, Within
+from tl_posgen.core.run import Run
+from tl_posgen.core.sums import Sums
+from tl_posgen.errors import InputError
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
+from tl_posgen.residual.residual_sources import By, ResidualSources
+from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
+from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, read_prompts
+from tl_posgen.sources.source_terms import (
+    Factors,
+    TermName,
+    all_sources,
+    products_of,
+    share_of,
+    sums_of,
+    takes_products,
+)
+from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
+
+SIDE_WORDS = {"k": "keys", "q": "queries"}
+WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key's own part"}
+DIMS = ("tokens", "side", "term", *HEAD)
+MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has
+NO_TURN = "nothing rotates, so position and interaction are zero by construction and have no sources; content has."
+
+
+@dataclass(frozen=True)
+class Sources(Measure):
+    r"""share_s = E[w_s w] / E w^2: w the position part of a score, w_s what source s of its key (or query) gives of it.
+
+    Which upstream component writes the position part of each head's scores: the residual stream is a sum of what the
+    embedding, earlier attention and earlier MLPs wrote, and with every norm frozen so are keys and queries. Shares
+    sum to 1; sources that cancel have negative ones, so the sum of absolute shares stands beside them.
+
+    k_j = sum_s k_{s,j}, exactly: RMSNorm, LayerNorm and qk-norm are frozen at their divisor in this pass, and biases
+    are sources of their own. Expectations are over every query, key and distance, as in `variance`, first token left
+    out unless tokens="all" is asked for. Parts of w_qkd = s Re sum_m z^q_m conj(z^k_m) u_m(d), with kbar and ubar the
+    means and v = u - ubar: position, of kbar and v; content, of k - kbar and ubar; interaction, of k - kbar and v; key,
+    of E q, k - kbar and ubar. Their E w^2 is the variance that `variance` gives d + qd, k + qk, kd + qkd, and k.
+
+    Position on the key side needs the mean of each source alone, from one pass; what needs second moments takes a
+    second pass, and intervals of its shares hold the weights of all prompts fixed. One hop only: the first MLP may
+    stand for the embedding, which fold=["mlp0"] makes one source with it. Averages over tokens are nearly constant
+    without training too: compare with random init.
+
+    check=True takes the constant E k_s of each source from the captured keys of a prompt, as the other prompts have it,
+    and correlates the relative fall of each head's slash score over all heads and sources with the position share, with
+    |E k_s|^2 and with E|k_s|^2.
+
+    Args:
+        terms: of which parts.
+        sides: "k", sources of keys; "q", of queries.
+        by: whether all heads of a layer are one source, or each head.
+        fold: "mlp0": the embedding and the first MLP are one source.
+        n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
+        weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
+        check: whether to remove the constant of each source from the keys and correlate the fall of slash scores.
+
+    Raises:
+        InputError: a check of one prompt, or without position and keys.
+        UnsupportedModelError: a model whose queries or keys cannot be traced to what earlier layers wrote.
+
+    Source: ours; direct contributions to a head's input through frozen norms are common, their shares of position are
+    not.
+
+    Example:
+        >>> data = Sources()("mini", "Down, down, down.", null_seeds=()).sel(tokens="without first", side="k")
+        >>> bool((abs(data["share"].sum("source") - 1) < 1e-6).all())
+        True
+    """
+
+    terms: Annotated[Sequence[TermName], Each()] = ("position",)
+    sides: Annotated[Sequence[Letter], Each()] = ("k",)
+    by: By = "layer"
+    fold: Annotated[Sequence[Literal["mlp0"]], Each(0)] = ()
+    n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
+    weights: DistanceWeights = "uniform"
+    check: bool = False
+
+    question = "Who writes the position?"
+    variables = {
+        "top_share": Variable(
+            *("largest share of a source", "", "max_s share_s", DIMS, "source_share", "src"), interval=True
+        ),
+        "top_source": Variable("source of the largest share", "", "its name", DIMS),
+        "share": Variable(
+            "share of the source", "", "E[w_s w] / E w^2; they sum to 1", (*DIMS, "source"), interval=True
+        ),
+        "absolute": Variable(
+            *("sum of absolute shares", "", "sum_s |share_s|: 1 where nothing cancels", DIMS),
+            interval=True,
+            bounds=(1, np.inf),
+        ),
+        "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
+        **CHECKED,
+    }
+    figures = {"layers": draw_layers, "heads": draw_heads, "check": draw_check}
+    by_head = frozenset({"heads"})
+    whole_rows = True
+    caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"side": list(self.sides), "term": list(self.terms), "predictor": list(PREDICTORS)}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return [kind for kind in self.figures if kind != "check" or "fall" in data]
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Sources":
+        if self.check and ("position" not in self.terms or "k" not in self.sides):
+            raise InputError('sources: check=True needs "position" in terms and "k" in sides; add them')
+        if self.check and len(tokens) < 2:
+            raise InputError("sources: check=True takes constants from the other prompts: give two at least")
+        return self
+
+    @property
+    def places(self) -> list[tuple[Letter, TermName]]:
+        """Side and term of every share."""
+        return [(side, term) for side in self.sides for term in self.terms]
+
+    @property
+    def folded(self) -> Mapping[str, str]:
+        """Source -> the name of those that it is one with."""
+        return dict.fromkeys(("embed", "L0 MLP", "L0 MLP bias"), "embed + L0 MLP") if self.fold else {}
+
+    # The passes
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
+        again = self.check or any(takes_products(*place) for place in self.places)
+        run.plan(len(run.rows) * (2 if again else 1))
+        for capture, written in read_prompts(run, self.by, self.folded):
+            values = self.add(groups, capture, sums_of(run.wrapped, capture, written, self.sides))
+            if self.check:
+                own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
+        whole = total(groups.parts)
+        for capture, written in read_prompts(run, self.by, self.folded) if again else ():
+            found = self.products(run, capture, written, whole)
+            if self.check:
+                rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
+                found |= without_constants(run, capture, written, rest)
+            self.add(groups, capture, found)
+        return groups.dataset()
+
+    def add(self, groups: PromptGroups, capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add values of one layer of one prompt; return them on the host."""
+        copies = HostCopies.start(capture, {self.name: values}).arrived()
+        groups.sums_of(capture.prompt).add_layer(copies.place, copies.values[self.name])
+        return copies.values[self.name]
+
+    def products(self, run: Run, capture: LayerCapture, written: ResidualSources, whole: Sums) -> dict[str, Any]:
+        """Return what the terms take of one layer of one prompt beyond means of sources."""
+        found = {}
+        every = {tokens: self.factors(whole, capture.layer, tokens) for tokens in TOKENS}
+        for side in self.sides:
+            sourced = SourcedSide.of_capture(run.wrapped, capture, written, side)
+            for term, tokens in product(self.terms, TOKENS):
+                if takes_products(side, term):
+                    sums = whole.by_layer(f"{side} {tokens}")[capture.layer]
+                    one = products_of(sourced, side, term, tokens, every[tokens], sums)
+                    found[f"{side} {term} {tokens}"] = one
+        return found
+
+    def factors(self, sums: Sums, layer: int, tokens: str) -> Factors:
+        return Factors.of_layer(sums, layer, tokens, self.n_distances, self.weights)
+
+    # The dataset
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        every, shape = all_sources(sums, self.sides), (len(TOKENS), len(self.sides), len(self.terms))
+        found: dict[str, dict[int, Any]] = {"share": {}, "mean_square": {}}
+        for layer in sums.layers:
+            cells = []
+            for tokens in TOKENS:
+                factors = self.factors(sums, layer, tokens)
+                cells += [share_of(sums, layer, *place, tokens, factors, every) for place in self.places]
+            for name, values in zip(found, zip(*cells, strict=True), strict=True):
+                found[name][layer] = torch.stack(values).unflatten(0, shape).numpy()
+        data = xr.Dataset({name: sums.over_layers(name, values) for name, values in found.items()})
+        share = data["share"].assign_coords(source=np.array(every, object))
+        data = data.drop_vars("source").assign(share=share, absolute=abs(share).sum("source", min_count=1))
+        data["top_share"] = share.max("source")
+        names = share["source"].values[share.fillna(-np.inf).argmax("source").values]
+        data["top_source"] = data["top_share"].copy(data=np.where(data["top_share"].notnull(), names, ""))
+        if self.check:
+            data = data.merge(checked(sums, share.sel(tokens=TOKENS[1], side="k", term="position", drop=True)))
+        return data[[name for name in self.variables if name in data]]
+
+    # Words
+
+    def findings(self, own: Numbers) -> list[str]:
+        found = [sentence for place in self.places for sentence in sentences(own, *place)]
+        found += [check_sentence(own)] if "rho" in own else []
+        return found or ["No head has a part of its scores that a source could write."]
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
+        rows = []
+        for side, term in self.places:
+            for layer in own.data["layer"].values:
+                largest = [
+                    f"{name} {number.plain:.2f}" for name, number in top_of(own, side, term, layer, MOST_SOURCES)
+                ]
+                absolute = own("absolute", side=side, term=term, layer=layer)
+                cells = {"layer": int(layer), "largest shares": ", ".join(largest) or "none"}
+                rows.append({"side": side, "term": term, **cells, "sum of |shares|": f"{absolute.plain:.2f}"})
+        return pd.DataFrame(rows)
+
+
+def top_of(own: Numbers, side: str, term: str, layer: Any, most: int) -> list[tuple[str, Number]]:
+    """Return the sources with the largest mean share over the heads of a layer, and these means."""
+    share = mean_of(own.of_side(own.array("share", side=side, term=term, layer=layer)))
+    names = share.mean("head").to_series().dropna().nlargest(most).index
+    return [(str(name), own("share", side=side, term=term, layer=layer, source=name)) for name in names]
+
+
+def sentences(own: Numbers, side: str, term: str) -> list[str]:
+    """Return what writes one term on one side."""
+    later = [layer for layer in own.data["layer"].values if layer > 0] or list(own.data["layer"].values)
+    tops = [(layer, top_of(own, side, term, layer, 1)) for layer in later]
+    known = [f"layer {layer}: {of[0][0]} {of[0][1]:.0%}" for layer, of in tops if of]
+    if not known:
+        return []
+    places = np.unique(np.linspace(0, len(known) - 1, MOST_LAYERS).round().astype(int))
+    shown = "; ".join(known[place] for place in places)
+    absolute = own("absolute", side=side, term=term, layer=[layer for layer, of in tops if of])
+    most = own.extreme("absolute", side=side, term=term)
+    return [
+        f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the heads "
+        f"of a layer: {shown}. Sum of absolute shares {absolute:.2f}; most: {most:.2f}."
+    ]
