@@ -19,7 +19,7 @@ from numbers_file import Measured, read_numbers
 from tl_posgen.core.measure import ENDS
 from tl_posgen.core.numbers import Number
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS
-from tl_posgen.stats.beyond_inits import beyond_inits
+from tl_posgen.stats.beyond_inits import CHANCE, beyond_inits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -170,6 +170,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "claim_rows": claim_rows,
         "interval": interval,
         "beyond_of": beyond_of,
+        "chance": CHANCE,
         "measured_with": ", ".join(
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
