@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import io
-import math
 import re
 import shlex
 import subprocess
@@ -16,7 +15,6 @@ import typer.main
 
 from tl_posgen.cli.commands import app
 from tl_posgen.core import registry
-from tl_posgen.core.numbers import Number
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

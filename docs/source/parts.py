@@ -404,7 +404,7 @@ PARTS = {
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
-    "babyllama105 claims": Part("babyllama105", {**CLAIMED, "papers": ("slash", "coupling")}, claims),  # half an hour less
+    "babyllama105 claims": Part("babyllama105", {**CLAIMED, "papers": ("slash", "coupling")}, claims),
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),
