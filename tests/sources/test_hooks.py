@@ -136,13 +136,15 @@ def test_it_is_a_name_of_the_package_and_a_text_may_be_the_reference(mini):
 
 
 def test_what_is_not_there_is_refused_with_what_is(mini, reference, family_model):
-    for source, message in (("L7 MLP", "no source 'L7 MLP'; it has embed, L0H0"), ("L2 attention", "no source 'L2 a")):
+    for source, message in (("L7 MLP", "no source 'L7 MLP' before it; it has embed, L0H0"), ("L2 attention", "no source 'L2 a")):
         with pytest.raises(InputError, match=message):
             remove_source(mini, source, heads=[(2, 0)], reference=reference)
-    with pytest.raises(InputError, match=r"layer 3: no source 'L9H0'; it has embed, .*L2 MLP"):
+    with pytest.raises(InputError, match=r"layer 3: no source 'L9H0' before it; it has embed, .*L2 MLP"):
         remove_source(mini, "L9H0", reference=reference)
-    with pytest.raises(InputError, match="layer 0: no source 'L0 MLP'; it has embed"):
+    with pytest.raises(InputError, match="layer 0: no source 'L0 MLP' before it; it has embed"):
         remove_source(mini, "L0 MLP", heads=[(0, 1), (1, 1)], reference=reference)
+    with pytest.raises(InputError, match="no source 'L9 MLP'"):
+        remove_source(mini, ["L0 MLP", "L9 MLP"], reference=reference)
     with pytest.raises(InputError, match="give one at least"):
         remove_source(mini, [], reference=reference)
     with pytest.raises(InputError, match="control=True with part='all'"):
@@ -153,6 +155,13 @@ def test_what_is_not_there_is_refused_with_what_is(mini, reference, family_model
     learned = reference_of(gpt2, TEXT, length=16)
     with pytest.raises(UnsupportedModelError, match="nothing rotates"):
         remove_source(gpt2, "embed", control=True, reference=learned)
+
+
+def test_without_chosen_heads_each_layer_loses_those_of_the_sources_that_write_into_it(mini, reference):
+    both = remove_source(mini, ["L0 MLP", "L2 MLP"], reference=reference)
+    alone = remove_source(mini, "L0 MLP", heads=[(1, 0)], reference=reference)
+    torch.testing.assert_close(seen_under(mini, both, 1, 0), seen_under(mini, alone, 1, 0))
+    assert {name.split(".")[1] for name, _ in both} >= {"1", "2", "3"}
 
 
 def test_keys_that_other_hooks_change_are_refused_where_they_have_to_be_traced(mini, reference):

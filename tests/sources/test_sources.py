@@ -151,10 +151,12 @@ def test_words_name_the_first_mlp_and_say_what_is_not_there(result, family_model
     (sentence,) = result.findings()
     assert sentence.startswith("Who writes position through keys, the source with the largest mean share")
     assert "layer 1: L0 MLP 99% [9" in sentence
+    assert "(random init, its own largest: layer 1: L0 attention " in sentence
     table = result.table()
     assert table["largest shares"][1].startswith("L0 MLP 0.99, ")
     gpt2 = Sources()(family_model("gpt2"), TOKENS, **QUIET)
-    assert gpt2.findings()[0] == "No head has a part of its scores that a source could write."
+    assert gpt2.findings()[0] == "No head's scores have position that a source could write through keys."
+    assert set(gpt2.plot("heads").data[0].z.ravel()) != set()
     assert "nothing rotates" in gpt2.findings()[1]
 
 

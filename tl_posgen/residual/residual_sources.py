@@ -174,8 +174,11 @@ class SourceReader:
         return {**named, f"L{layer} attention norm bias": norm.beta.expand_as(out)}
 
     def mlp(self, layer: int, row: int) -> dict[str, Tensor]:
-        """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it."""
-        block, out = self.wrapped.backend.model.blocks[layer], self.read(f"blocks.{layer}.hook_mlp_out", row)
+        """Return what the MLP of a layer wrote, its bias apart unless a norm stands behind it; nothing without one."""
+        block = self.wrapped.backend.model.blocks[layer]
+        if not hasattr(block, "mlp"):
+            return {}
+        out = self.read(f"blocks.{layer}.hook_mlp_out", row)
         bias = getattr(block.mlp, "b_out", None)
         if not isinstance(bias, Tensor) or bias.shape != out.shape[-1:] or hasattr(block, "ln2_post"):
             return {f"L{layer} MLP": out}

@@ -20,7 +20,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
-from tl_posgen.residual.frozen_layer import Side, frozen_layer
+from tl_posgen.residual.frozen_layer import ROUNDING, Side, frozen_layer
 from tl_posgen.residual.reference import LayerReference, Reference, reference_of
 from tl_posgen.residual.residual_sources import SourceReader, called, near
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
@@ -53,7 +53,7 @@ def remove_source(
             such as "L0 MLP bias" and "b_K", "embed + L0 MLP"; or several, which are removed together.
         part: what of it is removed.
         on: "keys" or "queries".
-        heads: as in `replace_scores`; if left out, all of the layers into which the source writes.
+        heads: as in `replace_scores`; if left out, all of the layers into which one of the sources writes.
         reference: what `tl_posgen.prompt.reference_of` returned, or a text; the bundled book if left out.
         control: the constant with a random phase in every plane that rotates, as large and as constant, in its place.
             The coordinates that do not rotate (partial rotary) are removed as they are: they know no position, and on
@@ -61,8 +61,10 @@ def remove_source(
         seed: of these phases, one draw for each layer and key head (query head on queries).
 
     Returns:
-        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others. Without a constant's
-        reference nothing of the prompt is needed, so part="constant" also works with a KV cache.
+        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others; of two lists that replace
+        scores of one head the last holds, so give its sources together. A constant needs nothing of the prompt, and
+        also works with a KV cache. Where nothing rotates a constant in keys adds one number to all scores of a row,
+        which softmax does not see.
 
     Raises:
         InputError: no such source, part or head; a control of something else than a constant; later, in the forward
@@ -137,22 +139,29 @@ def names_by_layer(
     """Return, by layer, the names of the sources that are removed there.
 
     Args:
-        optional: whether layers without them are left out, if any has them.
+        optional: whether a layer may lack a source, if another has it.
     """
-    found: dict[int, set[str]] = {}
-    missing: list[InputError] = []
+    found: dict[int, set[str]] = {layer: set() for layer in chosen}
+    missing: dict[str, InputError] = {}
+    there: set[str] = set()
     for layer in chosen:
         geometry = wrapped.layer(layer).geometry
-        known = reference.of_layer(layer, geometry.n_heads, geometry.d_head).sources.get(side, ())
-        if not known:
+        every = reference.of_layer(layer, geometry.n_heads, geometry.d_head).sources.get(side, ())
+        if not every:
             raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
-        try:
-            found[layer] = {name for one in asked for name in expanded(one, known)}
-        except LookupError as error:
-            missing.append(InputError(f"layer {layer}: no source {error.args[0]!r}; it has {', '.join(known)}"))
-    if missing and not (optional and found):
-        raise missing[-1 if optional else 0]
-    return found
+        known = [name for name in every if name != ROUNDING]
+        for one in asked:
+            try:
+                found[layer] |= set(expanded(one, known))
+                there.add(one)
+            except LookupError as error:
+                words = f"layer {layer}: no source {error.args[0]!r} before it; it has {', '.join(known)}"
+                missing[one] = InputError(words)
+                if not optional:
+                    raise missing[one] from None
+    if nowhere := [one for one in asked if one not in there]:
+        raise missing[nowhere[0]]
+    return {layer: names for layer, names in found.items() if names}
 
 
 def expanded(name: str, known: Sequence[str]) -> list[str]:
@@ -164,7 +173,7 @@ def expanded(name: str, known: Sequence[str]) -> list[str]:
     """
     if name in known:
         return [name]
-    if " + " in name:
+    if " + " in name.strip(" +"):
         return [each for one in name.split(" + ") for each in expanded(one, known)]
     layer = re.fullmatch(r"(L\d+) attention", name)
     heads = [one for one in known if layer and re.fullmatch(rf"{layer[1]}H\d+", one)]

@@ -211,8 +211,7 @@ class Sources(Measure):
 
     def findings(self, own: Numbers) -> list[str]:
         found = [sentence for place in self.places for sentence in sentences(own, *place)]
-        found += [check_sentence(own)] if "rho" in own else []
-        return found or ["No head has a part of its scores that a source could write."]
+        return [*found, *([check_sentence(own)] if "rho" in own else [])]
 
     def table(self, own: Numbers) -> pd.DataFrame:
         """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
@@ -239,14 +238,25 @@ def sentences(own: Numbers, side: str, term: str) -> list[str]:
     """Return what writes one term on one side."""
     later = [layer for layer in own.data["layer"].values if layer > 0] or list(own.data["layer"].values)
     tops = [(layer, top_of(own, side, term, layer, 1)) for layer in later]
-    known = [f"layer {layer}: {of[0][0]} {of[0][1]:.0%}" for layer, of in tops if of]
+    known = [(layer, *of[0]) for layer, of in tops if of]
     if not known:
-        return []
+        return [f"No head's scores have {WORDS[term]} that a source could write through {SIDE_WORDS[side]}."]
     places = np.unique(np.linspace(0, len(known) - 1, MOST_LAYERS).round().astype(int))
-    shown = "; ".join(known[place] for place in places)
-    absolute = own("absolute", side=side, term=term, layer=[layer for layer, of in tops if of])
+    shown = [known[place] for place in places]
+    words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, name, share in shown)
+    absolute = own("absolute", side=side, term=term, layer=[layer for layer, *_ in known])
     most = own.extreme("absolute", side=side, term=term)
     return [
         f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the heads "
-        f"of a layer: {shown}. Sum of absolute shares {absolute:.2f}; most: {most:.2f}."
+        f"of a layer: {words}{of_random_init(own, side, term, [layer for layer, *_ in shown])}. Sum of absolute shares "
+        f"{absolute:.2f}; most: {most:.2f}."
     ]
+
+
+def of_random_init(own: Numbers, side: str, term: str, layers: Sequence[Any]) -> str:
+    """Return, as a clause in brackets, which source of the random inits has the largest share; "" without any."""
+    if not own.inits:
+        return ""
+    tops = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer in layers]
+    shown = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in tops if of]
+    return f" (random init, its own largest: {'; '.join(shown)})" if shown else ""

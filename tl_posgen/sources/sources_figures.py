@@ -49,8 +49,11 @@ def draw_check(result: Any) -> go.Figure:
 
 
 def shares_of(result: Any, data: xr.Dataset) -> xr.DataArray:
-    """Return the shares [layer, head, source] at the usual side and term, only those of sources that are there."""
-    return at_labels(result, data["share"]).transpose("layer", "head", "source").dropna("source", how="all")
+    """Return the shares [layer, head, source] at the usual side and term, only those of sources that are there, if any
+    is."""
+    shares = at_labels(result, data["share"]).transpose("layer", "head", "source")
+    there = shares.dropna("source", how="all")
+    return there if there.sizes["source"] else shares
 
 
 def maps(result: Any, both: list[tuple[str, xr.DataArray]], rows: str, height: int) -> go.Figure:
