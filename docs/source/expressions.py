@@ -210,6 +210,19 @@ def profiles(result: Any) -> Iterator[Entry]:
         yield "highest", {"of": name, "layer": best.layer, "head": best.head}, highest
 
 
+def sources(result: Any) -> Iterator[Entry]:
+    """Yield the source with the largest share of position through keys, by layer, of the model and of random inits."""
+    from tl_posgen.sources.sources import top_of
+
+    own = result.numbers
+    layers = own.data["layer"].values.tolist()
+    yield "n_layers", {}, Number(float(len(layers)))
+    for name, numbers in {"top": own, **({"top_of_inits": own.of_inits} if own.inits else {})}.items():
+        for layer in layers[1:]:
+            for source, share in top_of(numbers, "k", "position", layer, 1):
+                yield name, {"layer": layer, "source": source}, share
+
+
 def key_cut(result: Any) -> Iterator[Entry]:
     """Yield the rise of the loss less that of random directions."""
     from tl_posgen.joining.key_cut import less_control
@@ -246,6 +259,7 @@ EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
         cone,
         band_ablation,
         key_cut,
+        sources,
         profiles,
         substitution,
     )

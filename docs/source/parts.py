@@ -23,6 +23,7 @@ from tl_posgen.coupling import TokenCoupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
 from tl_posgen.slash import slash_toy
+from tl_posgen.sources import Sources
 from tl_posgen.stats.beyond_inits import FEWEST_INITS
 from tl_posgen.studies.emergence import MEASURES, emergence
 
@@ -350,6 +351,7 @@ def greedy(part: Part) -> Mapping[str, Any]:
 OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
     "profiles": Profiles(cost_prompts=4),
+    "checked sources": Sources(check=True),
 }
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
@@ -366,6 +368,12 @@ JOINING = {
     "n_prompts": 8,
     "null_seeds": tuple(range(FEWEST_INITS)),
     "options": repr(OPTIONS["profiles"]),
+}
+SOURCES = {
+    "measures": ("checked sources",),
+    "n_prompts": 8,
+    "null_seeds": (0, 1, 2),
+    "options": repr(OPTIONS["checked sources"]),
 }
 FOLLOWED = (  # over training, and over training seeds
     {"measure": "plane_interaction", "name": "interaction"},
@@ -418,6 +426,7 @@ PARTS = {
     "mini joining emergence": Part(
         "mini", {**JOINING, "n_prompts": 4, "null_seeds": (0, 1, 2), "options": ""}, joining_over_training
     ),
+    **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),

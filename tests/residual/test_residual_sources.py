@@ -42,6 +42,17 @@ def test_sources_add_up_to_the_residual_stream_and_to_queries_and_keys(family_mo
         torch.testing.assert_close(means, frozen.vectors(found.values)[:, :, 1:].mean(2), rtol=1e-9, atol=1e-12)
 
 
+def test_a_model_without_mlps_has_none_among_its_sources(backend):
+    if backend != "hooked":
+        pytest.skip("built as a HookedTransformer only")
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    config = {"n_layers": 2, "d_model": 16, "n_ctx": 32, "d_head": 8, "n_heads": 2, "d_vocab": 60, "attn_only": True}
+    found = residual_sources(HookedTransformer(HookedTransformerConfig(**config)), TOKENS, layer=1)
+    assert found.names == ("embed", "pos_embed", "L0H0", "L0H1")
+    torch.testing.assert_close(found.values.sum(0), found.residual.double(), atol=1e-5, rtol=0)
+
+
 def test_a_source_is_what_is_missing_where_it_is_removed(family_model, backend):
     model = family_model("llama", backend)
     found = residual_sources(model, TOKENS, layer=1)

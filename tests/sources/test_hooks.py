@@ -136,8 +136,8 @@ def test_it_is_a_name_of_the_package_and_a_text_may_be_the_reference(mini):
 
 
 def test_what_is_not_there_is_refused_with_what_is(mini, reference, family_model):
-    for source, message in (("L7 MLP", "no source 'L7 MLP' before it; it has embed, L0H0"), ("L2 attention", "no source 'L2 a")):
-        with pytest.raises(InputError, match=message):
+    for source, message in (("L7 MLP", "L7 MLP' before it; it has embed, L0H0"), ("L2 attention", "L2 a")):
+        with pytest.raises(InputError, match=f"no source '{message}"):
             remove_source(mini, source, heads=[(2, 0)], reference=reference)
     with pytest.raises(InputError, match=r"layer 3: no source 'L9H0' before it; it has embed, .*L2 MLP"):
         remove_source(mini, "L9H0", reference=reference)
