@@ -52,7 +52,7 @@ found.show()
 found.check(n=10).round(3)
 
 # %% [markdown]
-# Attention falls where the largest terms are deleted, and hardly where drawn ones are.
+# Both columns are changes. The largest terms move where the head looks more than drawn ones do; the next token does not tell the two apart.
 #
 # ## The planes, and who wrote the key
 #

@@ -26,7 +26,7 @@ import torch
 import tl_posgen
 from tl_posgen.models import bundled_text, to_prompts
 
-model = tl_posgen.load_model("mini")  # 4 layers of 4 heads, trained on Alice's Adventures in Wonderland
+model = tl_posgen.load_model("mini")  # 4 layers of 4 heads, bundled, trained on other public-domain books
 layer, head, n = 1, 3, 128
 tokens = to_prompts(model, bundled_text(), length=n, n_prompts=1)[0][None]
 _, cache = model.run_with_cache(tokens)

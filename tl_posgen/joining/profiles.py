@@ -95,6 +95,7 @@ class Profiles(Measure):
     one_length = True
     matrices = 5
     whole_rows = True
+    legend = "pair: two columns of the heads' table; Spearman's rho, with its 95% interval for independent heads."
     variables = {
         "r1": Variable("r1 of Q and K", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
         "rank95": Variable("rank of Q and K at 95%", "", "before RoPE, all tokens, see `slash`", ("side", *HEAD)),
@@ -191,12 +192,13 @@ class Profiles(Measure):
         return [*lines, f"Loss in nats per token, mean over heads, one head at a time: {'; '.join(costs)}."]
 
     def table(self, own: Numbers) -> pd.DataFrame:
-        """Return a row for each pair of columns that the papers or our statistics connect."""
+        """Return a row for each pair of columns that the papers or our statistics connect: Spearman's rho with its
+        interval."""
         rows = []
         for a, b in pairs_of(own.data):
             numbers = {scope: own("rho", scope=scope, column=a, column_2=b) for scope in SCOPES}
             cells = {scope: f"{number.with_interval:.2f}" for scope, number in numbers.items()}
-            rows.append({"column": COLUMNS[a], "with": COLUMNS[b], **cells})
+            rows.append({"pair": f"{a}, {b}", **cells})
         return pd.DataFrame(rows)
 
 

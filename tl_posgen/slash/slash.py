@@ -89,7 +89,8 @@ class Slash(Dominance):
     over prompts.
 
     Args:
-        kappa: slash score that makes a head dominant at one of `distances`, if uniform attention stays below it.
+        kappa: slash score that makes a head dominant at one of `distances`; twice uniform attention's where that
+            reaches kappa.
         distances: where to look; those that no prompt reaches are left out.
         kappa_long: the same for the long distances, D = 50 .. N/2.
 
