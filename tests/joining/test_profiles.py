@@ -148,7 +148,7 @@ def words_beyond(models):
 
 def test_pairs_are_said_to_go_beyond_random_init_from_eight_of_them_on():
     models = [drawn_heads(0, together=0.95), *(drawn_heads(seed) for seed in range(1, 9))]
-    assert "1 of 14 pairs of columns go together beyond 8 random inits (at most 0.1 expected by chance" in words_beyond(
+    assert "1 of 14 pairs of columns go together beyond 8 random inits (about 0.1 expected by chance" in words_beyond(
         models
     )
     assert "strongest: r1 of K with slash score" in words_beyond(models)

@@ -119,5 +119,5 @@ def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:
     listed = f", strongest: {', '.join(strongest)}" if strongest else ""
     return (
         f"{scope.capitalize()} {len(found)} of {len(known)} pairs of columns go together beyond {n_inits} random inits "
-        f"(at most {CHANCE:g} expected by chance in all){listed}."
+        f"(about {CHANCE:g} expected by chance in all){listed}."
     )
