@@ -18,7 +18,6 @@ from typing import Any
 from measure_pages import measured_of_models
 
 import tl_posgen
-from tl_posgen.claims import PAPERS
 from tl_posgen.coupling import TokenCoupling
 from tl_posgen.joining import Profiles
 from tl_posgen.position import Perturbation, Substitution
@@ -104,7 +103,6 @@ def claims(part: Part) -> Mapping[str, Any]:
         checkpoints=checkpoints,
         keep=KEPT / f"claims-{part.model}",
         null_seeds=part.settings["null_seeds"],
-        papers=part.settings.get("papers", tuple(PAPERS)),
         stability=part.settings.get("stability", False),
         **CUT,
     )
@@ -412,7 +410,7 @@ PARTS = {
     "measures": Part("mini", {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
-    "babyllama105 claims": Part("babyllama105", {**CLAIMED, "papers": ("slash", "coupling")}, claims),
+    "babyllama105 claims": Part("babyllama105", CLAIMED, claims),
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
     "babyllama105 distance": Part("babyllama105", DISTANCE, analysis),

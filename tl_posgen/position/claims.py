@@ -28,6 +28,7 @@ from tl_posgen.position.substitution.substitution_figures import in_words
 
 OUT: Mapping[str, Any] = {"tokens": "without first"}
 SLIGHT = 0.02  # of accuracy
+JUDGED_RATIOS = (0.0, 0.05, 0.1, 0.2)  # shares of words moved that the criteria name
 SEARCHED = {
     "free": "a searched split",
     "position": "searched position alone",
@@ -318,7 +319,7 @@ CLAIMS = [
         "above random init's and chance",
         ("perturbation",),
         downstream,
-        {"perturbation": {"n_cloze": 2000, "cloze_conditions": ("words",)}},
+        {"perturbation": {"ratios": JUDGED_RATIOS, "n_cloze": 2000, "cloze_conditions": ("words",)}},
     ),
     Claim(
         "position",
