@@ -9,6 +9,7 @@ import torch
 from families import save_small
 from safetensors.torch import load_file, save_file
 
+import tl_posgen
 from tl_posgen.cli.options import name_options, parse_indices
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.source import MINI
@@ -246,6 +247,7 @@ REFUSED = {
     "a model with a name that is too long": (["analyze", "--model", "a" * 300], "a name of a model"),
     "a model with a name of two lines": (["analyze", "--model", "two\nlines"], "neither a directory"),
     "no null, and its seeds": (["analyze", "--no-null", "--null-seeds", "0"], "--no-null and --null-seeds contradict"),
+    "a prompt beside a text": (["analyze", "--prompt", "Down"], "--prompt is taken whole"),
     "too many layers": (["analyze", "--layers", "0-99999999999"], "write a shorter range"),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
     "a checkpoint for claims that does not exist": (
@@ -297,6 +299,19 @@ def test_an_empty_path_is_refused(run, tmp_path, monkeypatch, option):
     code, _, error = run("analyze", f"--{option}", "", out=None)
     assert (code, error) == (2, f"error: --{option} '': empty; give a path\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [("--length", "64"), ("--prompts", "2"), ("--consecutive",)])
+def test_a_whole_prompt_is_not_cut(run, tmp_path, option):
+    code, _, error = run("analyze", "--prompt", "Down, down, down.", *option)
+    assert (code, option[0] in error, "taken whole" in error) == (2, True, True)
+    assert "--text and --prompt contradict" in run("analyze", "--prompt", "Down", "--text", "a.txt")[2]
+
+
+def test_a_prompt_stands_in_the_place_of_a_text(done, tmp_path):
+    words = "Down, down, down. Would the fall never come to an end?"
+    done("analyze", "--measures", "three_axis", "--prompt", words)
+    assert tl_posgen.load(tmp_path / "report").provenance["n_prompts"] == 1
 
 
 def test_a_path_that_the_system_refuses_is_one_line(refused_at_once):

@@ -18,6 +18,8 @@ from .errors import PosgenError as PosgenError
 from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
 from .models.loading.random_like import random_like as random_like
+from .models.metric import Metric as Metric
+from .models.metric import logit_difference as logit_difference
 from .models.streaming.stream import streaming as streaming
 from .prompt.explaining import explain as explain
 from .prompt.score_split import split as split

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.loss import losses_of
+from tl_posgen.models.loss import judged
 from tl_posgen.report.figures import finish, line, model_label, sides
 
 
@@ -52,7 +52,7 @@ class Loss(Measure):
     figures = {"position": by_position}
 
     def of_logits(self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"]) -> Mapping[str, Any]:
-        return {"token_loss": losses_of(logits[None], tokens[None].to(logits.device))[0]}
+        return {"token_loss": judged(logits[None], tokens[None].to(logits.device))[0]}
 
     def finish(self, sums: Sums) -> xr.Dataset:
         losses = sums.mean("token_loss")

@@ -173,3 +173,60 @@ def test_maps_show_the_mean_shares_beside_the_random_init(result):
 def test_what_cannot_be_traced_is_refused(family_model):
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         Sources()(family_model("llama4", "bridge"), TOKENS, **QUIET)
+
+
+@pytest.mark.parametrize("name", quick_families("neox", "gemma3", without=["llama4"]))
+def test_curves_of_pairs_are_those_of_every_query_key_and_distance(family_model, backend, name):
+    """a_st(d) - mean over d, of each of the strongest pairs and of all; shares of all pairs sum to one."""
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model = family_model(name, backend)
+    own = Sources(sides=("k", "q"), by="head")(model, TOKENS, **QUIET).own
+    for layer in own["layer"].values:
+        sides, geometry = vectors_of(model, int(layer))
+        n = min(TOKENS.shape[1], geometry.window or TOKENS.shape[1])
+        u = part_of(turning_factors(torch.arange(n), geometry.rope, geometry.d_head), "rest", 0)
+        q, k = (sides[side][1].mean(2) for side in "qk")
+        curves = geometry.scale * torch.einsum("ahm,bhm,dm->habd", q, k.conj(), u).real
+        whole = curves.sum((1, 2))
+        shares = (curves * whole[:, None, None]).sum(-1) / whole.square().sum(-1)[:, None, None]
+        for head in range(geometry.n_heads):
+            one = own.sel(layer=layer, head=head)
+            np.testing.assert_allclose(one["whole_curve"].values[:n], whole[head], atol=2e-6)
+            if one["pair_share"].isnull().all():
+                continue  # nothing rotates
+            order = shares[head].flatten().abs().argsort(descending=True)
+            for pair in range(min(2, len(order))):
+                s, t = divmod(int(order[pair]), shares.shape[-1])
+                assert one["pair_sources"].values[pair] == f"{sides['q'][0][s]} · {sides['k'][0][t]}"
+                np.testing.assert_allclose(one["pair_share"].values[pair], shares[head, s, t], atol=1e-4)
+                np.testing.assert_allclose(one["curve"].values[pair, :n], curves[head, s, t], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", quick_families("gpt2"))
+def test_the_mean_token_is_the_mean_embedding_at_every_place(family_model, backend, name):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model = family_model(name, backend)
+    own = Sources()(model, TOKENS, **QUIET).own["of_mean_token"].sel(side="k")
+    embeddings = torch.cat([residual_sources(model, row, 1).values[0, 1:] for row in TOKENS]).mean(0)
+    positions = []
+
+    def replace(value, hook):
+        return embeddings.to(value) + (positions[0] if positions else 0) + 0 * value
+
+    hooks = [("blocks.0.hook_resid_pre", replace)]
+    if "hook_pos_embed" in model.hook_dict:
+        hooks.insert(0, ("hook_pos_embed", lambda value, hook: positions.append(value)))
+    with model.hooks(fwd_hooks=hooks):
+        written, captures = residual_sources(model, TOKENS[0], 1), []
+    with model.hooks(fwd_hooks=hooks):
+        run_capture(model, TOKENS[:1], captures.append, {"resid", "inputs"}, layers=[1])
+    frozen = frozen_layer(wrap(model), captures[0], "key")
+    of_mean = dict(zip(frozen.names(written.names), frozen.vectors(written.values)[:, :, 1:].mean(2), strict=True))
+    sides, geometry = vectors_of(model, 1)
+    means = dict(zip(sides["k"][0], sides["k"][1].mean(2), strict=True))
+    for source in ("embed", "L0 MLP"):
+        x, y = complex_planes(of_mean[source], geometry.rope), means[source]
+        cosine = (x * y.conj()).sum(-1).real / (x.abs().square().sum(-1) * y.abs().square().sum(-1)).sqrt()
+        np.testing.assert_allclose(own.sel(layer=1, source=source), cosine, atol=1e-5)

@@ -15,6 +15,7 @@ Tokenizer = Annotated[str | None, typer.Option(help="mini or a tokenizer directo
 
 LOADING = ("backend", "dtype", "device", "revision")
 PAGE = ("out", "force", "full")
+TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
 
 app.info.cls = Commands
@@ -55,7 +56,7 @@ def measures() -> None:
     print_known_measures()
 
 
-@command(without=("text", "dataset", "length", "prompts", "consecutive", "seed", "null_seeds", "no_null", *PAGE))
+@command(without=(*TEXT, "seed", "null_seeds", "no_null", *PAGE))
 def check(setup: Setup) -> None:
     """Print what each layer of a model does with positions, proved against the model's own scores."""
     from tl_posgen.models.layer_table import check as run
@@ -63,7 +64,7 @@ def check(setup: Setup) -> None:
     run(setup.pretrained().load())
 
 
-@command(without=("model", "text", "dataset", "length", "prompts", "consecutive", *LOADING, "null_seeds", "no_null"))
+@command(without=("model", *TEXT, *LOADING, "null_seeds", "no_null"))
 def toy(
     setup: Setup,
     distance: Annotated[int, typer.Option(help="How many positions later the label is shown.", min=1)] = 3,
@@ -78,7 +79,7 @@ def toy(
     setup.present(slash_toy(distance, planes, seeds=range(setup.seed, setup.seed + seeds), steps=steps))
 
 
-@command(without=("model", "revision"), length=64)
+@command(without=("model", "revision", "prompt"), length=64)
 def coupling_scores(
     setup: Setup,
     scores: Annotated[Path, typer.Argument(help="CSV with columns model, score [, d_model, n_layers, parameters].")],
@@ -95,7 +96,7 @@ def coupling_scores(
     setup.present(found, parts=parts)
 
 
-@command(without=("model", "revision"))
+@command(without=("model", "revision", "prompt"))
 def emerge(
     setup: Setup,
     checkpoints: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub revisions, in order.")],
@@ -188,7 +189,7 @@ def sweep(
     raise typer.Exit(int(bool(swept.failed or swept.unfinished)))
 
 
-@command()
+@command(without=("prompt",))
 def claims(
     setup: Setup,
     papers: Annotated[str, typer.Option(help="Any of position, slash, coupling.")] = "position,slash,coupling",

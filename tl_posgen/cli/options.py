@@ -29,6 +29,7 @@ class Setup:
     text: Annotated[
         str | None, typer.Option(help="A text file, or a directory of them; the bundled book if left out.")
     ] = None
+    prompt: Annotated[str | None, typer.Option(help="Instead, one prompt itself, whole.")] = None
     dataset: Annotated[
         str | None, typer.Option(help="Instead, a name or path that `datasets` reads; name:config for one of several.")
     ] = None
@@ -56,8 +57,11 @@ class Setup:
         for option in ("model", "text", "dataset", "out"):
             if getattr(self, option) == "":
                 raise InputError(f"--{option} '': empty; give a {'name or ' if option == 'model' else ''}path")
-        if self.text and self.dataset:
-            raise InputError("--text and --dataset contradict each other; give one of them")
+        if self.prompt is not None and not self.prompt.strip():
+            raise InputError("--prompt '': empty; give the text itself")
+        given = [f"--{one}" for one in ("text", "prompt", "dataset") if getattr(self, one) is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} contradict each other; give one of them")
         if self.no_null and self.null_seeds is not None:
             raise InputError("--no-null and --null-seeds contradict each other; give one of them")
 
@@ -67,6 +71,8 @@ class Setup:
         written = "0" if self.null_seeds is None else self.null_seeds
         null_seeds = [] if self.no_null else parse_indices(written, "--null-seeds")
         cut = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
+        if self.prompt is not None:
+            cut = {"length": None, "n_prompts": None, "consecutive": False}
         return {**cut, "seed": self.seed, "null_seeds": null_seeds}
 
     @property
@@ -78,6 +84,9 @@ class Setup:
         """Read the text, and refuse an output that cannot be written."""
         from tl_posgen.studies.texts import BUNDLED, Text
 
+        if self.prompt is not None:
+            self.prepare()
+            return self.prompt
         name, _, config = (self.dataset or "").partition(":")
         text = Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)
         words = text.words
@@ -189,16 +198,27 @@ def as_command(function: Callable[..., None], *, without: tuple[str, ...] = (), 
     # arguments have no default and stand first on the command line
     arguments, own_options = ([p for p in own if (p.default is p.empty) == needed] for needed in (True, False))
 
-    def run(**options: Any) -> None:
+    def run(ctx: Any, **options: Any) -> None:
+        if options.get("prompt") is not None and function.__name__ != "explain":
+            refuse_cut(ctx)
         setup = Setup(**{parameter.name: options.pop(parameter.name) for parameter in shared})
         function(setup, **options)
 
     ordered = (*arguments, *shared[:2], *own_options, *shared[2:])
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in ordered]
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    run.__signature__ = inspect.Signature([context, *parameters])  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {"ctx": typer.Context} | {p.name: own_hints.get(p.name, p.annotation) for p in parameters}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run
+
+
+def refuse_cut(ctx: Any) -> None:
+    """Refuse options that cut a text where one whole prompt is given."""
+    for name in ("length", "prompts", "consecutive"):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"--{name} cuts a text, and --prompt is taken whole; give one of them")
 
 
 RENAMED = {"n_prompts": "prompts"}  # keywords of the library whose option has another name

@@ -29,6 +29,7 @@ from tl_posgen.models import open_model
 from tl_posgen.models.conversion.weights import release
 from tl_posgen.models.loading.load import is_ours
 from tl_posgen.models.loss import require_context, require_one_length
+from tl_posgen.models.metric import Metric, as_metric, judged_by
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import model_label, null_label, provenance_of
 from tl_posgen.models.selection import select_heads
@@ -55,6 +56,7 @@ def analyze(
     seed: int = 0,
     null_seeds: Sequence[int] = (0,),
     fwd_hooks: Hooks = (),
+    metric: Any = None,
     after: Mapping[str, Result] | None = None,
     skip_unsupported: bool = False,
     streaming: bool | None = None,
@@ -82,6 +84,10 @@ def analyze(
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
             function that chooses names, hook) each; the random inits under the same. Beside the report of the intact
             model, `tl_posgen.compare` shows what they change.
+        metric: in the place of the loss, in every measure that runs or judges the model: a function of logits
+            [prompt, pos, vocabulary] and tokens [prompt, pos] that returns a value a prompt or a predicted token, or
+            `tl_posgen.logit_difference(...)`. Titles name it; what is called the loss, in nats, is then this, but the
+            search of `substitution` and the cloze keep to the loss. Shares recovered take higher as worse.
         after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
             them is taken from there and not measured again.
         skip_unsupported: leave out measures that this model does not allow, with a message, instead of refusing.
@@ -98,7 +104,7 @@ def analyze(
 
     Raises:
         InputError: unusable prompts, layers or heads that do not exist, unknown measures, hook points; `keep` with
-            hooks; a finished part that is damaged: the message names its file.
+            hooks or a metric; a finished part that is damaged: the message names its file.
         UnsupportedModelError: a layer whose scores cannot be recomputed from its q and k.
 
     Example:
@@ -113,6 +119,7 @@ def analyze(
         check_seeds(null_seeds)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
+    metric = as_metric(metric)
     to_measure = [measure for measure in asked if measure.name not in known]
     for measure in asked:
         if measure.name in known:
@@ -126,9 +133,11 @@ def analyze(
     keeping = Parts.kept_in(keep)
     if keep is not None:
         refuse_hooks(model, hooked)
+        if metric is not None:
+            raise InputError("keep: another run cannot know what a metric does; give one of them")
     matrices = max((measure.matrices for measure in to_measure), default=0)
     passes = Passes(shown=progress, models=1 + len(null_seeds))
-    with wrapped.exclusive("analyze"), chosen(streaming, matrices), passes, keeping as parts:
+    with wrapped.exclusive("analyze"), chosen(streaming, matrices), judged_by(metric), passes, keeping as parts:
         to_measure = supported(to_measure, model, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
         rows = rows_of_measures(to_measure, known, wrapped, prompts, cut)
@@ -136,6 +145,7 @@ def analyze(
         chosen_heads = select_heads(model, layers, heads)
         provenances = provenances_of(wrapped, rows, random_inits, seed)
         details = references(chosen_heads, layers, heads) | hooked | drawn(**cut)
+        details |= {} if metric is None else {"metric": metric.name}
         for name, result in known.items():
             require_same(name, result, provenances[name] | details)
         depends_on: dict[str, Any] = {}
@@ -144,7 +154,7 @@ def analyze(
             depends_on = configuration_of(wrapped, prompts, **cut, **which, seed=seed, streaming=streaming)
         where = {"layers": layers, "heads": heads}
         analysis = Analysis(
-            wrapped, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on
+            wrapped, prompts, rows, where, seed, fwd_hooks, random_inits, in_place, passes, parts, depends_on, metric
         )
         prepared = [measure.prepare(model, rows[measure.name]) for measure in to_measure]
 
@@ -170,6 +180,7 @@ class Analysis:
         hooks: under which all passes run.
         random_inits, in_place: the null models, and whether each may take the model's place.
         passes, parts, depends_on: the bar; where finished parts are kept, and all that they depend on.
+        metric: in the place of the loss.
         trained: datasets of the model itself, by measure; empty while they are made.
     """
 
@@ -184,6 +195,7 @@ class Analysis:
     passes: Passes
     parts: Parts
     depends_on: Mapping[str, Any]
+    metric: Metric | None
     trained: Mapping[str, xr.Dataset] = field(default_factory=dict)
 
     def results(
@@ -245,6 +257,10 @@ class Analysis:
         """Return the name of the model, or of a random init."""
         return model_label(self.wrapped) if init is None else null_label(init)
 
+    def title(self, label: str) -> str:
+        """Return the label as titles have it: with the metric that is called the loss."""
+        return label if self.metric is None else f"{label}, loss = {self.metric.name}"
+
     def built(self, init: int | None) -> tuple[str, WrappedModel]:
         """Return (label, model) of an init; a label says where a random init has the very weights of the model."""
         if init is None:
@@ -258,7 +274,7 @@ class Analysis:
             self.passes.plan(len(rows))
         label, wrapped = self.built(init)
         with under(wrapped, self.hooks):
-            return one_pass(wrapped, rows, measures, **self.where, label=label, intervals=init is None)
+            return one_pass(wrapped, rows, measures, **self.where, label=self.title(label), intervals=init is None)
 
     def run(self, measure: Measure, init: int | None, read: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         """Return the dataset of a measure that runs the model."""
@@ -280,7 +296,7 @@ class Analysis:
             data = measure.of_model(run)
         if measure.is_fed:
             data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
-        return {measure.name: data.assign_attrs(model=label)}
+        return {measure.name: data.assign_attrs(model=self.title(label))}
 
 
 def references(selected: Mapping[int, Sequence[int]], layers: Any, heads: Any) -> dict[str, Any]:
@@ -358,7 +374,7 @@ def require_options(measure: Measure, known: Result) -> None:
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
     """Refuse a finished result of another model, other prompts or other random inits."""
-    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads", "fwd_hooks"):
+    for key in ("weights", "backend", "dtype", "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
         then, now = (one.get(key, "all" if key == "heads" else "none") for one in (result.provenance, provenance))
         if then != now:
             raise InputError(

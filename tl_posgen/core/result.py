@@ -116,7 +116,11 @@ class Result:
             )
         if hooks := self.provenance.get("fwd_hooks"):
             found.append(f"{self.name}: measured under hooks, the random inits too: {', '.join(hooks)}.")
-        if any(str(null.attrs.get("model", "")).endswith(SAME_WEIGHTS) for null in self.nulls):
+        if metric := self.provenance.get("metric"):
+            found.append(
+                f"{self.name}: what is called the loss, in nats, is the metric {metric}; perplexity is its exponential."
+            )
+        if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             found.append(f"{self.name}: the random init has the model's own weights, so the two cannot differ.")
         return found
 

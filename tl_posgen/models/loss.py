@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, double_device
 from tl_posgen.errors import InputError
+from tl_posgen.models.metric import CHOSEN
 from tl_posgen.models.model import Model
 from tl_posgen.models.streaming.stream import streaming_if_chosen
 from tl_posgen.models.tokens import to_prompts
@@ -22,7 +23,8 @@ AT_ONCE = 128  # positions whose probabilities are in memory
 def token_losses(
     model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"], hooks: Hooks = (), *, batch: int = 8
 ) -> Float[Tensor, "prompt target"]:
-    """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients.
+    """-ln p(token_{t+1} | tokens up to t) in nats for t = 0 .. pos - 2, float64, on the CPU, without gradients; or the
+    metric that was chosen in its place.
 
     Args:
         tokens: prompts of one length, no padding.
@@ -40,7 +42,7 @@ def token_losses(
     rows = []
     with wrapped.exclusive(wrapped.owner), torch.no_grad(), wrapped.model.hooks(fwd_hooks=list(hooks)):
         for some in tokens.to(wrapped.device).split(batch):
-            rows.append(losses_of(logits_of(wrapped, some), some).cpu())
+            rows.append(judged(logits_of(wrapped, some), some).cpu())
     return torch.cat(rows)
 
 
@@ -50,6 +52,14 @@ def logits_of(model: Model | WrappedModel, tokens: Int[Tensor, "prompt pos"]) ->
     with streaming_if_chosen(wrapped, tokens.shape[1]):
         count(len(tokens))
         return wrapped.model(tokens, return_type="logits", **wrapped.backend.options(tokens))
+
+
+def judged(
+    logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+) -> Float[Tensor, "prompt target"]:
+    """Return the loss of each next token, or the values of the metric that was chosen in its place, float64."""
+    metric = CHOSEN.get()
+    return losses_of(logits, tokens) if metric is None else metric.of(logits, tokens)
 
 
 def losses_of(

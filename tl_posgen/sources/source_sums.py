@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
@@ -110,15 +110,17 @@ class SourcedSide:
         return torch.cat([values, (whole - values.sum(0))[None]]) if ROUNDING in self.names else values
 
 
-def read_prompts(run: Run, by: By, fold: Mapping[str, str]) -> Iterator[tuple[LayerCapture, ResidualSources]]:
+def read_prompts(
+    run: Run, by: By, rows: Sequence[Int[Tensor, " _"]] | None = None
+) -> Iterator[tuple[LayerCapture, ResidualSources]]:
     """Yield every chosen layer of every prompt with what earlier layers wrote.
 
     Args:
         by: whether a source is a head, or all heads of a layer.
-        fold: source -> its name, for those that are one with others.
+        rows: token ids of other prompts than those of the run.
     """
     last = max(select_heads(run.model, **run.where))
-    for number, row in enumerate(run.rows):
+    for number, row in enumerate(run.rows if rows is None else rows):
         reader, captures = SourceReader(run.wrapped, last, by), list[LayerCapture]()
         with reader.attached():
             run_capture(run.wrapped, row[None], captures.append, {"resid", "inputs"}, **run.where)
@@ -126,7 +128,7 @@ def read_prompts(run: Run, by: By, fold: Mapping[str, str]) -> Iterator[tuple[La
             capture = captures.pop(0)
             assert capture.resid is not None
             capture.prompt = number
-            yield capture, folded(reader.sources(capture.layer, capture.resid.to(capture.device)), fold)
+            yield capture, reader.sources(capture.layer, capture.resid.to(capture.device))
 
 
 def folded(written: ResidualSources, fold: Mapping[str, str]) -> ResidualSources:

@@ -20,11 +20,14 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.selection import select_heads
 from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights
 from tl_posgen.residual.residual_sources import By, ResidualSources
 from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
-from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, read_prompts
+from tl_posgen.sources.mean_token import OF_MEAN_TOKEN, MeanToken
+from tl_posgen.sources.source_curves import CURVES, strongest_pairs
+from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, folded, read_prompts
 from tl_posgen.sources.source_terms import (
     Factors,
     TermName,
@@ -35,6 +38,7 @@ from tl_posgen.sources.source_terms import (
     takes_products,
 )
 from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
+from tl_posgen.sources.writers_figures import draw_curves, draw_graph
 
 SIDE_WORDS = {"k": "keys", "q": "queries"}
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key's own part"}
@@ -56,6 +60,11 @@ class Sources(Measure):
     out unless tokens="all" is asked for. Parts of w_qkd = s Re sum_m z^q_m conj(z^k_m) u_m(d), with kbar and ubar the
     means and v = u - ubar: position, of kbar and v; content, of k - kbar and ubar; interaction, of k - kbar and v; key,
     of E q, k - kbar and ubar. Their E w^2 is the variance that `variance` gives d + qd, k + qk, kd + qkd, and k.
+
+    A prompt in which every token is the mean token (the mean embedding, first token left out) shows how much of a
+    constant needs tokens that vary: the cosine of E x_s with what s writes there. With both sides, curves of the
+    strongest pairs of a query source and a key source are kept, a_st(d), which add up to the curve of mean query and
+    mean key. Heads chosen with heads=report.heads("slash") are those of the graph.
 
     Position on the key side needs the mean of each source alone, from one pass; what needs second moments takes a
     second pass, and intervals of its shares hold the weights of all prompts fixed. One hop only: the first MLP may
@@ -110,10 +119,18 @@ class Sources(Measure):
             interval=True,
             bounds=(1, np.inf),
         ),
+        "of_mean_token": OF_MEAN_TOKEN,
+        **CURVES,
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
         **CHECKED,
     }
-    figures = {"layers": draw_layers, "heads": draw_heads, "check": draw_check}
+    figures = {
+        "layers": draw_layers,
+        "heads": draw_heads,
+        "graph": draw_graph,
+        "curves": draw_curves,
+        "check": draw_check,
+    }
     by_head = frozenset({"heads"})
     whole_rows = True
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
@@ -125,7 +142,8 @@ class Sources(Measure):
         return {"tokens": TOKENS[1], "side": self.sides[0], "term": self.terms[0]}
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        return [kind for kind in self.figures if kind != "check" or "fall" in data]
+        needed = {"check": "fall", "curves": "curve"}
+        return [kind for kind in self.figures if needed.get(kind, "share") in data]
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Sources":
         if self.check and ("position" not in self.terms or "k" not in self.sides):
@@ -149,19 +167,27 @@ class Sources(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
         again = self.check or any(takes_products(*place) for place in self.places)
-        run.plan(len(run.rows) * (2 if again else 1))
-        for capture, written in read_prompts(run, self.by, self.folded):
+        run.plan(len(run.rows) * (2 if again else 1) + 1)
+        mean_token, layers = MeanToken(), select_heads(run.model, **run.where)
+        for capture, written in read_prompts(run, self.by):
+            if capture.layer == min(layers):
+                mean_token.add(written)
+            written = folded(written, self.folded)
             values = self.add(groups, capture, sums_of(run.wrapped, capture, written, self.sides))
             if self.check:
                 own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
         whole = total(groups.parts)
-        for capture, written in read_prompts(run, self.by, self.folded) if again else ():
+        for capture, written in read_prompts(run, self.by) if again else ():
+            written = folded(written, self.folded)
             found = self.products(run, capture, written, whole)
             if self.check:
                 rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
                 found |= without_constants(run, capture, written, rest)
             self.add(groups, capture, found)
-        return groups.dataset()
+        data = groups.dataset()
+        every = data["source"].values.tolist()
+        data["of_mean_token"] = mean_token.cosines_of(run, whole, self.sides, self.by, self.folded, every)
+        return data.assign(strongest_pairs(whole, self.n_distances, self.weights) if len(self.sides) > 1 else {})
 
     def add(self, groups: PromptGroups, capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add values of one layer of one prompt; return them on the host."""
@@ -246,11 +272,24 @@ def sentences(own: Numbers, side: str, term: str) -> list[str]:
     words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, name, share in shown)
     absolute = own("absolute", side=side, term=term, layer=[layer for layer, *_ in known])
     most = own.extreme("absolute", side=side, term=term)
+    more = mean_token_sentence(own, side, [layer for layer, *_ in shown]) if term == "position" else ""
     return [
         f"Who writes {WORDS[term]} through {SIDE_WORDS[side]}, the source with the largest mean share over the heads "
         f"of a layer: {words}{of_random_init(own, side, term, [layer for layer, *_ in shown])}. Sum of absolute shares "
-        f"{absolute:.2f}; most: {most:.2f}."
+        f"{absolute:.2f}; most: {most:.2f}.{more}"
     ]
+
+
+def mean_token_sentence(own: Numbers, side: str, layers: Sequence[Any]) -> str:
+    """Return how far the constants of the largest sources point where the mean token's do."""
+    found = []
+    for layer in layers:
+        name = top_of(own, side, "position", layer, 1)[0][0]
+        found.append(f"layer {layer}: {name} {own('of_mean_token', side=side, layer=layer, source=name):.2f}")
+    return (
+        " Cosine of the constant of each of these with what it writes for a prompt of mean tokens: "
+        f"{'; '.join(found)}: at 1 it needs no variety of tokens."
+    )
 
 
 def of_random_init(own: Numbers, side: str, term: str, layers: Sequence[Any]) -> str:

@@ -15,7 +15,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import losses_of
+from tl_posgen.models.loss import judged
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.length.length_figures import ATTENTION
 from tl_posgen.position.length.numbers.output_drift import OutputMoments, entropy_and_normaliser, output_drift
@@ -56,7 +56,7 @@ class ConditionRun:
             with wrapped.model.hooks(fwd_hooks=hooks):
                 logits = run_capture(wrapped, tokens, partial(self.add_layer, number), needs, **self.run.where)
             assert logits is not None
-            self.losses.append(losses_of(logits, tokens)[0].cpu().numpy())
+            self.losses.append(judged(logits, tokens)[0].cpu().numpy())
 
     def add_layer(self, number: int, capture: LayerCapture) -> None:
         """Keep what one layer of prompt `number` gives, in blocks of rows."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.loss import token_losses
+from tl_posgen.models.metric import judged_by
 from tl_posgen.models.model import Model
 from tl_posgen.models.tokens import bos_of, given_prompts
 from tl_posgen.position.order.disturbance import disturb, draw
@@ -134,7 +135,8 @@ def score_items(
     of_text: dict[int, list[Row]] = {}
 
     def score(rows: Sequence[Row], hooks: HookList) -> None:
-        losses = token_losses(model, torch.stack([row.tokens for row in rows]), hooks, batch=AT_ONCE)
+        with judged_by(None):
+            losses = token_losses(model, torch.stack([row.tokens for row in rows]), hooks, batch=AT_ONCE)
         for row, loss in zip(rows, losses, strict=True):
             log_p[row.item][row.choice] = -loss[-len(items[row.item].choices[row.choice]) :]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.hooks.replace_scores import ScoresOf
 from tl_posgen.models.loss import logits_of, losses_of, token_losses
+from tl_posgen.models.metric import judged_by
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Layers
 from tl_posgen.models.wrapped import wrap
@@ -158,7 +159,8 @@ def best_width(model: Model, tokens: Int[Tensor, "prompt pos"], family: str, whe
     losses = {}
     for width in WIDTHS:
         hooks = substitute(model, BY_WIDTH[family](width), **where)
-        losses[width] = float(token_losses(model, tokens, hooks).mean())
+        with judged_by(None):
+            losses[width] = float(token_losses(model, tokens, hooks).mean())
     return min(losses, key=losses.__getitem__)
 
 

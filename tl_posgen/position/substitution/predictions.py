@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.models.loss import logits_of, losses_of
+from tl_posgen.models.loss import judged, logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
@@ -25,7 +25,7 @@ def losses_and_kl(
             wanted = log_predictions(wrapped, row)
             with wrapped.model.hooks(fwd_hooks=list(hooks)):
                 logits = logits_of(wrapped, row)
-            losses.append(losses_of(logits, row).cpu())
+            losses.append(judged(logits, row).cpu())
             kl.append(divergence(wanted, logits).mean(1).cpu())
     return torch.cat(losses), torch.cat(kl)
 

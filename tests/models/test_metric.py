@@ -1,0 +1,100 @@
+"""A metric in the place of the loss: in every measure that judges the running model, named wherever it is shown."""
+
+import pytest
+import torch
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.metric import CHOSEN, Metric
+from tl_posgen.position import Perturbation, Substitution
+from tl_posgen.slash import BandAblation
+
+TEXT = "The White Rabbit put on his spectacles and looked at the King, and the King at the Queen. " * 3
+CUT = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
+
+
+def doubled(logits, tokens):
+    """Twice the loss of each predicted token."""
+    return -2 * logits[:, :-1].double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def last_logit(logits, tokens):
+    return logits[:, -1, 5]
+
+
+@pytest.mark.parametrize(
+    ("measure", "names"),
+    [
+        (BandAblation(), ["loss"]),
+        (
+            Perturbation(ratios=(0, 0.5), conditions=("tokens", "positions"), reaches=("uniform",), n_cloze=4),
+            ["change"],
+        ),
+        (Substitution(search=False), ["loss"]),
+    ],
+)
+def test_every_value_of_the_loss_is_that_of_the_metric(mini, measure, names):
+    plain, metric = (measure(mini, TEXT, metric=one, **CUT).own for one in (None, doubled))
+    for name in names:
+        assert float(abs(plain[name]).max()) > 0.1
+        torch.testing.assert_close(torch.tensor(metric[name].values), 2 * torch.tensor(plain[name].values))
+    if "cloze_log_likelihood" in plain:
+        assert metric["cloze_log_likelihood"].equals(plain["cloze_log_likelihood"])
+
+
+def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
+    own = tl_posgen.analyze(mini, TEXT, measures="loss", metric=last_logit, **CUT)["loss"].own
+    rows = tl_posgen.models.tokens.to_prompts(mini, TEXT, 32, 2)
+    expected = mini(torch.stack(rows))[:, -1, 5].double()
+    torch.testing.assert_close(torch.tensor(own["loss"].values), expected)
+
+
+def test_titles_sentences_and_provenance_name_the_metric(mini):
+    result = BandAblation()(mini, TEXT, metric=doubled, **{**CUT, "null_seeds": (0,)})
+    assert result.provenance["metric"] == "doubled"
+    assert "metric doubled" in result.findings()[-1]
+    for kind in result.kinds:
+        assert "loss = doubled" in result.plot(kind).layout.title.text
+    assert "metric" not in BandAblation()(mini, TEXT, **CUT).provenance
+
+
+def test_the_loss_comes_back_after_an_error(mini):
+    def broken(logits, tokens):
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        tl_posgen.analyze(mini, TEXT, measures="loss", metric=broken, **CUT)
+    assert CHOSEN.get() is None
+    assert token_losses(mini, torch.arange(9)[None]).shape == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (3, "give a function of logits and tokens"),
+        (lambda logits, tokens: logits, r"metric '<lambda>': gives \(1, 32, \d+\) for 1 prompts of 32 tokens"),
+        (lambda logits, tokens: 0.5, "gives float"),
+        (Metric("nothing", lambda logits, tokens: torch.full((len(logits),), torch.nan)), "not finite"),
+    ],
+)
+def test_bad_metrics_are_refused(mini, metric, message):
+    with pytest.raises(InputError, match=message):
+        tl_posgen.analyze(mini, TEXT, measures="loss", metric=metric, **CUT)
+
+
+def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
+    with pytest.raises(InputError, match="what a metric does"):
+        tl_posgen.analyze(mini, TEXT, measures="loss", metric=doubled, keep=tmp_path, **CUT)
+    known = tl_posgen.analyze(mini, TEXT, measures="loss", **CUT)
+    with pytest.raises(InputError, match="another metric"):
+        tl_posgen.analyze(mini, TEXT, measures="loss", after=known, metric=doubled, **CUT)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [(" spectacles and", "tokens of this model"), (10**6, "has the ids 0 to"), (-1, "has the ids")],
+)
+def test_logit_difference_refuses_what_is_not_a_token(mini, token, message):
+    with pytest.raises(InputError, match=message):
+        tl_posgen.logit_difference(mini, token, " the")

@@ -1,0 +1,125 @@
+"""A metric of the user's choice in the place of the loss, wherever a running model is judged."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_posgen.arithmetic import double
+from tl_posgen.errors import InputError
+from tl_posgen.models.wrapped import wrap
+
+Judge = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """value(logits [prompt, pos, vocabulary], tokens [prompt, pos]) -> [prompt, pos - 1], one for each predicted token,
+    or [prompt], one for the whole prompt.
+
+    Attributes:
+        name: in sentences and titles.
+        value: differentiable or not; logits have the model's precision.
+
+    Example:
+        >>> def confidence(logits, tokens):
+        ...     return logits[:, :-1].softmax(-1).amax(-1)
+        >>> import torch
+        >>> Metric("largest probability", confidence).of(torch.zeros(2, 5, 8), torch.zeros(2, 5, dtype=int))[0]
+        tensor([0.1250, 0.1250, 0.1250, 0.1250], dtype=torch.float64)
+    """
+
+    name: str
+    value: Judge
+
+    def of(
+        self, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+    ) -> Float[Tensor, "prompt target"]:
+        """Return the values in float64, that of a whole prompt at each of its targets.
+
+        Raises:
+            InputError: values of another shape, or not finite.
+        """
+        found, (n, length) = self.value(logits, tokens), tokens.shape
+        if not isinstance(found, Tensor) or found.shape not in ((n,), (n, length - 1)):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(
+                f"metric {self.name!r}: gives {shape} for {n} prompts of {length} tokens; give [{n}] or "
+                f"[{n}, {length - 1}], a value a prompt or a predicted token"
+            )
+        if not bool(found.isfinite().all()):
+            raise InputError(f"metric {self.name!r}: gives values that are not finite")
+        return double(found.reshape(n, -1)).expand(n, length - 1)
+
+
+def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int = -1) -> Metric:
+    """logit(right) - logit(wrong) after the token at position `at`, one value a prompt.
+
+    Args:
+        right, wrong: ids, or text that is one token of the model's tokenizer, such as " Mary".
+
+    Raises:
+        InputError: text that is not one token; ids that the model lacks.
+
+    Example:
+        >>> from tl_posgen import analyze, load_model
+        >>> model = load_model("mini")
+        >>> metric = logit_difference(model, " and", " the")
+        >>> metric.name
+        "logit of ' and' - ' the'"
+        >>> report = analyze(model, "Down, down, down.", measures="loss", metric=metric, null_seeds=(), progress=False)
+        >>> report["loss"].findings()[1]
+        "loss: what is called the loss, in nats, is the metric logit of ' and' - ' the'; perplexity is its exponential."
+    """
+    ids = [token_id(model, one) for one in (right, wrong)]
+
+    def difference(logits: Tensor, tokens: Tensor) -> Tensor:
+        if not -tokens.shape[1] <= at < tokens.shape[1]:
+            raise InputError(f"metric: position {at} is outside a prompt of {tokens.shape[1]} tokens")
+        pair = double(logits[:, at, ids])
+        return pair[:, 0] - pair[:, 1]
+
+    return Metric(f"logit of {right!r} - {wrong!r}", difference)
+
+
+def token_id(model: Any, token: str | int) -> int:
+    """Return the id of one token, checked."""
+    wrapped = wrap(model)
+    if isinstance(token, str):
+        if wrapped.model.tokenizer is None:
+            raise InputError(f"{token!r}: this model has no tokenizer; give token ids")
+        found = wrapped.model.tokenizer(token, add_special_tokens=False).input_ids
+        if len(found) != 1:
+            raise InputError(f"{token!r} is {len(found)} tokens of this model; give text that is one token, or its id")
+        token = int(found[0])
+    n = wrapped.model.cfg.d_vocab
+    if isinstance(token, bool) or not 0 <= token < n:
+        raise InputError(f"token {token!r}: this model has the ids 0 to {n - 1}")
+    return token
+
+
+CHOSEN: ContextVar[Metric | None] = ContextVar("CHOSEN", default=None)
+
+
+@contextmanager
+def judged_by(metric: Metric | None) -> Iterator[None]:
+    """While the block runs, what measures call the loss is this metric; None for the loss itself."""
+    before = CHOSEN.set(metric)
+    try:
+        yield
+    finally:
+        CHOSEN.reset(before)
+
+
+def as_metric(metric: Any) -> Metric | None:
+    """Return a metric, made of a function under its own name; InputError for anything else."""
+    if metric is None or isinstance(metric, Metric):
+        return metric
+    if not callable(metric):
+        raise InputError("metric: give a function of logits and tokens, or tl_posgen.logit_difference(model, ...)")
+    value: Any = metric
+    return Metric(str(getattr(value, "__name__", type(value).__name__)), value)
