@@ -41,10 +41,12 @@ def strongest_pairs(sums: Sums, n_distances: int | None, weights: DistanceWeight
         zq, zk = (complex_planes(side.means, geometry.rope).to(turn) for side in (q, k))
         shares, places, curves, whole = curves_of_pairs(zq, zk, geometry.scale * turn, share)
         names = np.array([f"{one} · {other}" for one in q.names for other in k.names], dtype=object)
+        if not geometry.rope.rotary_dim:  # a(d) is constant, and what is left of it rounding
+            shares = shares * torch.nan
         values = {"curve": curves, "whole_curve": whole, "pair_share": shares}
         for name, value in values.items():
             found[name][layer] = value.cpu().numpy()
-        found["pair_sources"][layer] = names[places.cpu().numpy()]
+        found["pair_sources"][layer] = np.where(shares.isnan().cpu().numpy(), "", names[places.cpu().numpy()])
     return arrays(sums, found)
 
 
