@@ -221,6 +221,7 @@ def sources(result: Any) -> Iterator[Entry]:
         for layer in layers[1:]:
             for source, share in top_of(numbers, "k", "position", layer, 1):
                 yield name, {"layer": layer, "source": source}, share
+                yield f"{name}_mean_token", {"layer": layer}, numbers("of_mean_token", layer=layer, source=source)
 
 
 def key_cut(result: Any) -> Iterator[Entry]:

@@ -350,6 +350,7 @@ OPTIONS = {
     "cloze": Perturbation(ratios=(0.0, 0.5), reaches=("uniform",), n_cloze=100),
     "profiles": Profiles(cost_prompts=4),
     "checked sources": Sources(check=True),
+    "writers": Sources(sides=("k", "q"), by="head"),
 }
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
@@ -425,6 +426,7 @@ PARTS = {
         "mini", {**JOINING, "n_prompts": 4, "null_seeds": (0, 1, 2), "options": ""}, joining_over_training
     ),
     **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    "mini writers": Part("mini", {**CUT, "measures": ("writers",), "options": repr(OPTIONS["writers"])}, analysis),
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),

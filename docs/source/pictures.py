@@ -36,6 +36,8 @@ PICTURES = {
     "slash_ablations": Picture("mini slash", "slash_ablation", "ablations", 1000),
     "slash_toy": Picture("toy all, 3", "slash_toy", "maps", 1120),
     "coupling": Picture("mini claims", "coupling", "map", 720),
+    "writers": Picture("mini writers", "sources", "graph", 860),
+    "source_curves": Picture("mini writers", "sources", "curves", 1000),
     "alignment": Picture("babyllama105 claims", "coupling", "alignment", 860),
 }
 

@@ -40,7 +40,8 @@ def find_slash_heads(
 ) -> pd.DataFrame:
     r"""All (head, D) with SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}] >= kappa, strongest first.
 
-    Where uniform attention reaches kappa itself, as in short prompts, twice its score is asked for.
+    Where uniform attention reaches kappa itself, as in short prompts, twice its score is asked for. Intervals over
+    prompts and random inits are those of the measure `slash`.
 
     Args:
         model, prompts, layers, heads, length, n_prompts, consecutive, progress: as in `analyze`.
