@@ -89,6 +89,9 @@ def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
     known = tl_posgen.analyze(mini, TEXT, measures="loss", **CUT)
     with pytest.raises(InputError, match="another metric"):
         tl_posgen.analyze(mini, TEXT, measures="loss", after=known, metric=doubled, **CUT)
+    other = tl_posgen.analyze(mini, TEXT, measures="loss", metric=doubled, **CUT)
+    with pytest.raises(InputError, match="judge by the loss and by doubled"):
+        tl_posgen.compare(known, other)
 
 
 @pytest.mark.parametrize(

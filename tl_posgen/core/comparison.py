@@ -54,6 +54,9 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     first, second = (load(one) if not isinstance(one, Report) else one for one in (first, second))
     before, after = named(first, second, names)
     measure = Comparison()
+    metrics = [one.provenance.get("metric", "the loss") for one in (first, second)]
+    if metrics[0] != metrics[1]:
+        raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
     paired = all(first.provenance.get(key) == second.provenance.get(key) for key in SAME_PROMPTS)
     values = [per_head(one) for one in (first, second)]
     both = {name: side_by_side(one, values[1][name]) for name, one in values[0].items() if name in values[1]}
