@@ -32,8 +32,19 @@ COLUMNS = {
     "cost_slash": "cost of the slash",
     "cost_elsewhere": "cost of as much attention elsewhere, at most all of it",
     "cost_head": "cost of the head",
+    "massive_q": "massive values of Q",
+    "massive_k": "massive values of K",
+    "concentration_q": "concentration of Q",
+    "concentration_k": "concentration of K",
+    "slow_mean_q": "slow mean of Q",
+    "slow_mean_k": "slow mean of K",
+    "frequency_entropy": "entropy over frequencies",
+    "sink_rate": "sink rate",
+    "positional": "positional",
+    "symbolic": "symbolic",
 }
-LABELS = {"r1": "side", "rank95": "side", "mean_energy": "side", "cost": "edit"}  # variable -> its dim of columns
+SIDED = ("r1", "rank95", "mean_energy", "massive", "concentration", "slow_mean")
+LABELS: dict[str, str] = {**{name: "side" for name in SIDED}, "cost": "edit"}  # variable -> its dim of columns
 PAIRS = (
     ("r1_k", "interaction"),
     ("mean_energy_k", "interaction"),
@@ -50,10 +61,17 @@ PAIRS = (
     ("r1_k", "cost_head"),
     ("interaction", "cost_head"),
     ("slash_score", "cost_head"),
+    ("slash_score", "concentration_k"),
+    ("interaction", "concentration_k"),
+    ("slash_score", "positional"),
+    ("interaction", "positional"),
+    ("induction", "symbolic"),
+    ("massive_k", "cost_head"),
 )
 
 IDENTITIES = frozenset(  # pairs that measure nearly one thing, trained or not
     {("r1_q", "mean_energy_q"), ("r1_k", "mean_energy_k"), ("interaction", "additive_r")}
+    | {("first_token", "sink_rate"), ("mean_energy_q", "concentration_q"), ("mean_energy_k", "concentration_k")}
     | {("r1_q", "rank95_q"), ("r1_k", "rank95_k"), ("rank95_q", "mean_energy_q"), ("rank95_k", "mean_energy_k")}
 )
 

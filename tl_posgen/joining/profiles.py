@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -17,6 +17,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.joining.column_correlations import COLUMNS, SCOPES, beyond_null, correlations, pairs_of
 from tl_posgen.joining.head_costs import COSTS, head_costs
+from tl_posgen.joining.literature import LITERATURE, literature_metrics
 from tl_posgen.joining.numbers.repeated_tokens import repeated_prompts, repeated_scores
 from tl_posgen.joining.profiles_figures import correlation_maps, rank_table
 from tl_posgen.models.layers.capture import LayerCapture
@@ -70,13 +71,21 @@ class Profiles(Measure):
         cost_prompts: on how many of the prompts.
         period: length of the random block; 50 if left out, less where the context or the vocabulary is shorter.
         n_repeated: prompts of repeated tokens.
+        metrics: "literature" adds head metrics of other papers as columns, one more pass a prompt: massive values and
+            concentration of queries and keys, their mean in slow planes, entropy over frequencies, sink rate, and how
+            far attention is positional (it keeps its places when the keys are permuted) or symbolic (it goes with
+            the keys).
 
     Raises:
         InputError: prompts of different lengths; a period that does not fit.
         UnsupportedModelError: a layer whose scores cannot be replaced, where costs are measured.
 
     Source: induction score: Olsson et al. 2022; slash score: Cheng et al. 2026; the split: Han & Ji 2025; the
-    table and its correlations: ours.
+    table and its correlations: ours. Reconstructed from abstracts and public text: massive values after arXiv
+    2502.01563, concentration (as a mean resultant length) after TriAttention (arXiv 2604.04921), the mean in slow
+    planes after rotary offset features (arXiv 2503.01832), positional and symbolic after arXiv 2511.11579 (overlaps,
+    and permutations of the keys before RoPE, are ours). Sink rate: Gu et al. 2024 (arXiv 2410.10781), their
+    threshold, by query. Entropy over frequencies: ours, of a quantity several of them use.
 
     Example:
         >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
@@ -89,6 +98,7 @@ class Profiles(Measure):
     cost_prompts: Count = 2
     period: Annotated[int, Within(2, words="a whole number, 2 or more")] | None = None
     n_repeated: Count = 4
+    metrics: Literal["own", "literature"] = "own"
 
     question = "What kind of head is it, and what goes together?"
     after = (Slash, Variance)
@@ -113,6 +123,7 @@ class Profiles(Measure):
         "cost": Variable(
             "cost of the head", "nats", f"rise of the loss, this head alone {EDITS}", ("edit", "prompt", *HEAD)
         ),
+        **LITERATURE,
         "rho": Variable(
             "Spearman's rho",
             "",
@@ -145,9 +156,11 @@ class Profiles(Measure):
         n_heads = sum(map(len, selected.values()))
         costs = n_heads <= MOST_HEADS if self.costs is None else self.costs
         some = run.tokens[: self.cost_prompts] if costs else run.tokens[:0]
-        run.plan(self.n_repeated + len(some) * (2 + len(COSTS) * n_heads))
+        more = len(run.rows) if self.metrics == "literature" else 0
+        run.plan(self.n_repeated + more + len(some) * (2 + len(COSTS) * n_heads))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
         data = data.merge(variance[list(FROM_VARIANCE)]).merge(self.on_repeated_tokens(run))
+        data = data.merge(self.of_literature(run)) if more else data
         if costs:
             data["cost"] = head_costs(run.model, some, slash["best_distance"], selected, run.seed)
         data["rho"] = correlations(data)
@@ -164,6 +177,16 @@ class Profiles(Measure):
             sums.add_layer(layer, vars(repeated_scores(layer.pattern, len(first), period)))
 
         run.capture(add, needs=frozenset({"pattern"}), rows=drawn)
+        return sums.means()
+
+    def of_literature(self, run: Run) -> xr.Dataset:
+        """Return the metrics of other papers, means over prompts."""
+        sums = run.sums()
+
+        def add(layer: LayerCapture) -> None:
+            sums.add_layer(layer, literature_metrics(layer, run.seed))
+
+        run.capture(add, needs=frozenset({"pattern"}))
         return sums.means()
 
     def findings(self, own: Numbers) -> list[str]:
