@@ -52,7 +52,7 @@ class SecondMoments:
     def __sub__(self, other: "SecondMoments") -> "SecondMoments":
         return SecondMoments(self.plain - other.plain, self.conjugate - other.conjugate)
 
-    def __truediv__(self, number: float) -> "SecondMoments":
+    def __truediv__(self, number: int | float) -> "SecondMoments":
         return SecondMoments(self.plain / number, self.conjugate / number)
 
     def times(self, other: "SecondMoments") -> "SecondMoments":

@@ -74,7 +74,7 @@ def draw_shares(result: Any) -> go.Figure:
 
 def draw_places(result: Any) -> go.Figure:
     """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
-    subtitle = "of all variance, q left out; dark: by where the key stands, light: by what it is; blue: position, d + qd"
+    subtitle = "of all variance, q left out; dark: by where the key stands, light: by what it is; blue: d + qd"
     colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
     for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
@@ -146,6 +146,15 @@ class Variance(Measure):
     question = "How much is position, how much is content, how much is neither?"
     variables = {
         "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
+        "absolute": Variable(
+            "share of the key's place",
+            "",
+            f"part of k + qk + kd + qkd, {OF_VISIBLE}",
+            DIMS,
+            "absolute_share",
+            "place",
+            True,
+        ),
         "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, **SHARE),
         "interaction": Variable("interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, **SHARE),
         "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), "share", **SHARE),
@@ -157,9 +166,6 @@ class Variance(Measure):
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
         ),
         "variance": Variable("variance of w", "logits^2", "over all (query, key, distance)", DIMS),
-        "absolute": Variable(
-            "share of the key's place", "", f"of k + qk + kd + qkd, {OF_VISIBLE}", DIMS, "absolute_share", "place", True
-        ),
         "by_place": Variable(
             "share by place", "", f"of `share`, {WHOSE_PLACE}", (*DIMS, "part", "place"), interval=True
         ),
