@@ -32,6 +32,7 @@ COLUMNS = {
     "cost_slash": "cost of the slash",
     "cost_elsewhere": "cost of as much attention elsewhere, at most all of it",
     "cost_head": "cost of the head",
+    "absolute": "share of the key's place",
 }
 LABELS = {"r1": "side", "rank95": "side", "mean_energy": "side", "cost": "edit"}  # variable -> its dim of columns
 PAIRS = (
