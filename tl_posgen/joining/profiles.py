@@ -56,8 +56,8 @@ class Profiles(Measure):
     From the results of the same run: r1 and rank of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
     additive r (`variance`), the first token left out; with Variance(absolute=True) among the measures, the share of the
-    key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the earlier
-    occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores replaced by
+    key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the
+    earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores replaced by
     the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash distance
     ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of "slash"), its
     output replaced by the mean over prompts and positions ("head").
