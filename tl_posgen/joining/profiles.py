@@ -57,10 +57,10 @@ class Profiles(Measure):
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
     additive r (`variance`), the first token left out; with Variance(absolute=True) among the measures, the share of the
     key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the
-    earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores replaced by
-    the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash distance
-    ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of "slash"), its
-    output replaced by the mean over prompts and positions ("head").
+    earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores
+    replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash
+    distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of
+    "slash"), its output replaced by the mean over prompts and positions ("head").
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
