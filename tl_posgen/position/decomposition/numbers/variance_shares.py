@@ -188,7 +188,7 @@ def turning(
     """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
-    ones = torch.ones(n_distances, dtype=DOUBLE)
+    ones = torch.ones(n_distances, dtype=DOUBLE, device=turn.device)
     known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
     given = known[weights] if isinstance(weights, str) else double(weights)
     return turn, (given / given.sum()).to(turn.device)
