@@ -217,7 +217,7 @@ class Variance(Measure):
         first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
         both = first + rest, rest
         places = {
-            f"places of {side}": PlaceSums(1, x, [getattr(one, side).about_mean for one in both])
+            f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
             if self.absolute
         }
