@@ -10,6 +10,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition import AcrossPrompts, Variance
+from tl_posgen.report.tables import compact
 
 OUT = {"tokens": "without first"}
 PURE = (("d", "none"), ("k", "key"), ("qk", "both"), ("qd", "query"), ("kd", "key"), ("qkd", "both"))
@@ -44,6 +45,8 @@ def test_it_is_said_shown_and_drawn_beside_random_init(result):
     assert np.isfinite(result.numbers.intervals("absolute")["low"]).all()
     np.testing.assert_array_equal(result.frame()["absolute"], result.own["absolute"].sel(OUT).values.ravel())
     assert "absolute_share" in result.headline_frame()
+    assert compact(result).columns[3] == "share of the key's place"
+    assert compact(result).shape[1] == 4 + result.own.sizes["part"]
     bars = result.plot("places").data
     assert [bar.name for bar in bars[:3]] == ["position", "content, key's place", "content, key's token"]
     for side, data in enumerate((result.own, result.null)):
