@@ -10,6 +10,7 @@ import torch
 from tl_posgen.models.geometry.pass_proof import is_softmax
 from tl_posgen.models.geometry.proof import allowed_error, recompute
 from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position.decomposition.numbers.interaction_share import interaction_share
 from tl_posgen.position.decomposition.numbers.pair_moments import pair_moments, pair_moments_from_scores
 from tl_posgen.position.decomposition.numbers.position_shares import PositionParts
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
@@ -40,6 +41,7 @@ OF_SHAPES = {
     "splits": lambda q: split_scores(q, q, ROPE, 0.3, positional_profile(q, q, ROPE, 0.3)),
     "running mean key": lambda q: running_mean_key(q, 5),
     "variance": lambda q: variance_shares(TripleMoments.from_qk(q, q, ROPE), ROPE, 0.3, 9, weights=WEIGHTS),
+    "interaction": lambda q: interaction_share(q, q, ROPE),
     "recompute": lambda q: recompute(ALIBI, q, q, q @ q.mT),
     "allowed error": lambda q: allowed_error(q, q, ALIBI, torch.float32),
 }

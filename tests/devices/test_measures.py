@@ -7,7 +7,7 @@ from quick_options import OPTIONS
 from tl_posgen.core import registry
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
-from tl_posgen.position import ThreeAxis
+from tl_posgen.position import ThreeAxis, Variance
 
 KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
 NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
@@ -59,3 +59,11 @@ def test_a_fit_with_a_ridge_is_solved_as_on_the_cpu(models, device):
     for variable in ("r", "a", "b"):
         expected = here.dataset[variable].values
         assert_near(there.dataset[variable].values, expected, device.error, variable)
+
+
+def test_shares_by_place_are_those_of_the_cpu(models, device):
+    there, here = (
+        Variance(absolute=True)(model, bundled_text(), **CUT | {"n_prompts": 8}) for model in models("hooked")
+    )
+    for variable in ("by_place", "absolute"):
+        assert_near(there.dataset[variable].values, here.dataset[variable].values, device.error, variable)

@@ -20,10 +20,11 @@ from tl_posgen.joining.head_costs import without_distance
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position import all_positions, by_split, substitute
+from tl_posgen.position import Variance, all_positions, by_split, substitute
 
 pytestmark = pytest.mark.slow
 
+USUAL = [name for name in COLUMNS if name != "absolute"]  # which `variance` gives if asked for it
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
 
 
@@ -44,10 +45,21 @@ def test_the_report_has_what_the_table_is_made_of(report, result):
     np.testing.assert_array_equal(data["interaction"], variance["interaction"])
     np.testing.assert_array_equal(data["mean_energy"], variance["mean_energy"])
     np.testing.assert_array_equal(result.null["r1"], report["slash"].null["r1"])
-    assert list(columns_of(data)) == list(COLUMNS)
-    assert len(result.frame().columns) == 2 + len(COLUMNS)
+    assert list(columns_of(data)) == USUAL
+    assert len(result.frame().columns) == 2 + len(USUAL)
     headlines = result.frame(every=False).columns
     assert headlines.tolist() == ["layer", "head", "previous_token", "duplicate_token", "induction"]
+
+
+def test_the_share_of_the_keys_place_is_a_column_where_variance_gives_it(mini, alice):
+    asked = [Profiles(costs=False, period=8, n_repeated=1), Variance(absolute=True)]
+    cut = CUT | {"length": 16, "n_prompts": 8, "null_seeds": ()}
+    report = tl_posgen.analyze(mini, alice, measures=asked, **cut)
+    data = report["profiles"].own
+    np.testing.assert_array_equal(
+        data["absolute"].values.ravel(), report["variance"].frame(tokens="without first")["absolute"]
+    )
+    assert "absolute" in data["column"].values
 
 
 def test_costs_are_those_of_one_head_edited(mini, alice, result):
@@ -200,7 +212,7 @@ def test_figures_show_the_numbers(result):
     assert len(maps) == 4
     np.testing.assert_array_equal(maps[1].z, result.own["rho"].sel(scope="within layers", end="value"))
     ranks = result.plot("heads").data[0]
-    assert ranks.z.shape == (16, len(COLUMNS))
+    assert ranks.z.shape == (16, len(USUAL))
     np.testing.assert_array_equal(ranks.customdata[:, 1], result.own["r1"].sel(side="k").values.ravel())
     assert float(np.nanmin(ranks.z)) == 0
     assert float(np.nanmax(ranks.z)) == 1

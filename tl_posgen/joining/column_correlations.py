@@ -42,6 +42,7 @@ COLUMNS = {
     "sink_rate": "sink rate",
     "positional": "positional",
     "symbolic": "symbolic",
+    "absolute": "share of the key's place",
 }
 SIDED = ("r1", "rank95", "mean_energy", "massive", "concentration", "slow_mean")
 LABELS: dict[str, str] = {**{name: "side" for name in SIDED}, "cost": "edit"}  # variable -> its dim of columns

@@ -35,7 +35,7 @@ FROM_SLASH = {  # variable -> its name there
     "slash_distance": "best_distance",
     "first_token": "first_token",
 }
-FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r")
+FROM_VARIANCE = ("mean_energy", "interaction", "position", "additive_r", "absolute")  # the last, if it was asked for
 REPEATED = ("previous_token", "duplicate_token", "induction")
 ON_REPEATED = "mean attention on repeated random tokens"
 EDITS = (
@@ -56,11 +56,12 @@ class Profiles(Measure):
 
     From the results of the same run: r1 and rank of Q and K before RoPE, the highest slash score and its distance,
     attention to the first token (`slash`); |E x|^2 / E|x|^2 of queries and keys, shares of interaction and position,
-    additive r (`variance`), the first token left out. On random tokens of which a block stands twice: mean attention to
-    the previous token, to the earlier occurrence of the same token, and to the token after it. Costs are in nats per
-    token: a head's scores replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no
-    attention at its slash distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere",
-    the control of "slash"), its output replaced by the mean over prompts and positions ("head").
+    additive r (`variance`), the first token left out; with Variance(absolute=True) among the measures, the share of the
+    key's place too. On random tokens of which a block stands twice: mean attention to the previous token, to the
+    earlier occurrence of the same token, and to the token after it. Costs are in nats per token: a head's scores
+    replaced by the nearest f(q, d) + g(q, k) over the prompt's distances ("interaction"), no attention at its slash
+    distance ("slash"), as much attention taken from drawn keys at other distances ("elsewhere", the control of
+    "slash"), its output replaced by the mean over prompts and positions ("head").
 
     rho is Spearman's correlation of two columns over heads; within layers, that of the ranks with every layer's mean
     taken away. Pairs are said to go beyond random init from eight random inits on; heads are all of the model's, not a
@@ -112,7 +113,7 @@ class Profiles(Measure):
         "mean_energy": Variable(
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys, first token left out", ("side", *HEAD)
         ),
-        **{name: Variable(COLUMNS[name], "", "see `variance`") for name in ("interaction", "position", "additive_r")},
+        **{name: Variable(COLUMNS[name], "", "see `variance`") for name in FROM_VARIANCE[1:]},
         "slash_score": Variable(COLUMNS["slash_score"], "", "highest over D < N/2"),
         "slash_distance": Variable(COLUMNS["slash_distance"], "tokens", "the D of the highest slash score"),
         "first_token": Variable(COLUMNS["first_token"], "", "E_i S_i0"),
@@ -159,7 +160,8 @@ class Profiles(Measure):
         more = len(run.rows) if self.metrics == "literature" else 0
         run.plan(self.n_repeated + more + len(some) * (2 + len(COSTS) * n_heads))
         data = xr.Dataset({name: slash[source] for name, source in FROM_SLASH.items()})
-        data = data.merge(variance[list(FROM_VARIANCE)]).merge(self.on_repeated_tokens(run))
+        shares = variance[[name for name in FROM_VARIANCE if name in variance]]
+        data = data.merge(shares).merge(self.on_repeated_tokens(run))
         data = data.merge(self.of_literature(run)) if more else data
         if costs:
             data["cost"] = head_costs(run.model, some, slash["best_distance"], selected, run.seed)

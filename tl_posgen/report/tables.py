@@ -23,7 +23,7 @@ def head_table(results: Mapping[str, Result], *, null: bool = False) -> pd.DataF
     return table
 
 
-def compact(result: Result, *, null: bool = False, most: int = 8) -> pd.DataFrame:
+def compact(result: Result, *, null: bool = False, most: int = 9) -> pd.DataFrame:
     """Return a table for a terminal: the result's own short table, or its headlines under their labels.
 
     Large models get means over the heads of a layer.

@@ -46,6 +46,15 @@ class SecondMoments:
         rows = torch.stack([torch.stack([real, cross], -1), torch.stack([crossed, imag], -1)], -3)
         return rows.flatten(-4, -3).flatten(-2)
 
+    def __add__(self, other: "SecondMoments") -> "SecondMoments":
+        return SecondMoments(self.plain + other.plain, self.conjugate + other.conjugate)
+
+    def __sub__(self, other: "SecondMoments") -> "SecondMoments":
+        return SecondMoments(self.plain - other.plain, self.conjugate - other.conjugate)
+
+    def __truediv__(self, number: int | float) -> "SecondMoments":
+        return SecondMoments(self.plain / number, self.conjugate / number)
+
     def times(self, other: "SecondMoments") -> "SecondMoments":
         """Return the moments of x_m conj(y_m) for independent x (self) and y (other)."""
         return SecondMoments(self.plain * other.plain.conj(), self.conjugate * other.conjugate.conj())

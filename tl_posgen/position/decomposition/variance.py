@@ -14,9 +14,11 @@ from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable, by_tokens
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Within
 from tl_posgen.core.sums import Sums
+from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.token_places import PLACES, PlaceSums, shares_by_place
 from tl_posgen.position.decomposition.numbers.variance_shares import (
     COMPONENTS,
     DistanceWeights,
@@ -33,6 +35,9 @@ COLOURS = {"q": "#c4cad3", "k": "#3f9b6b", "qk": "#9fd3b8", "d": "#3b6fb6", "qd"
 COLOURS |= {"qkd": "#eeb39d"}
 OF_VISIBLE = "as a share of what softmax can see (q left out)"
 OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
+BY_KEY = {"part": ["k", "qk", "kd", "qkd"], "place": ["key", "both"]}  # what takes the key's place
+FEWEST_PROMPTS, USUAL_PROMPTS = 8, 16  # for shares by place
+WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
 NO_TURN = "nothing rotates, so"
 
 
@@ -62,18 +67,38 @@ def draw_atlas(result: Any) -> go.Figure:
 
 def draw_shares(result: Any) -> go.Figure:
     """Draw all seven shares of every head, stacked."""
+    subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
+    colours = {" ".join(name): (colour, {"part": name}) for name, colour in COLOURS.items()}
+    return stacked_bars(result, "share", colours, "Variance shares per head", subtitle)
+
+
+def draw_places(result: Any) -> go.Figure:
+    """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
+    subtitle = "of all variance, q left out; dark: by where the key stands, light: by what it is; blue: d + qd"
+    colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
+    for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
+        for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
+            colours[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
+    return stacked_bars(result, "by_place", colours, "Where the key stands, per head", subtitle)
+
+
+def stacked_bars(
+    result: Any, variable: str, bars: Mapping[str, tuple[str, Mapping[str, Any]]], title: str, subtitle: str
+) -> go.Figure:
+    """Draw sums of a variable at labels, name -> (colour, labels), as a bar a head, the random init below."""
     both = sides(result)
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
-        heads = at_labels(result, data["share"]).stack(unit=("layer", "head")).dropna("unit", how="all")
+        heads = at_labels(result, data[variable]).stack(unit=("layer", "head")).dropna("unit", how="all")
         names = [f"L{layer}H{head}" for layer, head in heads["unit"].values]
-        for name, colour in COLOURS.items():
-            hover, shares = f"%{{x}}, {' '.join(name)}: %{{y:.3f}}<extra></extra>", heads.sel(part=name).values
-            panels.add(number, go.Bar(x=names, y=shares, name=" ".join(name), marker_color=colour, hovertemplate=hover))
+        for name, (colour, labels) in bars.items():
+            shares = heads.sel(labels)
+            shares = shares.sum([dim for dim in shares.dims if dim != "unit"])
+            hover = f"%{{x}}, {name}: %{{y:.3f}}<extra></extra>"
+            panels.add(number, go.Bar(x=names, y=shares.values, name=name, marker_color=colour, hovertemplate=hover))
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
-    subtitle = "q moves whole rows, which softmax cannot see; green: content, blue: position, orange: interaction"
-    return panels.finish(f"Variance shares per head · {model_label(result.own)}", subtitle)
+    return panels.finish(f"{title} · {model_label(result.own)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -91,11 +116,22 @@ class Variance(Measure):
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 
+    With absolute=True each share with a varying query or key is split by whose place it takes: position that RoPE did
+    not put there, be it from learned positions or from what earlier layers wrote. With y a key (or query) less the mean
+    of its prompt, G = mean_t E y_t E y_t^H, the covariance that prompts share at a position, stands in the place of the
+    covariance H, and H - G for what tokens are. G is estimated from products of different prompts, unbiased, so shares
+    by place may fall below 0 by chance; tokens shuffled within their prompts give 0. `absolute` is what takes the key's
+    place in content and interaction. Openings that texts share look like position: cut prompts from different places.
+
     Args:
         n_distances: distances 0 .. n_distances - 1; the longest prompt's length if left out.
         weights: of distances: "uniform", or "causal" (as often as they occur in a text that long).
+        absolute: whether to split shares by where tokens stand; 8 prompts of one length at least, better 16.
 
-    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); closed form for attention scores: ours.
+    Raises:
+        InputError: absolute=True and fewer than 8 prompts, or prompts of different lengths.
+
+    Source: functional ANOVA (Hoeffding 1948, Sobol 1993); closed form for attention scores, shares by place: ours.
 
     Example:
         >>> result = Variance()("mini", "Down, down, down.", null_seeds=())
@@ -105,10 +141,20 @@ class Variance(Measure):
 
     n_distances: Annotated[int, Within(1, MOST_DISTANCES, f"a whole number, 1 to {MOST_DISTANCES}")] | None = None
     weights: DistanceWeights = "uniform"
+    absolute: bool = False
 
     question = "How much is position, how much is content, how much is neither?"
     variables = {
         "position": Variable("position", "", f"d + qd, {OF_VISIBLE}", DIMS, "position_share", "pos", **SHARE),
+        "absolute": Variable(
+            "share of the key's place",
+            "",
+            f"part of k + qk + kd + qkd, {OF_VISIBLE}",
+            DIMS,
+            "absolute_share",
+            "place",
+            True,
+        ),
         "content": Variable("content", "", f"k + qk, {OF_VISIBLE}", DIMS, **SHARE),
         "interaction": Variable("interaction", "", f"kd + qkd, {OF_VISIBLE}", DIMS, **SHARE),
         "share": Variable("share of the variance", "", OF_W, (*DIMS, "part"), "share", **SHARE),
@@ -120,26 +166,48 @@ class Variance(Measure):
             "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **SHARE
         ),
         "variance": Variable("variance of w", "logits^2", "over all (query, key, distance)", DIMS),
+        "by_place": Variable(
+            "share by place", "", f"of `share`, {WHOSE_PLACE}", (*DIMS, "part", "place"), interval=True
+        ),
     }
-    by_head = frozenset({"shares"})
+    by_head = frozenset({"shares", "places"})
     figures = {
         "atlas": draw_atlas,
         "shares": draw_shares,
+        "places": draw_places,
         "map": head_map(
             *PARTS, title="Position, content, interaction", subtitle="shares of the variance that softmax can see"
         ),
     }
     caveats = {
-        "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the shares "
-        "cannot tell it from content. This measure does not carry over; across_prompts does.",
+        "absolute": f"{NO_TURN} d, qd, kd and qkd are zero by construction: position is inside q and k, and the seven "
+        "shares cannot tell it from content; those by place can (absolute=True), and so does across_prompts.",
         "alibi": f"{NO_TURN} qd, kd and qkd are zero by construction, and so is the interaction; position is the slope "
         "alone, beside what content moves.",
-        "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction. This measure does not carry over.",
+        "none": f"{NO_TURN} d, qd, kd and qkd are zero by construction; shares by place are not (absolute=True).",
     }
     without_meaning = frozenset({"absolute", "none"})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absolute:  # shares by place have a meaning everywhere
+            object.__setattr__(self, "without_meaning", frozenset())
+
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"part": COMPONENTS}
+        return {"part": COMPONENTS, "place": list(PLACES)}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return [kind for kind in self.figures if kind != "places" or "by_place" in data]
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Variance":
+        if self.absolute and len(tokens) < FEWEST_PROMPTS:
+            raise InputError(
+                f"variance: absolute=True compares prompts: {FEWEST_PROMPTS} at least, not {len(tokens)}; give "
+                f"n_prompts={USUAL_PROMPTS}"
+            )
+        if self.absolute and len({len(one) for one in tokens}) > 1:
+            raise InputError("variance: absolute=True compares prompts of one length; give length= to cut all alike")
+        return self
 
     def usual(self) -> Mapping[str, Any]:
         return {"tokens": "without first"}
@@ -147,18 +215,48 @@ class Variance(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         rest = layer.once(moments_of)
         first = TripleMoments.from_qk(layer.q[:, :1], layer.k[:, :1], layer.geometry.rope)
-        return dict(zip(TOKENS, (first + rest, rest), strict=True))
+        both = first + rest, rest
+        places = {
+            f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
+            for side, x in (("q", layer.q), ("k", layer.k))
+            if self.absolute
+        }
+        return dict(zip(TOKENS, both, strict=True)) | places
 
     def finish(self, sums: Sums) -> xr.Dataset:
         n = self.n_distances or max(sums.lengths.values())
         found: dict[int, dict[str, Any]] = {}
         for layer, (geometry, heads) in sums.layers.items():
             both = [sums.by_layer(tokens)[layer] for tokens in TOKENS]
-            values = [values_of(one, shares_of(one, geometry, heads, n, self.weights), geometry) for one in both]
+            shares = [shares_of(one, geometry, heads, n, self.weights) for one in both]
+            values = [values_of(*one, geometry) for one in zip(both, shares, strict=True)]
+            if self.absolute:
+                places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
+                for first, one in enumerate(values):
+                    one |= self.places_of(places, first, both[first], shares[first], geometry, n)
             known = 1.0 if both[1].q.n > 1 else torch.nan  # of one token nothing varies
             found[layer] = {name: (known * x).cpu().numpy() for name, x in by_tokens(*values).items()}
-        data = {name: sums.over_layers(name, {at: of[name] for at, of in found.items()}) for name in self.variables}
+        names = [name for name in self.variables if all(name in one for one in found.values())]
+        data = {name: sums.over_layers(name, {at: of[name] for at, of in found.items()}) for name in names}
         return xr.Dataset(data, attrs={"n_distances": n, "not_defined": why_not_defined(sums)})
+
+    def places_of(
+        self,
+        places: Mapping[str, PlaceSums],
+        first: int,
+        moments: TripleMoments,
+        shares: VarianceShares,
+        geometry: LayerGeometry,
+        n: int,
+    ) -> dict[str, Tensor]:
+        """Return the variables [head], or with two axes more, by place of a layer, from token `first` on."""
+        shared = {side: one.shared(geometry.rope, first) for side, one in places.items()}
+        n = min(n, geometry.window or n)
+        found = shares_by_place(shares, moments, shared, geometry.rope, geometry.scale, n, self.weights)
+        by_key = found[:, [COMPONENTS.index(part) for part in BY_KEY["part"]]]
+        by_key = by_key[..., [list(PLACES).index(place) for place in BY_KEY["place"]]].sum((1, 2))
+        seen = torch.nan if geometry.window == 1 else 1.0
+        return {"by_place": found, "absolute": seen * by_key / (1 - shares.share("q"))}
 
     def findings(self, own: Numbers) -> list[str]:
         parts = ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
@@ -166,7 +264,21 @@ class Variance(Measure):
             f"Of the score variance that softmax can see: {parts}. Most position: {own.extreme('position'):.3f}; most "
             f"interaction: {own.extreme('interaction'):.3f}."
         ]
+        if "absolute" in own:
+            found.append(self.of_places(own))
         return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
+
+    def of_places(self, own: Numbers) -> str:
+        """Return how much of content and interaction takes the key's place."""
+        seen = 1 - own.array("share", part="q")
+        parts = []
+        for part in ("content", "interaction"):
+            array = own.array("by_place", part=list(PARTS[part]), place=BY_KEY["place"]).sum(["part", "place"])
+            parts.append(f"{own.number(array / seen):.1%} in {part}")
+        return (
+            f"Where the key stands, which RoPE did not put there, makes {own('absolute'):.1%} of it: "
+            f"{', '.join(parts)}. Most: {own.extreme('absolute'):.3f}."
+        )
 
 
 def moments_of(layer: LayerCapture) -> TripleMoments:

@@ -52,8 +52,12 @@ class Spread:
     @property
     def second_moments(self) -> SecondMoments:
         """Return the second moments about zero."""
-        of_mean = SecondMoments.from_samples(self.mean[:, None])
-        return SecondMoments(self.about_mean.plain + of_mean.plain, self.about_mean.conjugate + of_mean.conjugate)
+        return self.about_mean + self.at_mean
+
+    @property
+    def at_mean(self) -> SecondMoments:
+        """Return the second moments of the mean alone."""
+        return SecondMoments.from_samples(self.mean[:, None])
 
     def __add__(self, other: "Spread") -> "Spread":
         step, share = other.mean - self.mean, other.n / (self.n + other.n)
@@ -165,11 +169,8 @@ def variance_shares(
     turn, p = turning(moments, rope, n_distances, weights)
     distance = weighted_spread(turn, p)
     factors = {"q": moments.q, "k": moments.k, "d": distance}
-    at_mean = {name: SecondMoments.from_samples(factor.mean[:, None]) for name, factor in factors.items()}
-    parts = [
-        _mean_square(*(factors[name].about_mean if name in component else at_mean[name] for name in factors))
-        for component in COMPONENTS
-    ]
+    of = {name: (factor.at_mean, factor.about_mean) for name, factor in factors.items()}
+    parts = [mean_square(*(of[name][name in component] for name in factors)) for component in COMPONENTS]
     variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
     mean = scale * (moments.q.mean * moments.k.mean.conj() * distance.mean).sum(-1).real
     if bias is not None:
@@ -187,13 +188,13 @@ def turning(
     """Return u_m(d) of the distances that count, and their weights, which add up to 1."""
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
-    ones = torch.ones(n_distances, dtype=DOUBLE)
+    ones = torch.ones(n_distances, dtype=DOUBLE, device=turn.device)
     known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
     given = known[weights] if isinstance(weights, str) else double(weights)
     return turn, (given / given.sum()).to(turn.device)
 
 
-def _mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
+def mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
     """E (Re sum_m q_m conj(k_m) d_m)^2 for independent q, k, d."""
     plain = q.plain * k.plain.conj() * d.plain
     conjugate = q.conjugate * k.conjugate.conj() * d.conjugate

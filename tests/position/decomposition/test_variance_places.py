@@ -1,0 +1,98 @@
+"""The variance measure with shares by place: what it gives on models, what it refuses, and scores compared directly."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.layers.geometry import LayerGeometry
+from tl_posgen.position.decomposition import AcrossPrompts, Variance
+from tl_posgen.report.tables import compact
+
+OUT = {"tokens": "without first"}
+PURE = (("d", "none"), ("k", "key"), ("qk", "both"), ("qd", "query"), ("kd", "key"), ("qkd", "both"))
+
+
+@pytest.fixture(scope="module")
+def result(mini, alice):
+    return Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False)
+
+
+def of_places_alone(data: xr.Dataset) -> xr.DataArray:
+    """The share of what softmax can see that where query and key stand, and their distance, determine."""
+    parts = [data["by_place"].sel(part=part, place=place, drop=True) for part, place in PURE]
+    return sum(parts) / (1 - data["share"].sel(part="q", drop=True))
+
+
+def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alice, result):
+    data = result.own
+    np.testing.assert_allclose(data["by_place"].sum("place"), data["share"], atol=1e-12)
+    by_key = data["by_place"].sel(part=["k", "qk", "kd", "qkd"], place=["key", "both"]).sum(("part", "place"))
+    np.testing.assert_allclose(data["absolute"], by_key / (1 - data["share"].sel(part="q")))
+    assert float(abs(data["absolute"].sel(OUT)).max()) < 0.1  # keys of mini do not know where they stand
+    plain = Variance()(mini, alice, length=24, n_prompts=8, null_seeds=(), progress=False)
+    xr.testing.assert_identical(data[list(plain.own)].drop_vars("place", errors="ignore"), plain.own)
+    assert "places" not in plain.kinds
+
+
+def test_it_is_said_shown_and_drawn_beside_random_init(result):
+    sentence = result.findings()[-1]
+    assert f"{result.numbers('absolute'):.1%} of it" in sentence
+    assert "in content, " in sentence
+    assert np.isfinite(result.numbers.intervals("absolute")["low"]).all()
+    np.testing.assert_array_equal(result.frame()["absolute"], result.own["absolute"].sel(OUT).values.ravel())
+    assert "absolute_share" in result.headline_frame()
+    assert compact(result).columns[3] == "share of the key's place"
+    assert compact(result).shape[1] == 4 + result.own.sizes["part"]
+    bars = result.plot("places").data
+    assert [bar.name for bar in bars[:3]] == ["position", "content, key's place", "content, key's token"]
+    for side, data in enumerate((result.own, result.null)):
+        total = sum(bar.y for bar in bars[5 * side : 5 * side + 5])
+        np.testing.assert_allclose(total, 1 - data["share"].sel(OUT | {"part": "q"}).values.ravel())
+
+
+def test_few_prompts_and_prompts_of_other_lengths_are_refused(mini, alice):
+    measure = Variance(absolute=True)
+    with pytest.raises(InputError, match="8 at least, not 7; give n_prompts=16"):
+        measure(mini, alice, length=24, n_prompts=7, progress=False)
+    with pytest.raises(InputError, match="of one length"):
+        measure(mini, [alice[: 40 + 9 * n] for n in range(8)], progress=False)
+    with tl_posgen.attach(mini, [measure]) as run:
+        mini(torch.arange(20)[None])
+    with pytest.raises(InputError, match="8 at least, not 1"):
+        run.report()
+
+
+def test_places_in_keys_and_queries_are_what_scores_share_across_prompts(collected):
+    """Without RoPE, text of queries and keys independent: both measures find the same positions, one in the closed
+    form, over all queries and keys, the other in the scores, over the causal triangle."""
+    n, n_tokens, generator = 16, 64, torch.Generator().manual_seed(0)
+    geometry = LayerGeometry(0, "none", 4, 4, 8, scale=0.3)
+
+    def side() -> torch.Tensor:
+        place = torch.randn(4, n_tokens, 8, generator=generator) * torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
+        return place + torch.randn(n, 4, n_tokens, 8, generator=generator) + 0.5
+
+    pairs = zip(side(), side(), strict=True)
+    captures = [LayerCapture(geometry, range(4), number, None, *pair) for number, pair in enumerate(pairs)]
+    found = [collected(one, *captures).sel(OUT).squeeze("layer") for one in (Variance(absolute=True), AcrossPrompts())]
+    of_places = of_places_alone(found[0])
+    np.testing.assert_allclose(of_places, found[1]["position"], atol=0.02)
+    assert float(of_places[0]) < 0.01 < 0.5 < float(of_places[-1])
+
+
+def test_learned_positions_are_in_the_content_and_something_is_concluded(learned_positions, tinystories):
+    asked = [Variance(absolute=True), AcrossPrompts()]
+    report = tl_posgen.analyze(
+        learned_positions, tinystories, measures=asked, length=64, n_prompts=8, null_seeds=(), progress=False
+    )
+    result = report["variance"]
+    assert "RoPE did not put there" in result.findings()[1]
+    assert result.caveat in result.findings()
+    data = result.sel(**OUT)
+    assert float(data["absolute"].mean()) > 0.5
+    both = of_places_alone(data).values.ravel(), report["across_prompts"].sel(**OUT)["position"].values.ravel()
+    assert np.corrcoef(*both)[0, 1] > 0.9
