@@ -1,0 +1,1 @@
+"""Cheap rules that a head's attention obeys: how much of it they recall, what they cost, and hooks that impose them."""
