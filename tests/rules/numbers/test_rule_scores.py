@@ -5,12 +5,11 @@ import torch
 
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, inverse_frequencies
-from tl_posgen.rules.numbers.kept_keys import kept_keys, mass_of, most_mass, squared_correlations
+from tl_posgen.rules.numbers.kept_keys import best_masses, kept_keys, mass_of, squared_correlations
 from tl_posgen.rules.numbers.rule_scores import RULES, Means, drawn_scores, rule_scores
 
 ROPE = Rope(inverse_frequencies(4, 10.0), scaling=1.3)  # of six numbers, two do not rotate
 HEADS, N, SCALE, SLOPES = 2, 9, 0.7, torch.tensor([0.2, 0.0], dtype=torch.float64)
-DISTANCES = torch.arange(N)
 VISIBLE = torch.ones(N, N, dtype=torch.bool).tril()
 
 
@@ -19,7 +18,7 @@ def drawn():
     generator = torch.Generator().manual_seed(0)
     q, k = (1 + torch.randn(HEADS, N, 6, dtype=torch.float64, generator=generator) for _ in range(2))
     q_mean, k_mean = (torch.randn(HEADS, 6, dtype=torch.float64, generator=generator) for _ in range(2))
-    return q, k, Means(q_mean, k_mean, turning_factors(DISTANCES, ROPE, 6).mean(0))
+    return q, k, Means(q_mean, k_mean, N)
 
 
 def product(q, k, turn):
@@ -29,7 +28,7 @@ def product(q, k, turn):
 
 
 def brute(rule, q, k, means, head, i, j):
-    u, ubar = turning_factors(torch.tensor([i - j]), ROPE, 6)[0], means.turn
+    u, ubar = turning_factors(torch.tensor([i - j]), ROPE, 6)[0], turning_factors(torch.arange(N), ROPE, 6).mean(0)
     q_mean, k_mean, e = means.q[head], means.k[head], k[head, j] - means.k[head]
     d, key = product(q_mean, k_mean, u), product(q_mean, e, ubar)
     slope = SLOPES[head] * (i - j)
@@ -58,7 +57,7 @@ def test_ranks_are_those_of_every_query_and_key(rule, drawn):
 def test_the_mean_query_over_all_queries_is_the_mean_score(drawn):
     """d + k + kd: what is left of a score when its query is averaged away."""
     q, k, means = drawn
-    means = [Means(one, means.k, means.turn) for one in (*q.unbind(1), q.mean(1))]
+    means = [Means(one, means.k, N) for one in (*q.unbind(1), q.mean(1))]
     *every, own = (rule_scores("mean_query", q, k, one, ROPE, SCALE) for one in means)
     torch.testing.assert_close(torch.stack(every).mean(0), own)
 
@@ -69,14 +68,14 @@ def test_kept_keys_and_what_they_hold_are_those_of_a_sorted_list(drawn):
     pattern = torch.rand(HEADS, N, N, generator=generator).masked_fill(~VISIBLE, 0)
     for budget in (1, 3, 20):
         kept = kept_keys(scores, VISIBLE, budget)
-        mass, most = mass_of(pattern, kept), most_mass(pattern, kept.sum(-1))
+        mass, best_mass = mass_of(pattern, kept), best_masses(pattern)
         for head in range(HEADS):
             for i in range(N):
                 best = sorted(range(i + 1), key=lambda j: (scores[head, i, j].item(), j))[-budget:]
                 assert kept[head, i].nonzero()[:, 0].tolist() == sorted(best)
                 assert mass[head, i].item() == pytest.approx(pattern[head, i, best].sum().item())
                 held = sorted(pattern[head, i].tolist())[-len(best) :]
-                assert most[head, i].item() == pytest.approx(sum(held))
+                assert best_mass[head, i, len(best) - 1].item() == pytest.approx(sum(held))
 
 
 def test_squared_correlations_are_those_within_queries():

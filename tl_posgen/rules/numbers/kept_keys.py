@@ -7,6 +7,15 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 
 
+def key_ranks(
+    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> Int[Tensor, "head query key"]:
+    """Return how many keys of a query come before each: visible ones with a larger score, of equals the later ones."""
+    order = scores.masked_fill(~visible, -torch.inf).flip(-1).argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter(-1, order, places).flip(-1)
+
+
 def kept_keys(
     scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], budget: int
 ) -> Bool[Tensor, "head query key"]:
@@ -19,23 +28,19 @@ def kept_keys(
         >>> kept_keys(scores, visible, 2).tolist()
         [[[True, False, True, False]]]
     """
-    ranked = scores.masked_fill(~visible, -torch.inf).flip(-1)
-    order = ranked.argsort(dim=-1, descending=True, stable=True)[..., :budget]
-    return torch.zeros_like(ranked, dtype=torch.bool).scatter(-1, order, True).flip(-1) & visible
+    return (key_ranks(scores, visible) < budget) & visible
 
 
 def mass_of(
     pattern: Float[Tensor, "head query key"], kept: Bool[Tensor, "head query key"]
 ) -> Float[Tensor, "head query"]:
-    """Attention that the kept keys hold."""
-    held = double(pattern)
-    return held.masked_fill(~kept.to(held.device), 0).sum(-1)
+    """Return the attention that the kept keys hold."""
+    return pattern.masked_fill(~kept.to(pattern.device), 0).sum(-1)
 
 
-def most_mass(pattern: Float[Tensor, "head query key"], n: Int[Tensor, "head query"]) -> Float[Tensor, "head query"]:
-    """Attention that the best n keys of each query hold."""
-    held = double(pattern).sort(-1, descending=True).values.cumsum(-1)
-    return held.gather(-1, (n.to(held.device) - 1).clamp(min=0)[..., None])[..., 0] * (n > 0).to(held)
+def best_masses(pattern: Float[Tensor, "head query key"]) -> Float[Tensor, "head query key"]:
+    """Return the attention that the best 1, 2, .. keys of each query hold."""
+    return pattern.sort(-1, descending=True).values.cumsum(-1)
 
 
 def squared_correlations(

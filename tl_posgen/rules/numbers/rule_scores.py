@@ -25,13 +25,17 @@ class Means:
     """Calibration of some heads of a layer.
 
     Attributes:
-        q, k: qbar and kbar, the mean query and the mean key before RoPE.
-        turn: ubar, the mean over distances of the factor by which each plane turns.
+        q, k: qbar and kbar, the mean query and the mean key before RoPE; a mean key for each query head.
+        n_distances: ubar, the mean factor by which a plane turns, is over the distances 0 .. n_distances - 1.
     """
 
     q: Float[Tensor, "head d_head"]
     k: Float[Tensor, "head d_head"]
-    turn: Complex[Tensor, " plane_and_rest"]
+    n_distances: int
+
+    def turn(self, rope: Rope) -> Complex[Tensor, " plane_and_rest"]:
+        """ubar_m = E_d[u_m(d)]."""
+        return turning_factors(torch.arange(self.n_distances), rope, self.q.shape[-1]).mean(0)
 
 
 def rule_scores(
@@ -71,7 +75,7 @@ def rule_scores(
     if rule == "vertical":
         return vertical(k, means, rope, scale)[:, None].expand(-1, q.shape[1], -1)
     if rule == "position_and_content":
-        scores = split_scores(q, k, rope, scale, means.turn.expand(len(q), -1), means.k).scores
+        scores = split_scores(q, k, rope, scale, means.turn(rope).expand(len(q), -1), means.k).scores
     elif rule == "mean_query":
         scores = scale * mean_query_products(q.shape[1], k, means, rope)
     else:
@@ -97,7 +101,7 @@ def slashes(means: Means, rope: Rope, scale: float, n: int) -> Float[Tensor, "he
 def vertical(k: Float[Tensor, "head key d_head"], means: Means, rope: Rope, scale: float) -> Float[Tensor, "head key"]:
     """c(j) = scale Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m."""
     turned = complex_planes(means.q.to(k), rope)
-    turned = real_coordinates(turned * means.turn.to(turned))
+    turned = real_coordinates(turned * means.turn(rope).to(turned))
     centred = real_coordinates(complex_planes(k - means.k.to(k)[:, None], rope))
     return scale * (centred @ turned[..., None])[..., 0]
 
