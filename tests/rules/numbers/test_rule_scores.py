@@ -36,7 +36,7 @@ def brute(rule, q, k, means, head, i, j):
         "window": j - i,
         "sinks": torch.inf if j < 4 else j - i,
         "slashes": d - slope,
-        "vertical": key,
+        "vertical": round(key.item() * 1024) / 1024,
         "slashes_and_vertical": d + key - slope,
         "mean_query": product(q_mean, k[head, j], u) - slope,
         "position_and_content": product(q[head, i], k_mean, u) + product(q[head, i], e, ubar) - slope,

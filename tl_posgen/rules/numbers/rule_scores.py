@@ -18,6 +18,7 @@ Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical",
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
 PREDICTING: tuple[Rule, ...] = RULES[2:]  # whose number stands for a score
 N_SINKS = 4
+STEP = 2.0**-10  # logits: equal keys, such as a token's in the first layer, are equal whatever rounding makes of them
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def rule_scores(
     """r_ij, by which rule r ranks key j of query i: the keys with the largest are kept. With d = i - j:
 
     window: -d. sinks: the first four keys, then -d. slashes: a(d) = s Re sum_m qbar_m conj(kbar_m) u_m(d).
-    vertical: c(j) = s Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m. slashes_and_vertical: a(d) + c(j).
+    vertical: c(j) = s Re sum_m qbar_m conj(k_jm - kbar_m) ubar_m, to 1/1024. slashes_and_vertical: a(d) + c(j).
     mean_query: s Re sum_m qbar_m conj(k_jm) u_m(d).
     position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m) ubar_m.
 
@@ -73,7 +74,8 @@ def rule_scores(
         first = torch.arange(k.shape[1], device=q.device) < N_SINKS
         return near if rule == "window" else near.masked_fill(first, torch.inf)
     if rule == "vertical":
-        return vertical(k, means, rope, scale)[:, None].expand(-1, q.shape[1], -1)
+        keys = (vertical(k, means, rope, scale) / STEP).round() * STEP
+        return keys[:, None].expand(-1, q.shape[1], -1)
     if rule == "position_and_content":
         scores = split_scores(q, k, rope, scale, means.turn(rope).expand(len(q), -1), means.k).scores
     elif rule == "mean_query":
