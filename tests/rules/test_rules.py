@@ -150,7 +150,11 @@ def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path)
         apply_rules(mini, tmp_path / "nowhere.json")
     with pytest.raises(InputError, match="leave them out"):
         apply_rules(mini, table, budget=3)
-    for options, message in (({"budget": 7}, "no budget 7"), ({"rule": "none"}, "no rule 'none'")):
+    for options, message in (
+        ({"budget": 7}, "no budget 7"),
+        ({"rule": "none"}, "no rule 'none'"),
+        ({"budget": 0}, "budget = 0: give"),
+    ):
         with pytest.raises(InputError, match=message):
             apply_rules(mini, result, **options)
 

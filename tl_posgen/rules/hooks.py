@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_posgen.core.options import Count, require
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.models.layers.capture import LayerCapture
@@ -56,6 +57,8 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
         >>> changed.tolist()
         [False, False, False, False, True, True, True, True, True]
     """
+    require("budget", budget, Count | None)
+    require("rule", rule, str | None)
     table = table_of(table, budget, rule)
     found, wanted = fingerprint(model), table.calibration.get("weights")
     if found != wanted:

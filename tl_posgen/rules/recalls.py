@@ -13,13 +13,14 @@ from tl_posgen.rules.numbers.kept_keys import best_masses, key_ranks, mass_of, s
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, Means, distances_of
 
 BLOCK = 256  # queries whose attention is in memory
+OF_GROUPS = ("group_recall", "kept")
 
 
 def recalls_of(
     capture: LayerCapture, means: Means, rules: Sequence[str], budgets: Sequence[int], seed: int
 ) -> dict[str, Tensor]:
     """Return means over the queries that see more than the budget, and R^2 over all: "mass" and "recall" [rule, budget,
-    head], "group_mass", "group_recall" and "kept" [rule, budget, key/value head], "r2" [rule, head].
+    head], "group_recall" and "kept" [rule, budget, key/value head], "r2" [rule, head].
 
     Args:
         capture: with its pattern.
@@ -60,8 +61,7 @@ class RecallSums:
         self.device = double_device(capture.device)
         self.n_groups = capture.geometry.n_key_value_heads
         self.products = torch.zeros(n_rules, 3, len(capture.heads), dtype=DOUBLE, device=self.device)
-        sizes = {"mass": len(capture.heads), "group_mass": self.n_groups}
-        sizes |= {"recall": sizes["mass"], "group_recall": self.n_groups, "kept": self.n_groups}
+        sizes = dict.fromkeys(("mass", "recall"), len(capture.heads)) | dict.fromkeys(OF_GROUPS, self.n_groups)
         self.sums = {
             name: torch.zeros(n_rules, n_budgets, size, dtype=DOUBLE, device=self.device)
             for name, size in sizes.items()
@@ -79,29 +79,31 @@ class RecallSums:
         union = torch.stack([kept[of].any(0) for of in rows.members])
         groups = list(rows.groups)
         self.sums["kept"][place][groups] += union.sum(-1)[:, counts].sum(-1)
-        for name, at, (pattern, best), keys in (
-            ("", slice(None), rows.own, kept),
-            ("group_", groups, rows.together, union),
-        ):
-            mass = mass_of(pattern, keys)
-            most = best.gather(-1, keys.sum(-1, keepdim=True) - 1)[..., 0]
-            self.sums[f"{name}mass"][place][at] += mass[:, counts].sum(-1)
-            self.sums[f"{name}recall"][place][at] += (mass / most)[:, counts].sum(-1)
+        mass, share = recall_by(*rows.own, kept)
+        self.sums["mass"][place] += mass[:, counts].sum(-1)
+        self.sums["recall"][place] += share[:, counts].sum(-1)
+        self.sums["group_recall"][place][groups] += recall_by(*rows.together, union)[1][:, counts].sum(-1)
 
     def means(self) -> dict[str, Tensor]:
         """Return the means; NaN where no query sees more than the budget, and for key/value heads without a head."""
         found = {name: one / self.n_queries[:, None] for name, one in self.sums.items()}
-        for name in ("group_mass", "group_recall", "kept"):
+        for name in OF_GROUPS:
             found[name][..., self.missing] = torch.nan
         product, x, y = self.products.unbind(1)
         return found | {"r2": product.square() / (x * y)}
 
 
-def cheapest(masses: Mapping[str, float], threshold: float, otherwise: str) -> str:
-    """Return the first rule that holds at least so much of the attention.
+def recall_by(pattern: Tensor, best: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the attention in the kept keys of every query, and its share of what as many best keys hold."""
+    mass = mass_of(pattern, kept)
+    return mass, mass / best.gather(-1, kept.sum(-1, keepdim=True) - 1)[..., 0]
+
+
+def cheapest(recalls: Mapping[str, float], threshold: float, otherwise: str) -> str:
+    """Return the first rule that recalls at least so much.
 
     Example:
         >>> cheapest({"window": 0.7, "vertical": 0.9}, 0.8, "all"), cheapest({"window": 0.7}, 0.8, "all")
         ('vertical', 'all')
     """
-    return next((rule for rule, mass in masses.items() if mass >= threshold), otherwise)
+    return next((rule for rule, recall in recalls.items() if recall >= threshold), otherwise)

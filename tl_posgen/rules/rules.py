@@ -58,8 +58,8 @@ class Rules(Measure):
     its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
     behind the first B.
 
-    The plan: at a threshold t each key/value head has the cheapest rule whose union holds t of its attention on the
-    calibrating prompts, or all keys; t is the lowest, by bisection over all that occur, whose loss on the calibrating
+    The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
+    prompts, or all keys; t is the lowest, by bisection over all recalls that occur, with which the loss on these
     prompts rises by no more than epsilon nats. Its rise is measured on the odd ones. R^2 (of the rule's number with the
     score, within queries) stands beside recall only: it does not tell how a head ranks.
 
@@ -114,7 +114,7 @@ class Rules(Measure):
         "layer_rise": Variable("rise, one layer alone", "nats", "with the rule there", (*CELL, "prompt", "layer")),
         "group_rise": Variable("rise, one head alone", "nats", "with the rule there", (*CELL, "prompt", *GROUP)),
         "plan": Variable("cheapest rule", "", "its name, or all: every key", ("budget", *GROUP)),
-        "plan_share": Variable("attention that the plan asks for", "", "its threshold t", ("budget",)),
+        "plan_recall": Variable("recall that the plan asks for", "", "its threshold t", ("budget",)),
         "plan_rise": Variable("rise of the loss by the plan", "nats", "", ("budget", "prompt")),
         "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),
         "mean_key": Variable("mean key", "", "before RoPE", (*HEAD, "component")),

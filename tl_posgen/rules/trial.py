@@ -51,7 +51,6 @@ class Trial:
     def recalls(self, rows: Sequence[Tensor]) -> Sums:
         """Return what each rule keeps of the attention in these prompts."""
         sums = self.run.sums()
-        sums.dims["group_mass"] = sums.dims["group_recall"]
 
         def add(capture: LayerCapture) -> None:
             means = self.calibration.means[capture.layer]
@@ -124,24 +123,24 @@ class Trial:
     def plans(self) -> xr.Dataset:
         """Return the cheapest rule of every key/value head at each budget, and what these cost together."""
         sums, untouched = self.recalls(self.even), self.losses(self.even, [])
-        masses = sums.mean("group_mass").mean("prompt").sel(rule=self.measure.in_order).fillna(1)  # all keys are kept
+        recalls = sums.mean("group_recall").mean("prompt").sel(rule=self.measure.in_order).fillna(1)  # all keys kept
         layers, groups = list(self.calibration.heads), range(self.calibration.n_groups)
         names = np.full((len(self.budgets), len(layers), len(groups)), "", object)
         shares, rises = [], []
         for number, budget in enumerate(self.budgets):
-            share, plan = self.plan(masses.sel(budget=budget), untouched[number], budget)
+            share, plan = self.plan(recalls.sel(budget=budget), untouched[number], budget)
             for one in plan:
                 names[number, layers.index(one.layer), one.key_value_head] = one.rule
             shares.append(share)
             rises.append(self.rise(plan, budget))
         coords = {"budget": self.budgets, "layer": layers, "key_value_head": list(groups)}
-        data = {"plan": (tuple(coords), names), "plan_share": ("budget", shares)}
+        data = {"plan": (tuple(coords), names), "plan_recall": ("budget", shares)}
         return xr.Dataset(data | {"plan_rise": (("budget", "prompt"), np.array(rises))}, coords)
 
-    def plan(self, masses: xr.DataArray, untouched: np.ndarray, budget: int) -> tuple[float, list[HeadRule]]:
+    def plan(self, recalls: xr.DataArray, untouched: np.ndarray, budget: int) -> tuple[float, list[HeadRule]]:
         """Return the lowest threshold whose loss on even prompts rises by no more than epsilon, and its rules."""
-        of_place = {place: masses.sel(layer=place[0], key_value_head=place[1]).to_series() for place in self.places}
-        thresholds = sorted(float(mass) for one in of_place.values() for mass in one)
+        of_place = {place: recalls.sel(layer=place[0], key_value_head=place[1]).to_series() for place in self.places}
+        thresholds = sorted(float(recall) for one in of_place.values() for recall in one)
         low, high = 0, 2**self.n_steps - 1  # beyond the last one, all keys
         number = self.budgets.index(budget)
 
