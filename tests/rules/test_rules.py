@@ -51,7 +51,12 @@ def masks_of(model, rows, measured, rule, layer):
                 "window": -distance,
                 "mean_query": (q_mean[head] * k[head, : i + 1].conj() * u[distance]).real.sum(-1),
                 "position_and_content": (q[head, i] * k_mean[head].conj() * u[distance]).real.sum(-1)
-                + (q[head, i] * e[: i + 1].conj() * u.mean(0)).real.sum(-1),
+                + (
+                    q[head, i]
+                    * e[: i + 1].conj()
+                    * (u.mT / (1 + torch.arange(n))).sum(1)
+                    / (1 / (1 + torch.arange(n))).sum()
+                ).real.sum(-1),
             }[rule]
             kept[head, i, number.argsort(descending=True)[:BUDGET]] = True
     return capture.pattern.double(), kept

@@ -11,7 +11,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.rules.head_rules import HeadRule
-from tl_posgen.rules.numbers.rule_scores import Means
+from tl_posgen.rules.numbers.rule_scores import Means, Weights
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Calibration:
         """Return a rule of one key/value head."""
         heads, means = self.groups[layer][group], self.means[layer]
         places = [self.heads[layer].index(head) for head in heads]
-        own = Means(means.q[places], means.k[places], means.n_distances)
+        own = Means(means.q[places], means.k[places], means.n_distances, means.weights)
         return HeadRule(layer, group, tuple(heads), rule, budget, own)
 
     def places(self) -> list[tuple[int, int]]:
@@ -44,8 +44,12 @@ class Calibration:
         return [(layer, group) for layer, of in self.groups.items() for group in of]
 
 
-def calibrate(run: Run, rows: Sequence[Tensor]) -> Calibration:
-    """Return the means over these prompts, from one pass each."""
+def calibrate(run: Run, rows: Sequence[Tensor], weights: Weights) -> Calibration:
+    """Return the means over these prompts, from one pass each.
+
+    Args:
+        weights: of distances, see `Means`.
+    """
     found, sums = Calibration(max(map(len, rows))), dict[int, list[Tensor]]()
 
     def add(capture: LayerCapture) -> None:
@@ -55,7 +59,7 @@ def calibrate(run: Run, rows: Sequence[Tensor]) -> Calibration:
         found.n_groups = max(found.n_groups, capture.geometry.n_key_value_heads)
         n = min(found.n_distances, capture.geometry.window or found.n_distances)
         q, k = (one / (sum(map(len, rows)) - len(rows)) for one in sums[layer])
-        found.means[layer] = Means(q, k, n)
+        found.means[layer] = Means(q, k, n, weights)
 
     run.capture(add, rows=rows)
     return found

@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.files import write_whole
 from tl_posgen.errors import InputError
-from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Means, Rule
+from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Means, Rule, Weights
 
 Reference = Literal["drawn", "oracle"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
@@ -46,7 +46,7 @@ class HeadRule:
         parameters: dict[str, Any] = {"first": N_SINKS} if self.rule == "sinks" else {}
         if self.rule in PREDICTING and self.means is not None:
             means = {"mean_queries": self.means.q.tolist(), "mean_key": self.means.k[0].tolist()}
-            parameters = means | {"n_distances": self.means.n_distances}
+            parameters = means | {"n_distances": self.means.n_distances, "weights": self.means.weights}
         place = {"layer": self.layer, "key_value_head": self.key_value_head, "query_heads": list(self.heads)}
         return place | {"rule": self.rule, "budget": self.budget, "parameters": parameters}
 
@@ -65,7 +65,9 @@ class HeadRule:
                 raise InputError(
                     f"{rule}: mean queries {list(q.shape)} and mean key {list(k.shape)} of {len(heads)} heads"
                 )
-            means = Means(q, k.expand(len(heads), -1), int(found["n_distances"]))
+            if found["weights"] not in get_args(Weights):
+                raise InputError(f"weights {found['weights']!r}: choose from {', '.join(get_args(Weights))}")
+            means = Means(q, k.expand(len(heads), -1), int(found["n_distances"]), found["weights"])
         return cls(entry["layer"], entry["key_value_head"], heads, rule, budget, means)
 
 
@@ -83,7 +85,8 @@ class RuleTable:
     - slashes, vertical, slashes_and_vertical, mean_query, position_and_content: as in
       `tl_posgen.rules.numbers.rule_scores`, from mean_queries (a row a query head) and mean_key, both before RoPE and
       after qk-norm, in the coordinates of the model's own heads; its RoPE frequencies, scale and ALiBi slopes are the
-      model's own; ubar is the mean of u(d) over d = 0 .. n_distances - 1.
+      model's own; ubar is the mean of u(d) over d = 0 .. n_distances - 1, weighted as `weights` says: near 1 / (d + 1),
+      causal n_distances - d, uniform 1.
 
     Attributes:
         heads: rules; heads without one see every key.
@@ -143,18 +146,18 @@ class RuleTable:
         for (layer, group), planned in data["plan"].transpose("layer", "key_value_head").to_series().items():
             if planned:
                 name = planned if rule is None else rule
-                heads.append(head_rule(data.sel(layer=layer), int(layer), int(group), name, budget))
+                heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
         names = ("model", "weights", "prompts", "length", "tokens_sha256")
         return cls(heads, {name: result.provenance.get(name) for name in names})
 
 
-def head_rule(data: Any, layer: int, group: int, rule: Any, budget: int) -> HeadRule:
+def head_rule(data: Any, group: int, rule: Any, budget: int, weights: Weights) -> HeadRule:
     """Return the rule of one key/value head from the dataset of its layer."""
-    heads = [int(one) for one in data["head"].values[data["reads"].values == group]]
+    layer, heads = int(data["layer"]), [int(one) for one in data["head"].values[data["reads"].values == group]]
     if rule == ALL:
         return HeadRule(layer, group, tuple(heads), ALL, None)
     q, k = (mean_of(data[name].sel(head=heads)) for name in ("mean_query", "mean_key"))
-    return HeadRule(layer, group, tuple(heads), rule, budget, Means(q, k, int(data["n_distances"])))
+    return HeadRule(layer, group, tuple(heads), rule, budget, Means(q, k, int(data["n_distances"]), weights))
 
 
 def mean_of(array: Any) -> Float[Tensor, "head d_head"]:

@@ -17,7 +17,7 @@ from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
 from tl_posgen.rules.head_rules import ALL, REFERENCES
-from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule
+from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
 from tl_posgen.rules.rules_figures import draw_plan, draw_recall
 from tl_posgen.rules.trial import Trial
 from tl_posgen.stats.rank_correlation import rank_correlation
@@ -67,6 +67,8 @@ class Rules(Measure):
         rules: which.
         budgets: keys that each query head may keep.
         epsilon: nats per token that the plan may cost.
+        weights: of the distances over which turns are averaged: "near" 1 / (d + 1), as attention mostly is near;
+            "causal", as often as they occur; "uniform".
         alone: the rise of the loss also with the rule in one layer, or one key/value head, alone.
 
     Raises:
@@ -90,6 +92,7 @@ class Rules(Measure):
     rules: Annotated[Sequence[Rule], Each()] = RULES
     budgets: Annotated[Sequence[Count], Each()] = (32, 64)
     epsilon: NonNegative = 0.05
+    weights: Weights = "near"
     alone: Literal["none", "layer", "head"] = "none"
 
     question = "Which cheap rule of attention does a head obey, and what does it cost?"

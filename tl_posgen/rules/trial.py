@@ -33,7 +33,7 @@ class Trial:
         self.measure, self.run = measure, run
         self.even, self.odd = run.rows[::2], run.rows[1::2]
         self.rules, self.budgets = measure.labels()["rule"], measure.labels()["budget"]
-        self.calibration = calibrate(run, self.even)
+        self.calibration = calibrate(run, self.even, measure.weights)
         self.places = self.calibration.places()
         self.n_steps = (len(self.places) * len(measure.in_order)).bit_length()
         self.untouched: Losses

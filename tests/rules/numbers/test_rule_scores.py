@@ -18,7 +18,7 @@ def drawn():
     generator = torch.Generator().manual_seed(0)
     q, k = (1 + torch.randn(HEADS, N, 6, dtype=torch.float64, generator=generator) for _ in range(2))
     q_mean, k_mean = (torch.randn(HEADS, 6, dtype=torch.float64, generator=generator) for _ in range(2))
-    return q, k, Means(q_mean, k_mean, N)
+    return q, k, Means(q_mean, k_mean, N, "uniform")
 
 
 def product(q, k, turn):
@@ -60,6 +60,15 @@ def test_the_mean_query_over_all_queries_is_the_mean_score(drawn):
     means = [Means(one, means.k, N) for one in (*q.unbind(1), q.mean(1))]
     *every, own = (rule_scores("mean_query", q, k, one, ROPE, SCALE) for one in means)
     torch.testing.assert_close(torch.stack(every).mean(0), own)
+
+
+def test_turns_are_averaged_by_the_weights_of_distances(drawn):
+    q, k, _ = drawn
+    u = turning_factors(torch.arange(N), ROPE, 6)
+    of = {"near": [1 / (d + 1) for d in range(N)], "causal": [N - d for d in range(N)], "uniform": [1] * N}
+    for weights, each in of.items():
+        expected = sum(w * one for w, one in zip(each, u, strict=True)) / sum(each)
+        torch.testing.assert_close(Means(q[:, 0], k[:, 0], N, weights).turn(ROPE), expected)
 
 
 def test_kept_keys_and_what_they_hold_are_those_of_a_sorted_list(drawn):

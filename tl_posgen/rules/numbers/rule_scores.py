@@ -15,6 +15,7 @@ from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates, rota
 from tl_posgen.rope.splits import split_scores
 
 Rule = Literal["window", "sinks", "slashes", "vertical", "slashes_and_vertical", "mean_query", "position_and_content"]
+Weights = Literal["near", "causal", "uniform"]
 RULES: tuple[Rule, ...] = get_args(Rule)  # the cheapest first
 PREDICTING: tuple[Rule, ...] = RULES[2:]  # whose number stands for a score
 N_SINKS = 4
@@ -28,15 +29,20 @@ class Means:
     Attributes:
         q, k: qbar and kbar, the mean query and the mean key before RoPE; a mean key for each query head.
         n_distances: ubar, the mean factor by which a plane turns, is over the distances 0 .. n_distances - 1.
+        weights: of a distance in this mean: "near" 1 / (d + 1), "causal" n_distances - d, "uniform" 1.
     """
 
     q: Float[Tensor, "head d_head"]
     k: Float[Tensor, "head d_head"]
     n_distances: int
+    weights: Weights = "near"
 
     def turn(self, rope: Rope) -> Complex[Tensor, " plane_and_rest"]:
-        """ubar_m = E_d[u_m(d)]."""
-        return turning_factors(torch.arange(self.n_distances), rope, self.q.shape[-1]).mean(0)
+        """ubar_m = sum_d w(d) u_m(d) / sum_d w(d)."""
+        d = torch.arange(self.n_distances)
+        weights = {"near": 1 / (d + 1), "causal": self.n_distances - d, "uniform": torch.ones(len(d))}[self.weights]
+        turn = turning_factors(d, rope, self.q.shape[-1])
+        return weights.to(turn) @ turn / weights.sum()
 
 
 def rule_scores(
