@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from families import FAMILIES, quick_families
 
 import tl_posgen
 from tl_posgen.errors import InputError
@@ -186,6 +187,22 @@ def test_one_layer_or_head_alone_and_prompts_of_several_lengths(mini, rows):
             hooks = apply_rules(mini, RuleTable(some, table.calibration))
             rise = (token_losses(mini, row, hooks) - token_losses(mini, row))[:, BUDGET:].mean()
             assert float(found.sel(rule="vertical", prompt=number).squeeze()) == pytest.approx(float(rise), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", quick_families("gemma3", "gpt2", "bloom", without=["llama4"]))
+def test_every_encoding_has_rules(family_model, backend, name):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
+    found = Rules(budgets=[3], epsilon=0.5)(model, tokens, null_seeds=(), progress=False)
+    recall = found.own["recall"].squeeze(("budget", "prompt"))
+    np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
+    assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())
+    rise = token_losses(model, tokens[1:], apply_rules(model, found, 3, "vertical")) - token_losses(model, tokens[1:])
+    assert float(found.own["rise"].sel(rule="vertical").squeeze()) == pytest.approx(float(rise[:, 3:].mean()), abs=1e-6)
+    same = [found.own["mass"].sel(rule=rule).values for rule in ("slashes", "window")]
+    if name in ("gpt2", "bloom"):
+        np.testing.assert_allclose(*same, atol=1e-6)
 
 
 def test_chosen_heads_alone_have_rules(mini, rows):

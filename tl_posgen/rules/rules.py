@@ -131,6 +131,11 @@ class Rules(Measure):
         "Spearman's, of R² with recall over heads."
     )
     figures = {"recall": draw_recall, "plan": draw_plan}
+    caveats = {
+        "absolute": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
+        "alibi": "slashes are the last keys where the slope is not zero.",
+        "none": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
+    }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"rule": [*self.in_order, *REFERENCES], "budget": sorted(self.budgets)}
