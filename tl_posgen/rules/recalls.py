@@ -9,7 +9,7 @@ from tl_posgen.arithmetic import DOUBLE, double, double_device
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.rules.calibration import groups_of
 from tl_posgen.rules.hooks import ranks_by
-from tl_posgen.rules.numbers.kept_keys import best_masses, key_ranks, mass_of, squared_correlations
+from tl_posgen.rules.numbers.kept_keys import best_masses, kept_keys, mass_of, squared_correlations
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, Means, distances_of
 
 BLOCK = 256  # queries whose attention is in memory
@@ -35,9 +35,8 @@ def recalls_of(
             scores = rows.scores if is_oracle else ranks_by(rule, capture, rows.places, means, seed, start, stop)
             if rule in PREDICTING:
                 sums.products[number] += squared_correlations(scores, rows.scores, rows.visible).to(sums.device)
-            ranks = key_ranks(scores, rows.visible)
             for place, budget in enumerate(budgets):
-                sums.add(rows, (number, place), ranks, budget)
+                sums.add(rows, (number, place), kept_keys(scores, rows.visible, budget), budget)
     return sums.means()
 
 
@@ -71,9 +70,9 @@ class RecallSums:
             group for group in range(self.n_groups) if group not in groups_of(capture.geometry, capture.heads)
         ]
 
-    def add(self, rows: Rows, place: tuple[int, int], ranks: Tensor, budget: int) -> None:
-        """Add what the best keys by one rule hold."""
-        kept = ((ranks < budget) & rows.visible).to(self.device)
+    def add(self, rows: Rows, place: tuple[int, int], kept: Tensor, budget: int) -> None:
+        """Add what the keys hold that one rule keeps."""
+        kept = kept.to(self.device)
         counts = (rows.visible.sum(-1) > budget).to(self.device)
         self.n_queries[place[1]] += counts.sum() if place[0] == 0 else 0
         union = torch.stack([kept[of].any(0) for of in rows.members])

@@ -1,19 +1,10 @@
 """Keys that a rule keeps within a budget, and the attention that they hold."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-
-
-def key_ranks(
-    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> Int[Tensor, "head query key"]:
-    """Return how many keys of a query come before each: visible ones with a larger score, of equals the later ones."""
-    order = scores.masked_fill(~visible, -torch.inf).flip(-1).argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
-    return torch.empty_like(order).scatter(-1, order, places).flip(-1)
 
 
 def kept_keys(
@@ -28,7 +19,11 @@ def kept_keys(
         >>> kept_keys(scores, visible, 2).tolist()
         [[[True, False, True, False]]]
     """
-    return (key_ranks(scores, visible) < budget) & visible
+    ranked = scores.masked_fill(~visible, -torch.inf)
+    least = ranked.topk(min(budget, ranked.shape[-1]), sorted=False).values.amin(-1, keepdim=True)
+    above, equal = ranked > least, ranked == least
+    from_behind = equal.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
+    return (above | (equal & (from_behind <= budget - above.sum(-1, keepdim=True)))) & visible
 
 
 def mass_of(
