@@ -9,6 +9,7 @@ from tl_posgen.position.length import retrieve_blocks
 from tl_posgen.position.order.hooks import permute_positions
 from tl_posgen.position.planes import perturb_planes
 from tl_posgen.residual.reference import Reference, reference_of
+from tl_posgen.rules import Rules, apply_rules
 from tl_posgen.slash import ablate_bands
 from tl_posgen.sources import remove_source
 
@@ -18,6 +19,12 @@ N = 24
 def reference(model) -> Reference:
     """Means of sources over one prompt."""
     return reference_of(model, torch.arange(2, 2 + N)[None], length=N)
+
+
+def rules(model, name: str):
+    """A rule in every head, calibrated on one prompt."""
+    tokens = torch.stack([torch.arange(2, 2 + N)] * 2)
+    return apply_rules(model, Rules(rules=[name], budgets=[6])(model, tokens, null_seeds=(), progress=False), rule=name)
 
 
 ROW_BY_ROW = {
@@ -35,6 +42,8 @@ ROW_BY_ROW = {
     "some of the residual": lambda m: substitute(m, by_split(triangle(8), mean_key="seen"), residual=0.3),
     "two kinds of heads": lambda m: lm_infinite(m, 8, 2, heads=[0, 1]) + at_dummy_distance(m, 3, heads=[2, 3]),
     "a source's constant": lambda m: remove_source(m, "embed", on="queries", reference=reference(m)),
+    "vertical keys": lambda m: rules(m, "vertical"),
+    "position + content": lambda m: rules(m, "position_and_content"),
     "a function of one's own": lambda m: replace_scores(m, RowByRow(lambda capture: 0.5 * capture.scores())),
 }
 OF_THE_PROMPT = {

@@ -11,12 +11,13 @@ from tl_posgen.joining import KeyCut, Profiles
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import layer_residuals
 from tl_posgen.position.decomposition.numbers import pair_moments
+from tl_posgen.rules import Rules, recalls
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
 SHORTER = {"residual": 96, "perturbation": 96, "dummy_distance": 96, "band_ablation": 128, "substitution": 64}
-PROMPTS = {"across_prompts": 2, "length_extrapolation": 2}  # at least
+PROMPTS = {"across_prompts": 2, "length_extrapolation": 2, "rules": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 
 
@@ -40,6 +41,7 @@ def request_of(name, n):
         "substitution": Substitution(search=False),
         "profiles": Profiles(costs=True, cost_prompts=1),
         "key_cut": KeyCut(shares=[0], controls=1),
+        "rules": Rules(budgets=[32], epsilon=0),
     }
     return registry.measure_from(options.get(name, name))
 
@@ -59,7 +61,12 @@ CASES = [(name, streaming) for streaming in (True, False) for name in NAMES if s
 @pytest.mark.parametrize(("name", "streaming"), CASES)
 def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypatch, name, streaming):
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
-    bounds = ((layer_residuals, "ENTRIES", 1), (layer_residuals, "SPECTRUM_CROP", 128), (pair_moments, *ROWS))
+    bounds = (
+        (layer_residuals, "ENTRIES", 1),
+        (layer_residuals, "SPECTRUM_CROP", 128),
+        (pair_moments, *ROWS),
+        (recalls, "BLOCK", 8),
+    )
     for module, bound, size in bounds:
         monkeypatch.setattr(module, bound, size)  # heads one by one, of which these are parts: as in long prompts
     matrices = registry.find(name).matrices + (0 if streaming else FORMED)

@@ -2,6 +2,7 @@ from . import coupling as coupling
 from . import joining as joining
 from . import position as position
 from . import prompt as prompt
+from . import rules as rules
 from . import slash as slash
 from . import sources as sources
 from .claims import judge_claims as judge_claims
@@ -23,6 +24,7 @@ from .models.metric import logit_difference as logit_difference
 from .models.streaming.stream import streaming as streaming
 from .prompt.explaining import explain as explain
 from .prompt.score_split import split as split
+from .rules.hooks import apply_rules as apply_rules
 from .slash.slash_heads import find_slash_heads as find_slash_heads
 from .sources.hooks import remove_source as remove_source
 from .studies.collect import open_study as open_study

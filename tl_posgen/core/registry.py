@@ -41,6 +41,7 @@ BUILT_IN = {  # name -> module:Class
     "token_coupling": "tl_posgen.coupling.token_coupling:TokenCoupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
     "sources": "tl_posgen.sources.sources:Sources",
+    "rules": "tl_posgen.rules.rules:Rules",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.course:Emergence",

@@ -1,0 +1,227 @@
+"""Rules on real models: recall against brute force, losses under hooks, the plan, files, and what is refused."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, quick_families
+
+import tl_posgen
+from tl_posgen.errors import InputError
+from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.tokens import to_prompts
+from tl_posgen.rules import Rules, RuleTable, apply_rules
+
+CUT = {"length": 40, "n_prompts": 4, "progress": False}
+BUDGET = 6
+CHOSEN = ("window", "sinks", "slashes", "mean_query", "position_and_content")
+
+
+@pytest.fixture(scope="module")
+def result(mini, alice):
+    return Rules(rules=CHOSEN, budgets=[BUDGET], epsilon=0.1)(mini, alice, null_seeds=(0,), **CUT)
+
+
+@pytest.fixture(scope="module")
+def rows(mini, alice):
+    return to_prompts(mini, alice, length=CUT["length"], n_prompts=CUT["n_prompts"])
+
+
+def masks_of(model, rows, measured, rule, layer):
+    """Pattern and kept keys [head, query, key] of one prompt, key by key, from means over the even prompts."""
+    means, found = [], []
+    for row in rows[::2]:
+        run_capture(model, row[None], lambda one: means.append((one.q[:, 1:], one.k[:, 1:])), layers=[layer])
+    q_mean, k_mean = (torch.cat(one, 1).double().mean(1) for one in zip(*means, strict=True))
+    run_capture(model, measured[None], found.append, {"pattern"}, layers=[layer])
+    (capture,) = found
+    theta = capture.geometry.rope.inv_freq
+    half = len(theta)
+    planes = lambda x: torch.complex(x[..., :half].double(), x[..., half:].double())  # noqa: E731
+    q, k, q_mean, k_mean = map(planes, (capture.q, capture.k, q_mean, k_mean))
+    n = capture.length
+    u = torch.polar(torch.ones(n, half).double(), torch.arange(n)[:, None] * theta)
+    kept = torch.zeros_like(capture.pattern, dtype=torch.bool)
+    for head in range(len(q)):
+        for i in range(n):
+            e, distance = k[head] - k_mean[head], i - torch.arange(i + 1)
+            number = {
+                "window": -distance,
+                "mean_query": (q_mean[head] * k[head, : i + 1].conj() * u[distance]).real.sum(-1),
+                "position_and_content": (q[head, i] * k_mean[head].conj() * u[distance]).real.sum(-1)
+                + (
+                    q[head, i]
+                    * e[: i + 1].conj()
+                    * (u.mT / (1 + torch.arange(n))).sum(1)
+                    / (1 / (1 + torch.arange(n))).sum()
+                ).real.sum(-1),
+            }[rule]
+            kept[head, i, number.argsort(descending=True)[:BUDGET]] = True
+    return capture.pattern.double(), kept
+
+
+@pytest.mark.parametrize("rule", ["window", "mean_query", "position_and_content"])
+def test_recall_of_heads_and_unions_is_that_of_brute_force(result, mini, rows, rule):
+    pattern, kept = masks_of(mini, rows, rows[3], rule, 1)
+    at = {"rule": rule, "budget": BUDGET, "prompt": 3, "layer": 1}
+    best = pattern.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
+    held = (pattern * kept)[:, BUDGET:].sum(-1)
+    np.testing.assert_allclose(result.own["mass"].sel(at), held.mean(-1), atol=2e-3)
+    np.testing.assert_allclose(result.own["recall"].sel(at), (held / best).mean(-1), atol=2e-3)
+    for group, heads in enumerate(([0, 1], [2, 3])):
+        union, together = kept[heads].any(0)[BUDGET:], pattern[heads].mean(0)[BUDGET:]
+        counts = union.sum(-1)
+        best = torch.stack(
+            [one.sort(descending=True).values[:n].sum() for one, n in zip(together, counts, strict=True)]
+        )
+        share = ((together * union).sum(-1) / best).mean()
+        assert float(result.own["kept"].sel(at | {"key_value_head": group})) == pytest.approx(
+            float(counts.double().mean()), abs=0.1
+        )
+        assert float(result.own["group_recall"].sel(at | {"key_value_head": group})) == pytest.approx(
+            float(share), abs=2e-3
+        )
+
+
+def test_the_loss_is_that_of_the_hooked_model_behind_the_budget(result, mini, rows):
+    odd = torch.stack(rows[1::2])
+    untouched = token_losses(mini, odd)
+    for rule in ("slashes", None):
+        rise = token_losses(mini, odd, apply_rules(mini, result, BUDGET, rule)) - untouched
+        assert rise[:, : BUDGET - 1].abs().max() < 1e-5
+        data = result.sel(budget=BUDGET)
+        expected = data["plan_rise"] if rule is None else data["rise"].sel(rule=rule)
+        np.testing.assert_allclose(expected, rise[:, BUDGET:].mean(1), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_plan_keeps_to_epsilon_where_it_was_made_and_is_the_cheapest(result, mini, rows):
+    even = torch.stack(rows[::2])
+    table = RuleTable.from_result(result, BUDGET)
+    rise = (token_losses(mini, even, apply_rules(mini, table)) - token_losses(mini, even))[:, BUDGET:].mean()
+    assert float(rise) <= 0.1
+    assert len(set(table.frame()["rule"])) > 1
+    free = Rules(budgets=[BUDGET], epsilon=100)(mini, torch.stack(rows), null_seeds=(), progress=False)
+    assert set(free.own["plan"].values.ravel()) == {"window"}
+    whole = Rules(rules=["vertical"], budgets=[BUDGET], epsilon=0)(
+        mini, torch.stack(rows), null_seeds=(), progress=False
+    )
+    assert "all" in whole.own["plan"].values
+
+
+def test_rules_stand_between_drawn_and_the_best_keys(result):
+    recall = result.numbers.array("recall", budget=BUDGET).sel(init="trained").mean(["prompt", "layer", "head"])
+    assert float(recall.sel(rule="oracle")) == pytest.approx(1)
+    found = [float(recall.sel(rule=rule)) for rule in ("drawn", "sinks", "position_and_content", "oracle")]
+    assert found == sorted(found)
+    assert float(result.numbers("recall", rule="drawn", budget=BUDGET).null.text(".2f")[12:]) > 0.8
+
+
+def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp_path):
+    table, path = RuleTable([], {}), tmp_path / "rules.json"
+    for rule in (*CHOSEN, None):
+        table = RuleTable.from_result(result, BUDGET, rule)
+        assert table.to_json(path) == path
+        assert RuleTable.from_json(path).frame().equals(table.frame())
+        hooks = [apply_rules(mini, one) for one in (path, table)]
+        assert torch.equal(*(token_losses(mini, torch.stack(rows[1::2]), one) for one in hooks))
+    entry = json.loads(path.read_text())
+    assert entry["calibration"]["weights"] == result.provenance["weights"]
+    assert {*entry["heads"][0]} == {"layer", "key_value_head", "query_heads", "rule", "budget", "parameters"}
+    loaded = tl_posgen.load(result.save(tmp_path / "rules.nc"))["rules"]
+    assert RuleTable.from_result(loaded, BUDGET).frame().equals(table.frame())
+
+
+def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path):
+    table = RuleTable.from_result(result, BUDGET, "slashes")
+    with pytest.raises(InputError, match=r"calibrated on mini, weights .*, and this model's are"):
+        apply_rules(tl_posgen.random_like(mini, 0), table)
+    found = json.loads(table.to_json(tmp_path / "rules.json").read_text())
+    wrong = {
+        "format": found | {"format": "another"},
+        "rule 'nonsense'": found | {"heads": [found["heads"][0] | {"rule": "nonsense"}]},
+        "budget 0": found | {"heads": [found["heads"][0] | {"budget": 0}]},
+        "of 1 heads": found | {"heads": [found["heads"][0] | {"query_heads": [0]}]},
+        "KeyError": {"format": found["format"]},
+    }
+    for number, (message, one) in enumerate(wrong.items()):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(one))
+        with pytest.raises(InputError, match=message):
+            apply_rules(mini, path)
+    with pytest.raises(InputError, match="no table of rules"):
+        apply_rules(mini, tmp_path / "nowhere.json")
+    with pytest.raises(InputError, match="leave them out"):
+        apply_rules(mini, table, budget=3)
+    for options, message in (
+        ({"budget": 7}, "no budget 7"),
+        ({"rule": "none"}, "no rule 'none'"),
+        ({"budget": 0}, "budget = 0: give"),
+    ):
+        with pytest.raises(InputError, match=message):
+            apply_rules(mini, result, **options)
+
+
+def test_bad_prompts_are_refused_before_work(mini, rows):
+    for prompts, message in ((rows[:1], "give two at least"), ([row[:7] for row in rows], "budgets up to 5")):
+        with pytest.raises(InputError, match=message):
+            Rules(budgets=[BUDGET])(mini, prompts, null_seeds=(), progress=False)
+
+
+@pytest.mark.slow
+def test_one_layer_or_head_alone_and_prompts_of_several_lengths(mini, rows):
+    prompts, options = [row[: 40 - 3 * n] for n, row in enumerate(rows)], {"null_seeds": (), "progress": False}
+    measure = cache(lambda alone: Rules(rules=["vertical"], budgets=[BUDGET], alone=alone)(mini, prompts, **options))
+    groups, layers = measure("head").own["group_rise"], measure("layer").own["layer_rise"]
+    assert groups.sizes == {"rule": 3, "budget": 1, "prompt": 2, "layer": 4, "key_value_head": 2}
+    table = RuleTable.from_result(measure("head"), BUDGET, "vertical")
+    for number in (1, 3):
+        row = prompts[number][None]
+        for found, some in (
+            (layers.sel(layer=1), table.heads[2:4]),
+            (groups.sel(layer=3, key_value_head=0), table.heads[6:7]),
+        ):
+            hooks = apply_rules(mini, RuleTable(some, table.calibration))
+            rise = (token_losses(mini, row, hooks) - token_losses(mini, row))[:, BUDGET:].mean()
+            assert float(found.sel(rule="vertical", prompt=number).squeeze()) == pytest.approx(float(rise), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", quick_families("gemma3", "gpt2", "bloom", without=["llama4"]))
+def test_every_encoding_has_rules(family_model, backend, name):
+    if not getattr(FAMILIES[name], backend):
+        pytest.skip("not described on this backend")
+    model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
+    found = Rules(budgets=[3], epsilon=0.5)(model, tokens, null_seeds=(), progress=False)
+    recall = found.own["recall"].squeeze(("budget", "prompt"))
+    np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
+    assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())
+    rise = token_losses(model, tokens[1:], apply_rules(model, found, 3, "vertical")) - token_losses(model, tokens[1:])
+    assert float(found.own["rise"].sel(rule="vertical").squeeze()) == pytest.approx(float(rise[:, 3:].mean()), abs=1e-6)
+    same = [found.own["mass"].sel(rule=rule).values for rule in ("slashes", "window")]
+    if name in ("gpt2", "bloom"):
+        np.testing.assert_allclose(*same, atol=1e-6)
+
+
+def test_chosen_heads_alone_have_rules(mini, rows):
+    found = Rules(rules=["window"], budgets=[BUDGET], epsilon=100)(
+        mini, rows, heads=["1.2", "3.0"], null_seeds=(), progress=False
+    )
+    table = RuleTable.from_result(found)
+    assert [(one.layer, one.key_value_head, one.heads) for one in table.heads] == [(1, 1, (2,)), (3, 0, (0,))]
+    assert found.own["kept"].sel(rule="window", layer=1).mean("prompt").values.ravel().tolist()[1:] == [BUDGET]
+
+
+def test_pictures_show_every_head_and_the_plan(result):
+    dots = result.plot("recall").data
+    assert len(dots) == 2
+    assert len(dots[0].y) == 16 * 6
+    (own, *_) = result.plot("plan").data
+    assert own.text.ravel().tolist() == [
+        one.replace("_", " ") for one in result.sel(budget=BUDGET)["plan"].values.ravel()
+    ]
+    table = result.table()
+    assert len(table) == 7
+    assert table["R²"][0] == ""

@@ -1,0 +1,165 @@
+"""Tables of rules: one rule for each key/value head, with the calibration that it needs, as a frame and as JSON."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.core.files import write_whole
+from tl_posgen.errors import InputError
+from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Means, Rule, Weights
+
+Reference = Literal["drawn", "oracle"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
+ALL = "all"  # no rule: every key is seen
+FORMAT = "tl_posgen rules 1"
+
+
+@dataclass(frozen=True)
+class HeadRule:
+    """The rule of one key/value head: each of its query heads chooses `budget` keys, and all of them see their union.
+
+    Attributes:
+        heads: its query heads.
+        rule: one of RULES; "all" for every key; "drawn" for drawn keys, "oracle" for those of most attention.
+        budget: keys of a query head; None of "all".
+        means: calibration of the query heads; None where the rule needs none.
+    """
+
+    layer: int
+    key_value_head: int
+    heads: tuple[int, ...]
+    rule: Rule | Reference | Literal["all"]
+    budget: int | None
+    means: Means | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its entry in the file of a table; see `RuleTable`."""
+        parameters: dict[str, Any] = {"first": N_SINKS} if self.rule == "sinks" else {}
+        if self.rule in PREDICTING and self.means is not None:
+            means = {"mean_queries": self.means.q.tolist(), "mean_key": self.means.k[0].tolist()}
+            parameters = means | {"n_distances": self.means.n_distances, "weights": self.means.weights}
+        place = {"layer": self.layer, "key_value_head": self.key_value_head, "query_heads": list(self.heads)}
+        return place | {"rule": self.rule, "budget": self.budget, "parameters": parameters}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "HeadRule":
+        """Return the rule of an entry."""
+        rule, budget, heads = entry["rule"], entry["budget"], tuple(entry["query_heads"])
+        if rule not in (*RULES, *REFERENCES, ALL):
+            raise InputError(f"rule {rule!r}: choose from {', '.join((*RULES, *REFERENCES, ALL))}")
+        if rule != ALL and (not isinstance(budget, int) or budget < 1):
+            raise InputError(f"budget {budget!r} of {rule}: give a whole number, 1 or more")
+        means, found = None, entry["parameters"]
+        if rule in PREDICTING:
+            q, k = (torch.tensor(found[name], dtype=DOUBLE) for name in ("mean_queries", "mean_key"))
+            if q.shape != (len(heads), *k.shape):
+                raise InputError(
+                    f"{rule}: mean queries {list(q.shape)} and mean key {list(k.shape)} of {len(heads)} heads"
+                )
+            if found["weights"] not in get_args(Weights):
+                raise InputError(f"weights {found['weights']!r}: choose from {', '.join(get_args(Weights))}")
+            means = Means(q, k.expand(len(heads), -1), int(found["n_distances"]), found["weights"])
+        return cls(entry["layer"], entry["key_value_head"], heads, rule, budget, means)
+
+
+@dataclass(frozen=True)
+class RuleTable:
+    """A rule for each key/value head, for `tl_posgen.apply_rules`.
+
+    As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's name
+    and the fingerprint of its weights, the number, length and hash of the prompts. Each of the heads has its layer,
+    key_value_head, query_heads, rule, budget and parameters. A query sees its budget of keys with the largest r_ij
+    (d = i - j, ties to the later key; all where it has no more), for every query head of a key/value head the union:
+
+    - all: no budget; every key.
+    - window: r = -d. sinks: the first `first` keys before all, then -d.
+    - slashes, vertical, slashes_and_vertical, mean_query, position_and_content: as in
+      `tl_posgen.rules.numbers.rule_scores`, from mean_queries (a row a query head) and mean_key, both before RoPE and
+      after qk-norm, in the coordinates of the model's own heads; its RoPE frequencies, scale and ALiBi slopes are the
+      model's own; ubar is the mean of u(d) over d = 0 .. n_distances - 1, weighted as `weights` says: near 1 / (d + 1),
+      causal n_distances - d, uniform 1.
+
+    Attributes:
+        heads: rules; heads without one see every key.
+        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256".
+    """
+
+    heads: Sequence[HeadRule]
+    calibration: Mapping[str, Any]
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row a key/value head: layer, key_value_head, query_heads, rule, budget."""
+        entries = [one.as_json() for one in self.heads]
+        return pd.DataFrame(entries, columns=["layer", "key_value_head", "query_heads", "rule", "budget"])
+
+    def to_json(self, path: str | os.PathLike) -> Path:
+        """Write the table to a file, whole or not at all."""
+        found = {"format": FORMAT, "calibration": dict(self.calibration)}
+        text = json.dumps(found | {"heads": [one.as_json() for one in self.heads]}, indent=1, allow_nan=False)
+        return write_whole(path, text.encode())
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike) -> "RuleTable":
+        """Read a table from a file.
+
+        Raises:
+            InputError: a file that cannot be read, or is no such table.
+        """
+        try:
+            found = json.loads(Path(path).read_text())
+            if found["format"] != FORMAT:
+                raise InputError(f"{path}: its format is {found['format']!r}; {FORMAT!r} is known")
+            return cls([HeadRule.from_json(one) for one in found["heads"]], found["calibration"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path}: no table of rules ({type(error).__name__}: {error})") from error
+
+    @classmethod
+    def from_result(cls, result: Any, budget: int | None = None, rule: str | None = None) -> "RuleTable":
+        """Return the plan of a result of `rules` at a budget, or one rule in every head.
+
+        Args:
+            result: what `tl_posgen.rules.Rules` returned, also after `tl_posgen.load`.
+            budget: one of those measured; the smallest if left out.
+            rule: one of those measured; the plan of the result if left out.
+
+        Raises:
+            InputError: a budget or a rule that the result lacks.
+        """
+        if getattr(result, "name", "") != "rules":
+            raise InputError(f"{result!r}: give a result of the measure rules, or a table of rules")
+        budget = min(result.own["budget"].values.tolist()) if budget is None else budget
+        data = result.sel(budget=budget)
+        if rule is not None and rule not in data["rule"].values:
+            raise InputError(f"rules: no rule {rule!r}; it has {', '.join(map(str, data['rule'].values))}")
+        heads = []
+        for (layer, group), planned in data["plan"].transpose("layer", "key_value_head").to_series().items():
+            if planned:
+                name = planned if rule is None else rule
+                heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
+        names = ("model", "weights", "prompts", "length", "tokens_sha256")
+        return cls(heads, {name: result.provenance.get(name) for name in names})
+
+
+def head_rule(data: Any, group: int, rule: Any, budget: int, weights: Weights) -> HeadRule:
+    """Return the rule of one key/value head from the dataset of its layer."""
+    layer, heads = int(data["layer"]), [int(one) for one in data["head"].values[data["reads"].values == group]]
+    if rule == ALL:
+        return HeadRule(layer, group, tuple(heads), ALL, None)
+    q, k = (mean_of(data[name].sel(head=heads)) for name in ("mean_query", "mean_key"))
+    return HeadRule(layer, group, tuple(heads), rule, budget, Means(q, k, int(data["n_distances"]), weights))
+
+
+def mean_of(array: Any) -> Float[Tensor, "head d_head"]:
+    """Return means of heads without the places that only larger heads of other layers have."""
+    return torch.as_tensor(array.transpose("head", "component").dropna("component").values)

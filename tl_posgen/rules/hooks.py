@@ -1,0 +1,130 @@
+"""Hooks by which heads of a running model see only the keys that a rule keeps."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_posgen.core.options import Count, require
+from tl_posgen.errors import InputError
+from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.model import Model
+from tl_posgen.models.provenance import fingerprint
+from tl_posgen.rules.head_rules import ALL, HeadRule, RuleTable
+from tl_posgen.rules.numbers.kept_keys import kept_keys
+from tl_posgen.rules.numbers.rule_scores import Means, distances_of, drawn_scores, rule_scores
+
+Table = Any  # a RuleTable, a result of `rules`, or a path
+
+
+def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str | None = None) -> HookList:
+    """score_ij <- -inf unless the rule of the head's key/value head keeps key j for query i; other scores stay.
+
+    Each query head chooses its budget of keys; all query heads of a key/value head see the union. A query that sees no
+    more keys than the budget keeps all; its own key and the first ones are ranked as any other.
+
+    Args:
+        table: a `tl_posgen.rules.RuleTable`, the path of one as JSON, or a result of the measure `rules`.
+        budget, rule: of a result: one of its budgets, the smallest if left out; one of its rules in every head, its
+            plan if left out.
+
+    Returns:
+        Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others. They work row by row, so
+        a model also writes on under them with a KV cache. They say what the rule does to the model, and save nothing: a
+        layer's scores are formed whole, also in streamed passes, one layer at a time.
+
+    Raises:
+        InputError: a table that was calibrated on other weights; a head that does not exist; no such table, budget or
+            rule.
+        UnsupportedModelError: see `tl_posgen.hooks.replace_scores`.
+
+    Source: ours; for the rules' own see `tl_posgen.rules.numbers.rule_scores`.
+
+    Example:
+        >>> from tl_posgen import load_model
+        >>> from tl_posgen.rules import Rules
+        >>> model, text = load_model("mini"), "Down, down, down. Would the fall never come to an end?"
+        >>> cut = {"length": 12, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
+        >>> hooks = apply_rules(model, Rules(rules=["window"], budgets=[4])(model, text * 3, **cut), rule="window")
+        >>> tokens = torch.arange(9)[None]
+        >>> changed = (model.run_with_hooks(tokens, fwd_hooks=hooks) - model(tokens)).abs().amax((0, 2)) > 1e-3
+        >>> changed.tolist()
+        [False, False, False, False, True, True, True, True, True]
+    """
+    require("budget", budget, Count | None)
+    require("rule", rule, str | None)
+    table = table_of(table, budget, rule)
+    found, wanted = fingerprint(model), table.calibration.get("weights")
+    if found != wanted:
+        raise InputError(
+            f"rules: calibrated on {table.calibration.get('model')}, weights {wanted}, and this model's are {found}; "
+            "measure rules of this model"
+        )
+    return hooks_of(model, table.heads)
+
+
+def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
+    """Return a table of rules from whatever stands for one."""
+    if isinstance(table, RuleTable | str | os.PathLike):
+        if budget is not None or rule is not None:
+            raise InputError("budget and rule choose from a result; a table has its own: leave them out")
+        return table if isinstance(table, RuleTable) else RuleTable.from_json(table)
+    return RuleTable.from_result(table, budget, rule)
+
+
+def hooks_of(model: Model, rules: Sequence[HeadRule], seed: int = 0) -> HookList:
+    """Return the hooks of rules for a model on which they were calibrated.
+
+    Args:
+        seed: of drawn keys.
+    """
+    found: HookList = []
+    rules = sorted((one for one in rules if one.rule != ALL), key=lambda one: one.layer)
+    for layer, some in groupby(rules, key=lambda one: one.layer):
+        of_layer = list(some)
+        heads = [(layer, head) for one in of_layer for head in one.heads]
+        found += replace_scores(model, RowByRow(partial(masked, of_layer, seed)), heads=heads)
+    return found
+
+
+def masked(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Float[Tensor, "head query key"]:
+    """Return the scores of a layer, -inf where the rule of a head does not keep a key."""
+    scores = capture.scores()
+    visible = capture.geometry.sees(distances_of(scores.shape[1], scores.shape[2], scores.device))
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    for one in rules:
+        places = [list(capture.heads).index(head) for head in one.heads]
+        ranked = scores[places] if one.rule == "oracle" else ranks_by(one.rule, capture, places, one.means, seed)
+        kept[places] = kept_keys(ranked.detach(), visible, one.budget or visible.shape[-1]).any(0)
+    return scores.masked_fill(~kept, -torch.inf)
+
+
+def ranks_by(
+    rule: Any,
+    capture: LayerCapture,
+    places: Sequence[int],
+    means: Means | None,
+    seed: int,
+    start: int = 0,
+    stop: Any = None,
+) -> Float[Tensor, "head query key"]:
+    """Return the numbers by which a rule, or the drawn one, ranks keys before `stop` for queries start .. stop - 1.
+
+    Args:
+        places: of the heads along the axis of the capture.
+        means: of these heads.
+        start, stop: rows of the capture's queries; all if left out.
+    """
+    q, k, geometry = capture.q[places, start:stop], capture.k[places, :stop], capture.geometry
+    heads = torch.tensor([capture.heads[place] for place in places], device=q.device)
+    if rule == "drawn":
+        return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)
+    slopes = None if geometry.alibi_slopes is None else geometry.alibi_slopes.to(q.device)[heads]
+    held = Means(q[:, 0], k[:, 0], 1) if means is None else means  # which window and sinks do not read
+    return rule_scores(rule, q, k, held, geometry.rope, geometry.scale, slopes)

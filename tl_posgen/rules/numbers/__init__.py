@@ -1,0 +1,1 @@
+"""Numbers of the rules of attention: tensors in, tensors out."""

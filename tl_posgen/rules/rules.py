@@ -1,0 +1,220 @@
+"""Rules: which cheap rule of attention does a head obey, how much of its attention is recalled, and at what loss?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.options import Count, Each, NonNegative
+from tl_posgen.core.run import Run
+from tl_posgen.errors import InputError
+from tl_posgen.rules.head_rules import ALL, REFERENCES
+from tl_posgen.rules.numbers.rule_scores import PREDICTING, RULES, Rule, Weights
+from tl_posgen.rules.rules_figures import draw_plan, draw_recall
+from tl_posgen.rules.trial import Trial
+from tl_posgen.stats.rank_correlation import rank_correlation
+
+CELL = ("rule", "budget")
+GROUP = ("layer", "key_value_head")
+WORDS = {  # rule -> as sentences say it
+    "window": "window",
+    "sinks": "sinks and window",
+    "slashes": "slashes (d)",
+    "vertical": "vertical keys (k)",
+    "slashes_and_vertical": "d + k",
+    "mean_query": "mean query (d + k + kd)",
+    "position_and_content": "position + content",
+    "drawn": "drawn keys",
+    "oracle": "the best keys",
+}
+
+
+@dataclass(frozen=True)
+class Rules(Measure):
+    r"""recall(B) = attention in the B keys that a rule ranks first / attention in the best B keys.
+
+    Which cheap rule says where a head attends: the last keys, the first ones too, fixed distances, a number a key, a
+    mean query, or position + content? Means of queries and keys come from half of the prompts; on the other half, the
+    attention that each rule recalls within a budget of keys, and what the loss becomes when the model sees nothing
+    else. Beside them drawn keys, the best keys, and a random init, where almost any keys will do.
+
+    Even prompts (the first, third, ..) calibrate, odd ones are measured; intervals are over these and take the
+    calibration as it is. Rules, the cheapest first, by what they rank key j of query i with, d = i - j:
+    window -d; sinks the first four keys, then -d; slashes a(d), the score of the mean query and the mean key; vertical
+    c(j), the mean query with the key's deviation, turns averaged; slashes_and_vertical a + c; mean_query the mean query
+    with the key where both stand; position_and_content the query with the mean key where both stand, and with the key's
+    deviation, turns averaged. Only the last one reads the query.
+
+    Every visible key counts, the first and the query's own too, none is kept for free; a query that sees no more than B
+    keys keeps them all, and does not count. A key/value head keeps the union over its query heads, `kept` keys, and
+    its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
+    behind the first B.
+
+    The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
+    prompts, or all keys; t is the lowest, by bisection over all recalls that occur, with which the loss on these
+    prompts rises by no more than epsilon nats. Its rise is measured on the odd ones. R^2 (of the rule's number with the
+    score, within queries) stands beside recall only: it does not tell how a head ranks.
+
+    Args:
+        rules: which.
+        budgets: keys that each query head may keep.
+        epsilon: nats per token that the plan may cost.
+        weights: of the distances over which turns are averaged: "near" 1 / (d + 1), as attention mostly is near;
+            "causal", as often as they occur; "uniform".
+        alone: the rise of the loss also with the rule in one layer, or one key/value head, alone.
+
+    Raises:
+        InputError: fewer than two prompts; even or odd ones that are all no longer than the largest budget.
+        UnsupportedModelError: a model whose scores cannot be replaced.
+
+    Source: window and sinks: Xiao et al. 2023 (arXiv 2309.17453). mean_query after the trigonometric series of
+    TriAttention (arXiv 2604.04921), the averaged turns after Expected Attention (arXiv 2510.00636), both reconstructed
+    from abstracts and public text, without their weights and evictions. The other rules, the union's recall and the
+    plan are ours.
+
+    Example:
+        >>> cut = {"length": 24, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
+        >>> text = "Down, down, down. Would the fall never come to an end? " * 4
+        >>> found = Rules(rules=["window", "position_and_content"], budgets=[6])("mini", text, **cut)
+        >>> recall = found.sel(budget=6)["recall"].mean(("prompt", "layer", "head"))
+        >>> bool(recall.sel(rule="drawn") < recall.sel(rule="position_and_content") < recall.sel(rule="oracle"))
+        True
+    """
+
+    rules: Annotated[Sequence[Rule], Each()] = RULES
+    budgets: Annotated[Sequence[Count], Each()] = (32, 64)
+    epsilon: NonNegative = 0.05
+    weights: Weights = "near"
+    alone: Literal["none", "layer", "head"] = "none"
+
+    question = "Which cheap rule of attention does a head obey, and what does it cost?"
+    matrices = 12
+    rows = CELL
+    whole_rows = True
+    variables = {
+        "recall": Variable(
+            *("recall", "", "mass / mass of the best B keys", (*CELL, "prompt", *HEAD), "recall"), bounds=(0, 1)
+        ),
+        "mass": Variable("attention kept", "", "in the rule's B keys", (*CELL, "prompt", *HEAD), bounds=(0, 1)),
+        "r2": Variable(
+            *("R^2", "", "of the rule's number with the score, within queries", ("rule", "prompt", *HEAD)),
+            bounds=(0, 1),
+        ),
+        "group_recall": Variable(
+            *("recall of the union", "", "mass / mass of as many best keys", (*CELL, "prompt", *GROUP)), bounds=(0, 1)
+        ),
+        "kept": Variable("keys of the union", "", "of its query heads' B keys each", (*CELL, "prompt", *GROUP)),
+        "loss": Variable("loss", "nats per token", "no rule, behind the first B tokens", ("budget", "prompt")),
+        "rise": Variable("rise of the loss", "nats", "with the rule in every head", (*CELL, "prompt"), "rise"),
+        "layer_rise": Variable("rise, one layer alone", "nats", "with the rule there", (*CELL, "prompt", "layer")),
+        "group_rise": Variable("rise, one head alone", "nats", "with the rule there", (*CELL, "prompt", *GROUP)),
+        "plan": Variable("cheapest rule", "", "its name, or all: every key", ("budget", *GROUP)),
+        "plan_recall": Variable("recall that the plan asks for", "", "its threshold t", ("budget",)),
+        "plan_rise": Variable("rise of the loss by the plan", "nats", "", ("budget", "prompt")),
+        "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),
+        "mean_key": Variable("mean key", "", "before RoPE", (*HEAD, "component")),
+        "reads": Variable("key/value head", "", "that the query head reads"),
+        "n_distances": Variable("distances", "", "over which turns are averaged", ("layer",)),
+    }
+    legend = (
+        "B: keys that a query head keeps; recall: attention in them against the best B keys, mean over heads; union, "
+        "keys: the same of what the query heads of a key/value head keep together, and how many keys; rise: of the "
+        "loss, nats, the rule in every head; R²: of the rule's number with the score, within queries; rho: "
+        "Spearman's, of R² with recall over heads."
+    )
+    figures = {"recall": draw_recall, "plan": draw_plan}
+    caveats = {
+        "absolute": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
+        "alibi": "slashes are the last keys where the slope is not zero.",
+        "none": "nothing turns, so slashes are the last keys, and a mean query ranks as vertical keys do.",
+    }
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        return {"rule": [*self.in_order, *REFERENCES], "budget": sorted(self.budgets)}
+
+    @property
+    def in_order(self) -> list[Rule]:
+        """Its rules, the cheapest first."""
+        return [rule for rule in RULES if rule in self.rules]
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "Rules":
+        if len(tokens) < 2:
+            raise InputError("rules: even prompts calibrate and odd ones are measured: give two at least")
+        longest = min(max(map(len, half)) for half in (tokens[::2], tokens[1::2]))
+        if longest < max(self.budgets) + 2:  # one query that sees more, and the token behind it
+            raise InputError(
+                f"rules: prompts of {longest} tokens with budgets={list(self.budgets)}: no key would be left out; give "
+                f"longer even and odd prompts, or budgets up to {max(1, longest - 2)}"
+            )
+        return self
+
+    # The passes
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        trial = Trial(self, run)
+        run.plan(trial.n_passes)
+        found = trial.recalls(trial.odd)
+        kept = {name: found.mean(name) for name in ("recall", "mass", "r2", "group_recall", "kept")}
+        data = xr.Dataset(kept | trial.means(found)).merge(trial.rises()).merge(trial.plans())
+        data = data.merge(trial.rises_alone(self.alone)) if self.alone != "none" else data
+        return data.assign_coords(prompt=np.arange(1, len(run.rows), 2))[[n for n in self.variables if n in data]]
+
+    # Words
+
+    def findings(self, own: Numbers) -> list[str]:
+        found = []
+        for budget in self.labels()["budget"]:
+            recalls = ", ".join(self.words(own, "recall", rule, budget, ".3f") for rule in self.labels()["rule"][:-1])
+            found.append(f"Recall of the best {budget} keys, mean over heads: {recalls}.")
+            rises = ", ".join(self.words(own, "rise", rule, budget, "+.3f") for rule in self.labels()["rule"])
+            found.append(f"The loss with nothing but {budget} keys a head rises by, in nats: {rises}.")
+            found.append(self.plan_sentence(own, budget))
+        return found
+
+    def words(self, own: Numbers, name: str, rule: str, budget: int, form: str) -> str:
+        number = own(name, rule=rule, budget=budget)
+        return f"{WORDS[rule]} {number.with_interval:{form}} ({number.null:{form}})"
+
+    def plan_sentence(self, own: Numbers, budget: int) -> str:
+        """Return how many key/value heads the plan gives each rule, and what it costs on the odd prompts."""
+        counts = self.counts(own.side, budget)
+        rules = ", ".join(f"{n} {WORDS.get(rule, 'all keys')}" for rule, n in counts.items() if n)
+        rise = own("plan_rise", budget=budget)
+        return (
+            f"Within {self.epsilon:g} nats on the calibrating prompts at {budget} keys, the cheapest rules of "
+            f"{sum(counts.values())} key/value heads: {rules}; on the other prompts the loss rises by {rise:+.3f}."
+        )
+
+    def counts(self, data: xr.Dataset, budget: int) -> dict[str, int]:
+        """Return how many key/value heads the plan gives each rule."""
+        plan = data["plan"].sel(budget=budget).values.ravel().tolist()
+        return {rule: plan.count(rule) for rule in [*self.in_order, ALL]}
+
+    def rank_correlation(self, own: Numbers, rule: str, budget: int) -> float:
+        """Return Spearman's rho over heads of R^2 with recall."""
+        r2, recall = own.array("r2", rule=rule), own.array("recall", rule=rule, budget=budget)
+        both = [own.of_side(one).mean("prompt").transpose(*HEAD).values.ravel() for one in (r2, recall)]
+        return rank_correlation(*map(torch.as_tensor, both)).r
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a budget and rule: recall, its random init, union, loss, R^2 and how R^2 orders the heads."""
+        rows = []
+        for budget, rule in product(self.labels()["budget"], self.labels()["rule"]):
+            recall, union, kept, rise = (
+                own(name, rule=rule, budget=budget) for name in ("recall", "group_recall", "kept", "rise")
+            )
+            cells = {"B": budget, "rule": WORDS[rule], "recall": f"{recall.plain:.3f}", "union": f"{union.plain:.3f}"}
+            cells |= {"keys": f"{kept.plain:.0f}", "rise": f"{rise.plain:+.3f}", "R²": "", "rho": ""}
+            if rule in PREDICTING:
+                rho = Number(self.rank_correlation(own, rule, budget))
+                cells |= {"R²": f"{own('r2', rule=rule).plain:.2f}", "rho": f"{rho.plain:.2f}"}
+            rows.append(cells)
+        return pd.DataFrame(rows)
