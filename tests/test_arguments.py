@@ -76,7 +76,6 @@ CALLS = {  # name -> (function, arguments that it takes)
 }  # fmt: skip
 LONGER_CALLS = {  # tried with one wrong argument alone
     "judge_claims": (tl_posgen.judge_claims, {"prompts": TEXT, **CUT}),
-    "with_frequencies": (tl_posgen.with_frequencies, {"frequencies": [0.5] * 16}),
     "remove_source": (remove_source, {"source": "embed"}),
     "find_slash_heads": (tl_posgen.find_slash_heads, {"prompts": TEXT, "length": 16, "n_prompts": 1}),
     "substitute by": (substitute, {"by": by_split(triangle(8))}),

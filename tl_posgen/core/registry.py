@@ -41,6 +41,7 @@ BUILT_IN = {  # name -> module:Class
     "token_coupling": "tl_posgen.coupling.token_coupling:TokenCoupling",
     "coupling_scores": "tl_posgen.coupling.coupling_scores:CouplingScores",
     "sources": "tl_posgen.sources.sources:Sources",
+    "what_if_rope": "tl_posgen.frequencies.what_if_rope:WhatIfRope",
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "key_cut": "tl_posgen.joining.key_cut:KeyCut",
     "emergence": "tl_posgen.studies.course:Emergence",

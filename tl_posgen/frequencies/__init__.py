@@ -2,5 +2,6 @@
 
 from tl_posgen.frequencies.hooks import with_frequencies
 from tl_posgen.frequencies.rules import Rule
+from tl_posgen.frequencies.what_if_rope import WhatIfRope
 
-__all__ = ["Rule", "with_frequencies"]
+__all__ = ["Rule", "WhatIfRope", "with_frequencies"]
