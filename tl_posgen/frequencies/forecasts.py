@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.frequencies.numbers.changed_frequencies import change_elsewhere
-from tl_posgen.frequencies.numbers.forecast import Waves, mean_curves, mean_waves, overshoot, visible_variances
+from tl_posgen.frequencies.numbers.forecast import Turning, Waves, mean_curves, mean_waves, overshoot, visible_variances
 from tl_posgen.frequencies.rules import Rule
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
@@ -64,26 +65,37 @@ class LayerForecast:
     geometry: LayerGeometry
     conditions: Conditions
 
-    def waves(self, ropes: Sequence[Rope], n_distances: Sequence[int]) -> Waves:
-        return Waves.of_ropes(ropes, n_distances, self.geometry.d_head, self.moments.q.mean.device)
-
     def variables(self) -> dict[str, Tensor]:
         """Return the variables without their layer: sd, distortion, share, amplitude and phase."""
-        own, n = self.geometry.rope, self.conditions.n_distances(self.geometry.window)
-        scale, sizes = self.geometry.scale, (2, len(self.conditions.rules), len(n))
-        ropes = [*self.conditions.changed(own), *self.conditions.elsewhere(own)]
-        waves = self.waves(ropes, n)
-        seen = visible_variances(self.moments, self.waves([own], n[:1]).turning(), scale).sum(0)
-        parts = visible_variances(self.moments, waves.turning(), scale)
-        change = visible_variances(self.moments, waves.change_from(self.waves([own] * len(ropes), n)), scale).sum(0)
-        mean = mean_waves(self.moments, scale)
+        own, n, scale = self.geometry.rope, self.conditions.n_distances(self.geometry.window), self.geometry.scale
+        ropes = [own, *self.conditions.changed(own), *self.conditions.elsewhere(own)]
+        frozen = tuple((tuple(one.inv_freq.tolist()), one.scaling) for one in ropes)
+        known = turnings(frozen, tuple(n), self.geometry.d_head, self.moments.q.mean.device)
+        seen, parts, change = (visible_variances(self.moments, one, scale) for one in known)
+        seen, mean, sizes = seen.sum(0), mean_waves(self.moments, scale), (2, len(self.conditions.rules), len(n))
         return {
             "sd": seen[:, 0].sqrt(),
-            "distortion": (change / seen).sqrt().mT.unflatten(0, sizes),
+            "distortion": (change.sum(0) / seen).sqrt().mT.unflatten(0, sizes),
             "share": (parts / parts.sum(0)).movedim(0, -1).transpose(0, 1).unflatten(0, sizes),
             "amplitude": mean.abs(),
             "phase": mean.angle(),
         }
+
+
+@lru_cache(maxsize=2)
+def turnings(
+    ropes: tuple[tuple[tuple[float, ...], float], ...], n_distances: tuple[int, ...], d_head: int, device: torch.device
+) -> tuple[Turning, Turning, Turning]:
+    """Return the moments of own turning factors at the first number of distances; of those of all ropes but the first,
+    at all numbers; and of their change from the first. Layers and groups of prompts share them.
+
+    Args:
+        ropes: frequencies and scaling, the layer's own first.
+    """
+    own, *others = (Rope(torch.tensor(theta, dtype=DOUBLE), scaling=scaling) for theta, scaling in ropes)
+    short = Waves.of_ropes([own], n_distances[:1], d_head, device)
+    waves, before = (Waves.of_ropes(one, n_distances, d_head, device) for one in (others, [own] * len(others)))
+    return short.turning(), waves.turning(), waves.change_from(before)
 
 
 def curves_of(data: xr.Dataset, geometries: Mapping[int, LayerGeometry], conditions: Conditions) -> xr.Dataset:

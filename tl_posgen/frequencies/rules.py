@@ -91,7 +91,7 @@ class Rule:
         if self.training_length is None and name not in ("linear", "ntk"):
             raise InputError(f"{name} depends on the training length: give Rule({name!r}, training_length=...)")
         where = rope.rotary_dim, base, self.training_length or 2**20
-        changed, scaling = scaled_frequencies(name, self.factor, *where, [float(one) for one in self.values])
+        changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
         plain, _ = scaled_frequencies("linear", 1, *where)
         return changed / plain, scaling
 

@@ -6,6 +6,7 @@ q_m conj(k_m) u'_m(d), and their change has u' - u in the place of u'.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Complex, Float
@@ -30,11 +31,11 @@ class Turning:
     mean: Complex[Tensor, "condition plane"]
     moments: SecondMoments
 
-    @property
+    @cached_property
     def of_mean(self) -> SecondMoments:
         return SecondMoments.from_samples(self.mean[:, None])
 
-    @property
+    @cached_property
     def about_mean(self) -> SecondMoments:
         of_mean = self.of_mean
         return SecondMoments(self.moments.plain - of_mean.plain, self.moments.conjugate - of_mean.conjugate)

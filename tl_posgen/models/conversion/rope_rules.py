@@ -1,6 +1,6 @@
 """Frequencies as transformers' own rules of scaling RoPE make them."""
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -13,19 +13,21 @@ from tl_posgen.models.conversion.quiet import quiet
 TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 
 
+@lru_cache(maxsize=256)
 def scaled_frequencies(
     rule: TransformersRule,
     factor: int | float,
     rotary_dim: int,
     base: float,
     training_length: int,
-    long_factors: Sequence[int | float] = (),
+    long_factors: tuple[float, ...] = (),
 ) -> tuple[Float[Tensor, " plane"], float]:
     """Return theta'_m and the factor on rotated q and k, of `transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
 
     "ntk" is theirs called "dynamic" with its own factor at 1 and a text of factor x training_length tokens: the base
     becomes base * factor^(rotary_dim / (rotary_dim - 2)). "longrope" is theirs for such a text too; "llama3" has the
-    low_freq_factor 1 and high_freq_factor 4 of Llama 3.1. All of it is float32 there, and returned as float64.
+    low_freq_factor 1 and high_freq_factor 4 of Llama 3.1. All of it is float32 there, and returned as
+    float64; do not change it in place, it is kept.
 
     Args:
         rotary_dim: twice the number of planes; 4 at least for "ntk".
