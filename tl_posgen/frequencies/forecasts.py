@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ class Conditions:
         """Return a layer's RoPE under each rule."""
         return [own if rule is None else rule(own) for rule in self.rules.values()]
 
-    def elsewhere(self, own: Rope) -> list[Rope]:
+    def elsewhere(self, own: Rope, changed: Sequence[Rope]) -> list[Rope]:
         """Return random changes of the same total angle, one for each rule."""
         return [
             replace(one, inv_freq=change_elsewhere(own.inv_freq, one.inv_freq, seed))
-            for seed, one in enumerate(self.changed(own))
+            for seed, one in enumerate(changed)
         ]
 
     def n_distances(self, window: int | None) -> list[int]:
@@ -68,11 +69,13 @@ class LayerForecast:
     def variables(self) -> dict[str, Tensor]:
         """Return the variables without their layer: sd, distortion, share, amplitude and phase."""
         own, n, scale = self.geometry.rope, self.conditions.n_distances(self.geometry.window), self.geometry.scale
-        ropes = [own, *self.conditions.changed(own), *self.conditions.elsewhere(own)]
+        changed, sizes = self.conditions.changed(own), (2, len(self.conditions.rules), len(n))
+        ropes = [own, *changed, *self.conditions.elsewhere(own, changed)]
         frozen = tuple((tuple(one.inv_freq.tolist()), one.scaling) for one in ropes)
-        known = turnings(frozen, tuple(n), self.geometry.d_head, self.moments.q.mean.device)
-        seen, parts, change = (visible_variances(self.moments, one, scale) for one in known)
-        seen, mean, sizes = seen.sum(0), mean_waves(self.moments, scale), (2, len(self.conditions.rules), len(n))
+        known = turning_of(frozen, tuple(n), self.geometry.d_head, self.moments.q.mean.device)
+        variances, times = visible_variances(self.moments, known, scale), prod(sizes)
+        seen, parts, change = variances.split([1, times, times], -1)
+        seen, mean = seen.sum(0), mean_waves(self.moments, scale)
         return {
             "sd": seen[:, 0].sqrt(),
             "distortion": (change.sum(0) / seen).sqrt().mT.unflatten(0, sizes),
@@ -83,11 +86,11 @@ class LayerForecast:
 
 
 @lru_cache(maxsize=2)
-def turnings(
+def turning_of(
     ropes: tuple[tuple[tuple[float, ...], float], ...], n_distances: tuple[int, ...], d_head: int, device: torch.device
-) -> tuple[Turning, Turning, Turning]:
-    """Return the moments of own turning factors at the first number of distances; of those of all ropes but the first,
-    at all numbers; and of their change from the first. Layers and groups of prompts share them.
+) -> Turning:
+    """Return the moments of own turning factors at the first number of distances, then those of all ropes but the first
+    at all numbers, then those of their change from the first. Layers and groups of prompts share them.
 
     Args:
         ropes: frequencies and scaling, the layer's own first.
@@ -95,7 +98,7 @@ def turnings(
     own, *others = (Rope(torch.tensor(theta, dtype=DOUBLE), scaling=scaling) for theta, scaling in ropes)
     short = Waves.of_ropes([own], n_distances[:1], d_head, device)
     waves, before = (Waves.of_ropes(one, n_distances, d_head, device) for one in (others, [own] * len(others)))
-    return short.turning(), waves.turning(), waves.change_from(before)
+    return Turning.joined([short.turning(), waves.turning(), waves.change_from(before)])
 
 
 def curves_of(data: xr.Dataset, geometries: Mapping[int, LayerGeometry], conditions: Conditions) -> xr.Dataset:

@@ -33,8 +33,9 @@ def rises(run: Run, conditions: Conditions) -> xr.DataArray:
     found = np.full((2, len(conditions.rules), len(tokens), len(selected), len(heads)), np.nan)
     for row, (layer, some) in enumerate(selected.items()):
         own = run.wrapped.layer(layer).geometry.rope
-        both = conditions.changed(own), conditions.elsewhere(own)
-        for change, ropes in enumerate(both if own.rotary_dim else ()):
+        changed = conditions.changed(own)
+        both = [changed, conditions.elsewhere(own, changed)] if own.rotary_dim else []
+        for change, ropes in enumerate(both):
             for place, rope in enumerate(ropes):
                 for head in some:
                     losses = loss if place == 0 else loss_of_head(run, tokens, rope, layer, head)

@@ -31,6 +31,13 @@ class Turning:
     mean: Complex[Tensor, "condition plane"]
     moments: SecondMoments
 
+    @classmethod
+    def joined(cls, parts: Sequence["Turning"]) -> "Turning":
+        """Return the conditions of several, one after the other."""
+        every = ((one.mean, one.moments.plain, one.moments.conjugate) for one in parts)
+        mean, plain, conjugate = (torch.cat(one) for one in zip(*every, strict=True))
+        return cls(mean, SecondMoments(plain, conjugate))
+
     @cached_property
     def of_mean(self) -> SecondMoments:
         return SecondMoments.from_samples(self.mean[:, None])
