@@ -84,7 +84,10 @@ def test_rises_are_those_of_each_head_alone(mini, alice):
     for change, frequencies in (("rule", rule), ("random", elsewhere)):
         losses = token_losses(mini, tokens, with_frequencies(mini, frequencies, heads="2.3")).mean(-1)
         np.testing.assert_allclose(rise.sel(change=change, layer=2, head=3), losses - plain, atol=1e-9)
-    assert not np.isnan(result.own["rho"].sel(rule="ntk 4")).any()
+    heads = rise.sel(change="rule").mean("prompt").to_series()
+    logits = (result.sel(change="rule", rule="ntk 4", times=1)["distortion"] * result.own["sd"]).to_series()
+    found = result.own["rho"].sel(predictor="sd of the change", change="rule", rule="ntk 4", end="value")
+    assert float(found) == pytest.approx(heads.corr(logits, method="spearman"))
 
 
 def test_longer_prompts_say_how_far_the_forecast_is_off(mini, alice):

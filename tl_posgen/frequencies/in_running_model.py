@@ -20,6 +20,7 @@ from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 from tl_posgen.rope.rotation import Rope, rotate
 from tl_posgen.stats.rank_correlation import rank_correlation
 
+PREDICTORS = ("distortion", "sd of the change", "sd of scores")  # the last knows no rule
 OF_SCORES = {"scores": Variable("", dims=(*HEAD, "distance")), "pairs": Variable("", dims=(*HEAD, "distance"))}
 
 
@@ -50,16 +51,18 @@ def loss_of_head(run: Run, tokens: Tensor, rope: Rope, layer: int, head: int) ->
     return run.losses(tokens, hooks).mean(-1)
 
 
-def rank_correlations(distortion: xr.DataArray, rise: xr.DataArray) -> xr.DataArray:
-    """Return Spearman's rho over heads of distortion and the mean rise, with its interval; [change, rule, end]."""
-    by_head = (one.transpose("change", "rule", *HEAD) for one in (distortion, rise.mean("prompt")))
-    x, y = (torch.from_numpy(one.values.copy()).flatten(2) for one in by_head)
-    found = np.full((*x.shape[:2], len(ENDS)), np.nan)
-    for place in np.ndindex(*x.shape[:2]):
-        one = rank_correlation(x[place], y[place])
+def rank_correlations(distortion: xr.DataArray, sd: xr.DataArray, rise: xr.DataArray) -> xr.DataArray:
+    """Return Spearman's rho over heads of the mean rise and each of `PREDICTORS`, with its interval."""
+    rise = rise.mean("prompt")
+    predictors = dict(zip(PREDICTORS, (distortion, distortion * sd, sd), strict=True))
+    alike = xr.broadcast(*predictors.values(), rise)
+    *x, y = (torch.from_numpy(one.transpose("change", "rule", *HEAD).values.copy()).flatten(2) for one in alike)
+    found = np.full((len(x), *y.shape[:2], len(ENDS)), np.nan)
+    for place in np.ndindex(*found.shape[:3]):
+        one = rank_correlation(x[place[0]][place[1:]], y[place[1:]])
         found[place] = one.r, one.low, one.high
-    labels = {"change": rise["change"].values, "rule": rise["rule"].values, "end": list(ENDS)}
-    return xr.DataArray(found, labels, ("change", "rule", "end"))
+    labels = {"predictor": list(PREDICTORS), "change": alike[-1]["change"].values, "rule": alike[-1]["rule"].values}
+    return xr.DataArray(found, {**labels, "end": list(ENDS)}, ("predictor", "change", "rule", "end"))
 
 
 def beyond(run: Run, data: xr.Dataset, conditions: Conditions) -> xr.DataArray:

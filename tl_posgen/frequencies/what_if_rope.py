@@ -17,7 +17,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.forecasts import Conditions, LayerForecast, curves_of
 from tl_posgen.frequencies.hooks import changed_rope, rotary_layers, with_frequencies
-from tl_posgen.frequencies.in_running_model import beyond, rank_correlations, rises
+from tl_posgen.frequencies.in_running_model import PREDICTORS, beyond, rank_correlations, rises
 from tl_posgen.frequencies.numbers.forecast import PARTS
 from tl_posgen.frequencies.rules import Rule, RuleName
 from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
@@ -57,7 +57,8 @@ class WhatIfRope(Measure):
     Prompts longer than `inside` run under each rule in all chosen heads: `error` is the root mean square, over
     distances by number of pairs, of the mean score at a distance less a'(d), in sd(w), below `inside` and beyond.
     check=True runs the first `inside` tokens with one head alone changed, for each rule, head and random change:
-    `rise`, and Spearman's rho over heads of rise and distortion.
+    `rise`, and Spearman's rho over heads of rise and three predictors: distortion; sd(w' - w), in logits, which is what
+    softmax acts on; and sd(w) alone, which knows no rule.
 
     Args:
         rules: of context extension, see `tl_posgen.frequencies.Rule`; "longrope" and "given" take `values`.
@@ -113,7 +114,7 @@ class WhatIfRope(Measure):
             "rise of the loss", "nats", "with this head alone changed", ("change", "rule", "prompt", *HEAD)
         ),
         "rho": Variable(
-            *("Spearman's rho", "", "of rise and distortion over heads", ("change", "rule", "end")), bounds=(-1, 1)
+            *("Spearman's rho", "", "with the rise, over heads", ("predictor", "change", "rule", "end")), bounds=(-1, 1)
         ),
     }
     figures = {
@@ -128,7 +129,7 @@ class WhatIfRope(Measure):
     }
     legend = (
         "random: a random change of the same total angle; moved: share of heads whose mean curve peaks elsewhere; "
-        "overshoot: of mean curves at the longest length, in sd of scores; rho: of distortion and the rise of the loss."
+        "overshoot: of mean curves at the longest length, in sd of scores; rho: of ranks, with the rise of the loss."
     )
     caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
 
@@ -154,10 +155,10 @@ class WhatIfRope(Measure):
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         own = {"change": CHANGES, "rule": list(self.labelled), "times": self.all_times, "part": PARTS}
-        return {**own, "segment": SEGMENTS, "end": ENDS}
+        return {**own, "segment": SEGMENTS, "end": ENDS, "predictor": PREDICTORS}
 
     def usual(self) -> Mapping[str, Any]:
-        return {"change": "rule", "rule": list(self.labelled)[1], "times": 1}
+        return {"change": "rule", "rule": list(self.labelled)[1], "times": 1, "predictor": PREDICTORS[0]}
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "check" or "rise" in data]
@@ -208,7 +209,7 @@ class WhatIfRope(Measure):
             found = found.assign(error=beyond(run, data, conditions))
         if self.check:
             found = found.assign(rise=rises(run, conditions))
-            found["rho"] = rank_correlations(data["distortion"].sel(times=1), found["rise"])
+            found["rho"] = rank_correlations(data["distortion"].sel(times=1), data["sd"], found["rise"])
         return found.assign({name: one.transpose(*self.variables[str(name)].dims) for name, one in found.items()})
 
     # Words
@@ -241,7 +242,7 @@ class WhatIfRope(Measure):
         }
         if "rho" in own:
             columns["rise"] = own.array("rise", rule=None)
-            columns |= {"rho": own.array("rho", rule=None), "rho, random": own.array("rho", rule=None, change="random")}
+            columns |= {f"rho, {name}": own.array("rho", rule=None, predictor=name) for name in PREDICTORS}
         return own.frame(columns, "rule")
 
 
@@ -275,12 +276,12 @@ def drift_sentences(own: Numbers) -> list[str]:
 
 
 def check_sentences(own: Numbers, rules: Sequence[str]) -> list[str]:
-    """Say how well distortion orders heads by the rise of the loss with each alone changed."""
-    parts = []
-    for rule in rules:
-        one, random = (own("rho", rule=rule, change=change) for change in CHANGES)
-        parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
-    return [
-        "Rank correlation over heads of distortion and the rise of the loss with that head alone changed: "
-        f"{'; '.join(parts)}."
-    ]
+    """Say how well forecasts order heads by the rise of the loss with each alone changed."""
+    lines = []
+    for predictor in PREDICTORS:
+        parts = []
+        for rule in rules:
+            one, random = (own("rho", predictor=predictor, rule=rule, change=change) for change in CHANGES)
+            parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
+        lines.append(f"Rank correlation over heads of {predictor} and the rise of the loss: {'; '.join(parts)}.")
+    return lines
