@@ -11,7 +11,7 @@ OPTIONS = {
     "key_cut": {"shares": (0.0, 0.5), "controls": 2},
     "profiles": {"n_repeated": 2, "period": 4, "costs": True},
     "sources": {"terms": ("position", "content"), "check": True},
-    "what_if_rope": {"rules": ("linear",), "factors": (2,), "times": (2,), "inside": 12, "check": True},
+    "what_if_rope": {"rules": ("linear",), "factors": (2,), "times": (2,), "inside": 12},
     "coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
     "token_coupling": {"k": 2, "tokens": (0, -1), "chance_samples": 1},
 }

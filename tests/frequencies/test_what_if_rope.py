@@ -88,6 +88,10 @@ def test_rises_are_those_of_each_head_alone(mini, alice):
     logits = (result.sel(change="rule", rule="ntk 4", times=1)["distortion"] * result.own["sd"]).to_series()
     found = result.own["rho"].sel(predictor="sd of the change", change="rule", rule="ntk 4", end="value")
     assert float(found) == pytest.approx(heads.corr(logits, method="spearman"))
+    points = [trace for trace in result.plot("check").data if trace.name.endswith("rule")]
+    assert sorted(points[0].y) == pytest.approx(sorted(heads))
+    assert "Rank correlation over heads of sd of scores" in result.findings()[-1]
+    assert result.table()["rise"].tolist() == pytest.approx([0, heads.mean()])
 
 
 def test_longer_prompts_say_how_far_the_forecast_is_off(mini, alice):
