@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -94,6 +94,3 @@ class Rule:
         changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
         plain, _ = scaled_frequencies("linear", 1, *where)
         return changed / plain, scaling
-
-
-RULES = get_args(RuleName)
