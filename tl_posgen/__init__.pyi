@@ -1,4 +1,5 @@
 from . import coupling as coupling
+from . import frequencies as frequencies
 from . import joining as joining
 from . import position as position
 from . import prompt as prompt
@@ -16,6 +17,7 @@ from .core.report import Report as Report
 from .core.report import load as load
 from .core.result import Result as Result
 from .errors import PosgenError as PosgenError
+from .frequencies.hooks import with_frequencies as with_frequencies
 from .models.layer_table import check as check
 from .models.loading.load import load_model as load_model
 from .models.loading.random_like import random_like as random_like

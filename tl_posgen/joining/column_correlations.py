@@ -62,6 +62,8 @@ PAIRS = (
     ("r1_k", "cost_head"),
     ("interaction", "cost_head"),
     ("slash_score", "cost_head"),
+)
+LITERATURE_PAIRS = (  # with columns of other papers
     ("slash_score", "concentration_k"),
     ("interaction", "concentration_k"),
     ("slash_score", "positional"),
@@ -106,9 +108,9 @@ def correlations(data: xr.Dataset) -> xr.DataArray:
 
 
 def pairs_of(data: xr.Dataset) -> list[tuple[str, str]]:
-    """Return the pairs of `PAIRS` whose columns were measured."""
+    """Return the pairs of `PAIRS` and `LITERATURE_PAIRS` whose columns were measured."""
     columns = set(data["column"].values)
-    return [pair for pair in PAIRS if set(pair) <= columns]
+    return [pair for pair in (*PAIRS, *LITERATURE_PAIRS) if set(pair) <= columns]
 
 
 def beyond_null(rho: xr.DataArray, scope: str, most: int = 8) -> str:

@@ -1,0 +1,1 @@
+"""Numbers of changed frequencies: tensors in, tensors out."""

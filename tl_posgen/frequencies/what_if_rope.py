@@ -1,0 +1,287 @@
+"""Other frequencies without another run: what a rule makes of every head's scores, forecast from a short prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from torch import Tensor
+
+from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
+from tl_posgen.core.numbers import Number, Numbers
+from tl_posgen.core.options import Count, Each, NonNegative, Within
+from tl_posgen.core.run import Run
+from tl_posgen.core.sums import Sums
+from tl_posgen.errors import InputError
+from tl_posgen.frequencies.forecasts import Conditions, LayerForecast, curves_of
+from tl_posgen.frequencies.hooks import changed_rope, rotary_layers, with_frequencies
+from tl_posgen.frequencies.in_running_model import PREDICTORS, beyond, rank_correlations, rises
+from tl_posgen.frequencies.numbers.forecast import PARTS
+from tl_posgen.frequencies.rules import Rule, RuleName
+from tl_posgen.frequencies.what_if_rope_figures import draw_check, draw_curves
+from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.position.decomposition.numbers.option_checks import MOST_DISTANCES
+from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
+from tl_posgen.position.decomposition.variance import moments_of
+from tl_posgen.report.figures import head_map
+
+CHANGES = ("rule", "random")
+SEGMENTS = ("inside", "beyond")
+AT_LEAST_ONE = Within(1, words="a number, 1 or more")
+Times = Annotated[int | float, AT_LEAST_ONE]
+FORECAST = ("change", "rule", "times", *HEAD)
+OF_CURVE = ("rule", "times", *HEAD)
+NO_TURN = "nothing rotates, so there are no frequencies to change."
+
+
+@dataclass(frozen=True)
+class WhatIfRope(Measure):
+    r"""w'(q, k, d) = s Re sum_m z^q_m conj(z^k_m) u'_m(d), u'_m(d) = scaling^2 e^{i theta'_m d}: scores at theta'.
+
+    What other frequencies of RoPE would do to every head, forecast from short prompts alone: the mean curve a'(d) and
+    where it is highest, the shares of position, content and interaction, and the distortion of scores, at several times
+    the length. Beside each rule a random change of the same total angle. On longer prompts the forecast is compared
+    with scores, and check=True compares it with the loss.
+
+    Scores are bilinear in queries and keys before RoPE, so that moments over the tokens of a short prompt (first token
+    left out) give all of it; no pass runs at other frequencies. distortion = sd(w' - w) / sd(w), both over every query,
+    key and distance, w' - w below `times` x `inside` and w below `inside`, less what is the same for all keys and
+    distances of a query, which softmax does not see. a'(d) is the score of the mean query and the mean key; `overshoot`
+    is how far it leaves the range that a(d) has below `inside`, means removed, in sd(w). A soft cap is not part of w.
+    Other frequencies in earlier layers would change the queries and keys of later ones: the forecast leaves these as
+    they are, so it is one of each head by itself.
+
+    The random change adds the same changes theta' - theta to other planes, in a drawn order, with the rule's scaling.
+    Prompts longer than `inside` run under each rule in all chosen heads: `error` is the root mean square, over
+    distances by number of pairs, of the mean score at a distance less a'(d), in sd(w), below `inside` and beyond.
+    check=True runs the first `inside` tokens with one head alone changed, for each rule, head and random change:
+    `rise`, and Spearman's rho over heads of rise and three predictors: distortion; sd(w' - w), in logits, which is what
+    softmax acts on; and sd(w) alone, which knows no rule.
+
+    Args:
+        rules: of context extension, see `tl_posgen.frequencies.Rule`; "longrope" and "given" take `values`.
+        factors: how many times longer texts each rule is made for; a label such as "yarn 4" has both.
+        times: lengths of the forecast, in units of `inside`; 1 is always among them.
+        inside: tokens of each prompt whose moments count; all of the longest if left out.
+        values: one a plane: what "longrope" divides frequencies by, or the frequencies that are "given".
+        training_length: that rules are told; cfg.n_ctx if left out.
+        check: whether to measure the rise of the loss.
+
+    Raises:
+        InputError: a rule that a layer cannot have; a check of prompts shorter than `inside`.
+        UnsupportedModelError: a model without rotary planes; with check=True, whose scores cannot be replaced.
+
+    Source: ours; rules are those of the papers that `Rule` names.
+
+    Example:
+        >>> short = {"null_seeds": (), "progress": False}
+        >>> result = WhatIfRope(rules=["linear"], factors=[2])("mini", "Down, down, down.", **short)
+        >>> result.sel(rule="linear 2", times=1)["distortion"].dims
+        ('layer', 'head')
+    """
+
+    rules: Annotated[Sequence[RuleName], Each()] = ("linear", "ntk", "yarn", "p_rope")
+    factors: Annotated[Sequence[Times], Each()] = (2, 4)
+    times: Annotated[Sequence[Times], Each()] = (2, 4, 8)
+    inside: Annotated[int, Within(2, MOST_DISTANCES, f"a whole number, 2 to {MOST_DISTANCES}")] | None = None
+    values: Sequence[NonNegative] = ()
+    training_length: Count | None = None
+    check: bool = False
+
+    matrices = 10
+    question = "What would other frequencies do to each head?"
+    variables = {
+        "distortion": Variable(
+            *("distortion", "", "sd(w' - w) / sd(w), as softmax sees it", FORECAST, "distortion", "dist"),
+            interval=True,
+            bounds=(0, np.inf),
+        ),
+        "share": Variable(
+            *("share of what softmax sees", "", "of the variance of w'", (*FORECAST, "part")),
+            interval=True,
+            bounds=(0, 1),
+        ),
+        "sd": Variable("sd(w)", "logits", "as softmax sees it, at the model's own frequencies"),
+        "amplitude": Variable("amplitude", "logits", "|c_m|, c_m = s E q_m conj(E k_m)", (*HEAD, "plane")),
+        "phase": Variable("phase", "radians", "arg c_m: a'(d) = Re sum_m c_m u'_m(d)", (*HEAD, "plane")),
+        "curve": Variable("mean curve", "logits", "a'(d)", ("rule", *HEAD, "distance")),
+        "peak": Variable("peak of the mean curve", "tokens", "argmax of a'(d) below times x inside", OF_CURVE),
+        "overshoot": Variable("overshoot", "", "of a'(d), beyond its range below inside, in sd(w)", OF_CURVE),
+        "error": Variable("error of a'(d)", "", "root mean square, in sd(w)", ("rule", "segment", *HEAD)),
+        "rise": Variable(
+            "rise of the loss", "nats", "with this head alone changed", ("change", "rule", "prompt", *HEAD)
+        ),
+        "rho": Variable(
+            *("Spearman's rho", "", "with the rise, over heads", ("predictor", "change", "rule", "end")), bounds=(-1, 1)
+        ),
+    }
+    figures = {
+        "curves": draw_curves,
+        "map": head_map(
+            *("distortion", ("distortion", {"change": "random"})),
+            title="Distortion",
+            subtitle="sd of the change of scores over sd of scores; beside it, a random change of the same total angle",
+            limits=None,
+        ),
+        "check": draw_check,
+    }
+    legend = (
+        "random: a random change of the same total angle; moved: share of heads whose mean curve peaks elsewhere; "
+        "overshoot: of mean curves at the longest length, in sd of scores; rho: of ranks, with the rise of the loss."
+    )
+    caveats = dict.fromkeys(("absolute", "alibi", "none"), NO_TURN)
+
+    @property
+    def labelled(self) -> Mapping[str, Rule | None]:
+        """Rules by their labels; None for the model's own frequencies, which stand first."""
+        made = [self.rule(name, factor) for name in self.rules for factor in self.factors]
+        return {"unchanged": None} | {one.label: one for one in made}
+
+    def rule(self, name: RuleName, factor: int | float) -> Rule:
+        values = self.values if name in ("longrope", "given") else ()
+        return Rule(name, factor, self.training_length, values)
+
+    @property
+    def all_times(self) -> list[int | float]:
+        return sorted({1, *self.times})
+
+    @property
+    def conditions(self) -> Conditions:
+        """All that is forecast; once `prepare` has filled in the lengths."""
+        assert self.inside is not None
+        return Conditions(self.labelled, self.all_times, self.inside)
+
+    def labels(self) -> Mapping[str, Sequence[Any]]:
+        own = {"change": CHANGES, "rule": list(self.labelled), "times": self.all_times, "part": PARTS}
+        return {**own, "segment": SEGMENTS, "end": ENDS, "predictor": PREDICTORS}
+
+    def usual(self) -> Mapping[str, Any]:
+        return {"change": "rule", "rule": list(self.labelled)[1], "times": 1, "predictor": PREDICTORS[0]}
+
+    def kinds(self, data: xr.Dataset) -> Sequence[str]:
+        return [kind for kind in self.figures if kind != "check" or "rise" in data]
+
+    def requires(self, model: Any) -> None:
+        rotary_layers(model)
+        if self.check:
+            with_frequencies(model, lambda rope: rope)
+
+    def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "WhatIfRope":
+        lengths, n_ctx = [len(row) for row in tokens], int(model.cfg.n_ctx)
+        inside = min(self.inside or max(lengths), max(lengths))
+        if self.check and inside > min(lengths):
+            raise InputError(
+                f"{self.name}: check=True runs {inside} tokens of every prompt, and one has {min(lengths)}; give "
+                "length= to cut all alike, or a smaller inside="
+            )
+        if max(self.times) * inside > MOST_DISTANCES:
+            raise InputError(f"{self.name}: times = {max(self.times)!r}: at most {MOST_DISTANCES:,} tokens in all")
+        whole = replace(self, inside=inside, training_length=self.training_length or n_ctx)
+        for geometry in rotary_layers(model):
+            for rule in list(whole.labelled.values())[1:]:
+                changed_rope(geometry, rule)
+        return whole
+
+    # The passes
+
+    def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
+        assert self.inside is not None
+        if layer.length <= self.inside:
+            return {"moments": layer.once(moments_of)}
+        q, k = layer.q[:, : self.inside], layer.k[:, : self.inside]
+        return {"moments": TripleMoments.from_qk(q, k, layer.geometry.rope, first_token=False)}
+
+    def finish(self, sums: Sums) -> xr.Dataset:
+        found: dict[str, dict[int, Any]] = {}
+        for layer, moments in sums.by_layer("moments").items():
+            forecast = LayerForecast(moments, sums.layers[layer][0], self.conditions)
+            for name, values in forecast.variables().items():
+                found.setdefault(name, {})[layer] = values.cpu().numpy()
+        return xr.Dataset({name: sums.over_layers(name, of) for name, of in found.items()})
+
+    def of_model(self, run: Run) -> xr.Dataset:
+        data, conditions = run.data, self.conditions
+        geometries = {layer: run.wrapped.layer(layer).geometry for layer in data["layer"].values.tolist()}
+        found = curves_of(data, geometries, conditions)
+        if max(map(len, run.rows)) > conditions.inside:
+            found = found.assign(error=beyond(run, data, conditions))
+        if self.check:
+            found = found.assign(rise=rises(run, conditions))
+            found["rho"] = rank_correlations(data["distortion"].sel(times=1), data["sd"], found["rise"])
+        return found.assign({name: one.transpose(*self.variables[str(name)].dims) for name, one in found.items()})
+
+    # Words
+
+    def findings(self, own: Numbers) -> list[str]:
+        rules, longest = list(self.labelled)[1:], self.all_times[-1]
+        parts = [distortion_part(own, rule) for rule in rules]
+        moved = [f"{rule} {moved_share(own, rule).plain:.0%}" for rule in rules]
+        at = {rule: {"rule": rule, "times": longest} for rule in self.labelled}
+        shares = [f"{rule} {own('share', part='position', **labels).plain:.0%}" for rule, labels in at.items()]
+        overshoots = [f"{rule} {own('overshoot', **labels).plain:.2f}" for rule, labels in at.items()]
+        lines = [
+            f"Forecast change of scores within {self.inside} tokens, in standard deviations of scores, mean over "
+            f"heads: {'; '.join(parts)}.",
+            f"Heads whose mean curve peaks elsewhere within {self.inside} tokens: {', '.join(moved)}.",
+            f"At {longest:g} times that length mean curves leave the range that they had, in standard deviations of "
+            f"scores, by {', '.join(overshoots)}; position is of what softmax sees {', '.join(shares)}.",
+        ]
+        return [*lines, *drift_sentences(own), *(check_sentences(own, rules) if "rho" in own else [])]
+
+    def table(self, own: Numbers) -> pd.DataFrame:
+        """Return a row a rule: distortion, peaks that move, overshoot; and how well distortion orders heads by loss."""
+        longest = self.all_times[-1]
+        columns = {
+            "distortion": own.array("distortion", rule=None),
+            "random": own.array("distortion", rule=None, change="random"),
+            "moved": moved(own.array("peak", rule=None)),
+            f"position at {longest:g} times": own.array("share", rule=None, part="position", times=longest),
+            "overshoot": own.array("overshoot", rule=None, times=longest),
+        }
+        if "rho" in own:
+            columns["rise"] = own.array("rise", rule=None)
+            columns |= {f"rho, {name}": own.array("rho", rule=None, predictor=name) for name in PREDICTORS}
+        return own.frame(columns, "rule")
+
+
+def moved(peak: xr.DataArray) -> xr.DataArray:
+    """Return whether the peak of a head is not where it is at the model's own frequencies."""
+    return (peak != peak.sel(rule="unchanged", drop=True)).where(peak.notnull()).astype(float)
+
+
+def moved_share(own: Numbers, rule: str) -> Number:
+    return own.number(moved(own.array("peak", rule=None)).sel(rule=rule))
+
+
+def distortion_part(own: Numbers, rule: str) -> str:
+    """Return the mean distortion by a rule, beside that by a random change and that of random inits."""
+    one, random = (own("distortion", rule=rule, change=change) for change in CHANGES)
+    return f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})"
+
+
+def drift_sentences(own: Numbers) -> list[str]:
+    """Say how far the forecast is from mean scores on longer prompts, if there were any."""
+    if "error" not in own:
+        return []
+    parts = []
+    for rule in own.data["rule"].values:
+        inside, further = (own("error", rule=rule, segment=segment).plain for segment in SEGMENTS)
+        parts.append(f"{rule} {further:.2f} ({inside:.2f})")
+    return [
+        "Mean scores of longer prompts are off the forecast, in standard deviations of scores, beyond that length (and "
+        f"within it) by {', '.join(parts)}; where the first is much larger, moments drift and the forecast fails."
+    ]
+
+
+def check_sentences(own: Numbers, rules: Sequence[str]) -> list[str]:
+    """Say how well forecasts order heads by the rise of the loss with each alone changed."""
+    lines = []
+    for predictor in PREDICTORS:
+        parts = []
+        for rule in rules:
+            one, random = (own("rho", predictor=predictor, rule=rule, change=change) for change in CHANGES)
+            parts.append(f"{rule} {one.with_interval:.2f} (random change {random.plain:.2f}, {one.null:.2f})")
+        lines.append(f"Rank correlation over heads of {predictor} and the rise of the loss: {'; '.join(parts)}.")
+    return lines

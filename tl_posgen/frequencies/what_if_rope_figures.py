@@ -1,0 +1,55 @@
+"""Figures of other frequencies: mean curves before and after, and distortion beside the rise of the loss."""
+
+from typing import Any
+
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_posgen.report.figures import COLOURS, Panels, at_labels, line, model_label, sides
+
+MOST_HEADS = 6
+
+
+def strongest(data: xr.Dataset) -> list[tuple[int, int]]:
+    """Return the heads whose own mean curve stands out most from its mean, in sd of scores, at most 6."""
+    curve = data["curve"].sel(rule="unchanged")
+    swing = ((curve.max("distance") - curve.mean("distance")) / data["sd"]).transpose("layer", "head")
+    return [(int(layer), int(head)) for layer, head in swing.to_series().dropna().nlargest(MOST_HEADS).index]
+
+
+def draw_curves(result: Any) -> go.Figure:
+    """Draw a(d) and a'(d) of the heads with the highest mean curves."""
+    data, heads = result.own, strongest(result.own)
+    panels = Panels([f"L{layer} H{head}" for layer, head in heads], columns=3)
+    for number, (layer, head) in enumerate(heads):
+        one = data["curve"].sel(layer=layer, head=head)
+        for place, rule in enumerate(data["rule"].values):
+            colour = "#111827" if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
+            y = one.sel(rule=rule)
+            panels.add(number, line(one["distance"].values + 1, y.values, str(rule), colour, width=1.2 + (place == 0)))
+    panels.axes("distance + 1", "logits", log_x=True)
+    inside = result.measure.inside
+    panels.figure.add_vline(x=inside, line_dash="dot", line_width=1) if inside and heads else None
+    subtitle = "score of the mean query and mean key by distance, first token left out; dotted: the prompts' length"
+    return panels.finish(f"Mean curves at other frequencies · {model_label(data)}", subtitle)
+
+
+def draw_check(result: Any) -> go.Figure:
+    """Draw the rise of the loss with one head alone changed by its distortion, a panel a rule."""
+    rules = list(result.own["rule"].values)[1:]
+    panels = Panels(rules, columns=4)
+    for side, data, colour in reversed(sides(result)):
+        for change, symbol in (("random", "x"), ("rule", "circle")):
+            at = {"change": change, "times": 1, "rule": None}
+            columns = {name: at_labels(result, data[name], at | {"rule": rules}) for name in ("distortion", "rise")}
+            columns["rise"] = columns["rise"].mean("prompt")
+            heads = xr.Dataset(columns).stack(unit=("layer", "head"))
+            names = [f"L{layer}H{head}" for layer, head in heads["unit"].values]
+            for number, rule in enumerate(rules):
+                one, name = heads.sel(rule=rule), f"{side}, {change}"
+                marker = {"color": colour, "symbol": symbol, "size": 6}
+                points = {"x": one["distortion"].values, "y": one["rise"].values, "text": names, "marker": marker}
+                panels.add(number, go.Scatter(**points, mode="markers", name=name))
+    panels.axes("forecast distortion", "rise of the loss, nats")
+    subtitle = "one head alone changed; a point a head; random: a random change of the same total angle"
+    return panels.finish(f"Distortion and loss · {model_label(result.own)}", subtitle)
