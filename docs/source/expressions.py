@@ -149,8 +149,9 @@ def slash_planes(result: Any) -> Iterator[Entry]:
         high, medium, low = (
             group_mean(own, "bands", "dominant", band=band, **at).value for band in ("high", "medium", "low")
         )
-        share = (high + medium) / (high + medium + low)
-        yield "share_high_and_medium", {"scheme": scheme, "heads": "dominant"}, Number(share)
+        if high + medium + low:  # else nothing rotates
+            share = (high + medium) / (high + medium + low)
+            yield "share_high_and_medium", {"scheme": scheme, "heads": "dominant"}, Number(share)
 
 
 def cone(result: Any) -> Iterator[Entry]:

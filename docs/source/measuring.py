@@ -12,6 +12,7 @@ from numbers_file import NUMBERS, only_shown, read_numbers, short, write_numbers
 from parts import KEPT, MODELS, PARTS, TEXTS
 
 import tl_posgen
+from tl_posgen.core import registry
 from tl_posgen.core.json_values import jsonable
 
 SETTINGS = ("model", "length", "prompts", "seed", "null_seeds", "options")  # of a result's provenance
@@ -69,7 +70,9 @@ def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
 def entry_of(result: Any) -> dict[str, Any]:
     """Return model, prompts, seeds, options of a result, and its numbers: those of its variables, and expressions."""
     entry = {key: result.provenance.get(key) for key in SETTINGS}
-    entry["usual"] = {"tokens": "all", **result.measure.usual()}
+    followed = [one for one in registry.names() if any(str(name).startswith(f"{one}_") for name in result.own)]
+    of_followed = {key: label for one in followed for key, label in registry.measure_from(one).usual().items()}
+    entry["usual"] = {"tokens": "all", **of_followed, **result.measure.usual()}
     numbers = [*result.as_summary(), *expressions_of(result)]
     entry["numbers"] = [{key: one[key] for key in one if one[key] not in (None, [])} for one in numbers]
     if not numbers:  # such as claims, which are words

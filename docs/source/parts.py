@@ -19,8 +19,9 @@ from measure_pages import measured_of_models
 
 import tl_posgen
 from tl_posgen.coupling import TokenCoupling
+from tl_posgen.frequencies import WhatIfRope
 from tl_posgen.joining import Profiles
-from tl_posgen.position import Perturbation, Substitution
+from tl_posgen.position import Perturbation, Substitution, Variance
 from tl_posgen.slash import slash_toy
 from tl_posgen.sources import Sources
 from tl_posgen.stats.beyond_inits import FEWEST_INITS
@@ -351,6 +352,8 @@ OPTIONS = {
     "profiles": Profiles(cost_prompts=4),
     "checked sources": Sources(check=True),
     "writers": Sources(sides=("k", "q"), by="head"),
+    "places": Variance(absolute=True),
+    "forecast": WhatIfRope(factors=(2,), check=True),
 }
 SLASH = ("slash", "slash_planes", "slash_ablation")
 OF_SLASH = (*SLASH, "slash_transfer", "cone")
@@ -374,6 +377,9 @@ SOURCES = {
     "null_seeds": (0, 1, 2),
     "options": repr(OPTIONS["checked sources"]),
 }
+RULED = {"measures": ("rules",), "n_prompts": 8, "null_seeds": (0, 1, 2)}
+PLACES = {"measures": ("places",), "length": 128, "n_prompts": 16, "null_seeds": (0, 1, 2)}
+FORECAST = {"measures": ("forecast",), "n_prompts": 4, "null_seeds": (0,), "options": repr(OPTIONS["forecast"])}
 FOLLOWED = (  # over training, and over training seeds
     {"measure": "plane_interaction", "name": "interaction"},
     *({"measure": "plane_interaction", "name": "rho", "statistic": one} for one in ("diagonal", "estimate", "key_r1")),
@@ -427,6 +433,9 @@ PARTS = {
     ),
     **{f"{name} sources": Part(name, SOURCES, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini writers": Part("mini", {**CUT, "measures": ("writers",), "options": repr(OPTIONS["writers"])}, analysis),
+    **{f"{name} rules": Part(name, RULED, analysis) for name in ("mini", "stories260K", "babyllama105")},
+    **{f"{name} places": Part(name, PLACES, analysis) for name in ("mini", "stories260K", "atome_vanilla_1m")},
+    **{f"{name} forecast": Part(name, FORECAST, analysis) for name in ("mini", "stories260K", "babyllama105")},
     **{f"{name} joining short": Part(name, SHORT, analysis) for name in ("mini", "stories260K", "babyllama105")},
     "mini cloze": Part("mini", {"measures": ("cloze",), "options": repr(OPTIONS["cloze"])}, analysis),
     "mini emergence": Part("mini", {"measures": (*MEASURES, "coupling")}, training),
