@@ -311,7 +311,7 @@ def test_a_whole_prompt_is_not_cut(run, tmp_path, option):
 def test_a_prompt_stands_in_the_place_of_a_text(done, tmp_path):
     words = "Down, down, down. Would the fall never come to an end?"
     done("analyze", "--measures", "three_axis", "--prompt", words)
-    assert tl_posgen.load(tmp_path / "report").provenance["n_prompts"] == 1
+    assert tl_posgen.load(tmp_path / "report").provenance["prompts"] == 1
 
 
 def test_a_path_that_the_system_refuses_is_one_line(refused_at_once):
@@ -416,3 +416,8 @@ def test_indices_are_read_as_written():
 def test_numbers_are_shortened_without_losing_a_digit():
     shown = [short(x) for x in (0.917, -0.5, 10.25, 0.0, 1.0, 100.0004)]
     assert shown == [".917", "-.500", "10.250", ".000", "1.000", "100.000"]
+
+
+def test_the_version_is_that_of_the_package(run):
+    code, printed, _ = run("--version", out=None)
+    assert (code, printed) == (0, f"tl-posgen {tl_posgen.__version__}\n")

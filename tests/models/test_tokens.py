@@ -222,3 +222,13 @@ def test_what_a_measure_holds_counts_where_prompts_are_refused(mini_bridge, monk
             to_prompts(mini_bridge, tokens)
     with pytest.raises(InputError, match=message):
         analyze(mini_bridge, tokens, measures="band_ablation", null_seeds=(), progress=False)
+
+
+def test_a_string_that_names_a_file_is_not_taken_for_its_text(mini, tmp_path, monkeypatch):
+    (tmp_path / "short.txt").write_text("Down, down, down.")
+    monkeypatch.chdir(tmp_path)
+    for name in ("short.txt", str(tmp_path / "short.txt")):
+        with pytest.raises(InputError, match="names a file; give its text"):
+            to_prompts(mini, name)
+    assert len(to_prompts(mini, "Down, down, down.")) == 1
+    assert len(to_prompts(mini, "absent.txt")) == 1

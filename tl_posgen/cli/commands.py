@@ -1,6 +1,7 @@
 """Commands that are no measures: analyses of several, reports side by side, studies, claims."""
 
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,23 @@ TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive")
 READING = tuple(field.name for field in fields(Setup) if field.name not in PAGE)
 
 app.info.cls = Commands
+
+
+def print_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"tl-posgen {version('tl-posgen')}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def general(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How does a language model's attention use position?"""
+
 
 __all__ = ["app"]
 

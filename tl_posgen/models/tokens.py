@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tl_posgen.models.streaming.stream import require_fits
 from tl_posgen.models.wrapped import WrappedModel, wrap
 
 CHARACTERS_PER_TOKEN = 16  # how much of a long text is tokenised at first; four times more when that was not enough
+LONGEST_PATH = 4096  # characters
 MARGIN = 8  # tokens kept away from where a text was cut, because the cut may change the last few
 
 
@@ -55,6 +57,7 @@ def to_prompts(
     """
     wrapped = wrap(model)
     check_numbers(wrapped, length, n_prompts)
+    refuse_file_names(prompts)
     texts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         bos = bos_of(wrapped)
@@ -98,6 +101,16 @@ def check_numbers(model: Model | WrappedModel, length: int | None, n_prompts: in
         raise InputError(f"n_prompts {n_prompts}: one prompt at least")
     if length is not None:
         require_fits(wrap(model), length)
+
+
+def refuse_file_names(prompts: Any) -> None:
+    """Refuse a string that names a file: what stands in the file is meant."""
+    if isinstance(prompts, str) and len(prompts) < LONGEST_PATH and Path(prompts).suffix:
+        is_file = False
+        with suppress(OSError, ValueError):  # a name that the system refuses
+            is_file = Path(prompts).is_file()
+        if is_file:
+            raise InputError(f"{prompts!r} names a file; give its text, pathlib.Path(...).read_text()")
 
 
 def bos_of(model: Model | WrappedModel) -> list[int]:
