@@ -38,6 +38,9 @@ PICTURES = {
     "coupling": Picture("mini claims", "coupling", "map", 720),
     "writers": Picture("mini writers", "sources", "graph", 860),
     "source_curves": Picture("mini writers", "sources", "curves", 1000),
+    "recall": Picture("mini rules", "rules", "recall", 1000),
+    "frequencies": Picture("mini forecast", "what_if_rope", "curves", 1000),
+    "places": Picture("atome_vanilla_1m places", "variance", "places", 1000),
     "alignment": Picture("babyllama105 claims", "coupling", "alignment", 860),
 }
 
