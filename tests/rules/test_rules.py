@@ -11,7 +11,7 @@ from families import FAMILIES, quick_families
 import tl_posgen
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models.loss import losses_of, token_losses
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.rules import HeadRule, Rules, RuleTable, apply_rules
 
@@ -115,6 +115,17 @@ def test_the_plan_keeps_to_epsilon_where_it_was_made_and_is_the_cheapest(result,
         mini, torch.stack(rows), null_seeds=(), progress=False
     )
     assert "all" in whole.own["plan"].values
+
+
+def test_the_plan_keeps_a_metric_from_falling_too(mini, rows):
+    def less(logits, tokens):
+        return -losses_of(logits, tokens)
+
+    found = Rules(rules=["window"], budgets=[3], epsilon=0.05)(
+        mini, torch.stack(rows), metric=less, null_seeds=(), progress=False
+    )
+    assert found.own["rise"].sel(rule="window").mean() < -0.2
+    assert "all" in found.own["plan"].values
 
 
 @pytest.mark.slow

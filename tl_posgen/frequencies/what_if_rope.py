@@ -169,6 +169,8 @@ class WhatIfRope(Measure):
             with_frequencies(model, lambda rope: rope)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "WhatIfRope":
+        if len(self.values) and not {"longrope", "given"} & {*self.rules}:
+            raise InputError(f"{self.name}: values are those of longrope or given, and neither is among its rules")
         lengths, n_ctx = [len(row) for row in tokens], int(model.cfg.n_ctx)
         inside = min(self.inside or max(lengths), max(lengths))
         if self.check and inside > min(lengths):

@@ -66,7 +66,8 @@ class Rules(Measure):
     Args:
         rules: which.
         budgets: keys that each query head may keep.
-        epsilon: nats per token that the plan may cost.
+        epsilon: nats per token that the plan may cost; with a metric in the place of the loss, how far it may move,
+            up or down.
         weights: of the distances over which turns are averaged: "near" 1 / (d + 1), as attention mostly is near;
             "causal", as often as they occur; "uniform".
         alone: the rise of the loss also with the rule in one layer, or one key/value head, alone.
