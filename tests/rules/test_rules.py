@@ -170,6 +170,7 @@ def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path)
         "has a rule already": found | {"heads": found["heads"][:1] * 2},
         "first = 2": found | {"heads": [found["heads"][0] | {"rule": "sinks", "parameters": {"first": 2}}]},
         "calibration = ": found | {"calibration": [1]},
+        "heads = {}": found | {"heads": {}},
     }
     for message, changes in {
         "components": {"mean_queries": [[1.0], [1.0]], "mean_key": [1.0]},
@@ -197,6 +198,13 @@ def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path)
     ):
         with pytest.raises(InputError, match=message):
             apply_rules(mini, result, **options)
+
+
+def test_drawn_keys_are_those_that_were_measured(mini, rows):
+    prompts = torch.stack([row[:16] for row in rows[:2]])
+    found = Rules(rules=["window"], budgets=[3])(mini, prompts, seed=5, null_seeds=(), progress=False)
+    rise = token_losses(mini, prompts[1:], apply_rules(mini, found, 3, "drawn")) - token_losses(mini, prompts[1:])
+    assert float(found.own["rise"].sel(rule="drawn").squeeze()) == pytest.approx(float(rise[:, 3:].mean()), abs=1e-6)
 
 
 def test_bad_prompts_are_refused_before_work(mini, rows):

@@ -122,7 +122,8 @@ class WhatIfRope(Measure):
         "map": head_map(
             *("distortion", ("distortion", {"change": "random"})),
             title="Distortion",
-            subtitle="sd of the change of scores over sd of scores; beside it, a random change of the same total angle",
+            subtitle="rule {rules[0]}, factor {factors[0]:g}: sd of the change of scores over sd of scores; beside it, "
+            "a random change of the same total angle",
             limits=None,
         ),
         "check": draw_check,

@@ -88,8 +88,8 @@ class RuleTable:
     """A rule for each key/value head, for `tl_posgen.apply_rules`.
 
     As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's name
-    and the fingerprint of its weights, the number, length and hash of the prompts. Each of the heads has its layer,
-    key_value_head, query_heads, rule, budget and parameters. A query sees its budget of keys with the largest r_ij
+    and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of drawn keys. Each of
+    the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query sees its budget of keys with the largest r_ij
     (d = i - j, ties to the later key; all where it has no more), for every query head of a key/value head the union:
 
     - all: no budget; every key.
@@ -102,7 +102,7 @@ class RuleTable:
 
     Attributes:
         heads: rules; heads without one see every key.
-        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256".
+        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256", "seed" (of drawn keys).
     """
 
     heads: Sequence[HeadRule]
@@ -131,6 +131,7 @@ class RuleTable:
             if found["format"] != FORMAT:
                 raise InputError(f"{path}: its format is {found['format']!r}; {FORMAT!r} is known")
             require("calibration", found["calibration"], Mapping)
+            require("heads", found["heads"], Sequence[Mapping])
             return cls([HeadRule.from_json(one) for one in found["heads"]], found["calibration"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
@@ -160,7 +161,7 @@ class RuleTable:
             if planned:
                 name = planned if rule is None else rule
                 heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
-        names = ("model", "weights", "prompts", "length", "tokens_sha256")
+        names = ("model", "weights", "prompts", "length", "tokens_sha256", "seed")
         return cls(heads, {name: result.provenance.get(name) for name in names})
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.options import Count, require
+from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
 from tl_posgen.models.layer_table import geometry_of
@@ -69,7 +70,7 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
             "measure rules of this model"
         )
     check_heads(model, table.heads)
-    return hooks_of(model, table.heads)
+    return hooks_of(model, table.heads, check_seed(table.calibration.get("seed", 0)))
 
 
 def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
