@@ -89,8 +89,9 @@ class RuleTable:
 
     As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's name
     and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of drawn keys. Each of
-    the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query sees its budget of keys with the largest r_ij
-    (d = i - j, ties to the later key; all where it has no more), for every query head of a key/value head the union:
+    the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps as many keys as
+    its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it has no more).
+    The query heads of one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.
     - window: r = -d. sinks: the first `first` keys before all, then -d.

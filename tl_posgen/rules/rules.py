@@ -53,9 +53,9 @@ class Rules(Measure):
     with the key where both stand; position_and_content the query with the mean key where both stand, and with the key's
     deviation, turns averaged. Only the last one reads the query.
 
-    Every visible key counts, the first and the query's own too, none is kept for free; a query that sees no more than B
-    keys keeps them all, and does not count. A key/value head keeps the union over its query heads, `kept` keys, and
-    its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
+    No key is kept for free: the first one and the query's own are ranked as all others. A query that sees no more than
+    B keys keeps them all, and is left out of the means. A key/value head keeps the union of what its query heads keep,
+    `kept` keys, and its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
     behind the first B.
 
     The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
