@@ -55,8 +55,8 @@ class Rules(Measure):
 
     No key is kept for free: the first one and the query's own are ranked as all others. A query that sees no more than
     B keys keeps them all, and is left out of the means. A key/value head keeps the union of what its query heads keep,
-    `kept` keys, and its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
-    behind the first B.
+    `kept` keys, and its recall is against as many best keys. Loss: with the rule in every head of the running model,
+    over the tokens behind the first B.
 
     The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
     prompts, or all keys; t is the lowest, by bisection over all recalls that occur, with which the loss on these
