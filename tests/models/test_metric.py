@@ -104,7 +104,7 @@ def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
         (" spectacles and", "tokens of this model"),
         (10**6, "has the ids 0 to"),
         (-1, "has the ids"),
-        (None, "token = None"),
+        (None, "token None"),
         (" the", "one token"),
     ],
 )

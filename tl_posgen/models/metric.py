@@ -6,11 +6,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 from tl_posgen.models.wrapped import wrap
 
@@ -77,7 +77,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         >>> report["loss"].findings()[1]
         "loss: what is called the loss, in nats, is the metric logit of ' and' - ' the'; perplexity is its exponential."
     """
-    require("at", at, int)
+    if not isinstance(at, int):
+        raise InputError(f"at = {at!r}: give a whole number, the position of a token")
     ids = [token_id(model, one) for one in (right, wrong)]
     if ids[0] == ids[1]:
         raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
@@ -94,7 +95,6 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
 
 def token_id(model: Any, token: str | int) -> int:
     """Return the id of one token, checked."""
-    require("token", token, int | str)
     wrapped = wrap(model)
     if isinstance(token, str):
         if wrapped.model.tokenizer is None:
@@ -104,7 +104,7 @@ def token_id(model: Any, token: str | int) -> int:
             raise InputError(f"{token!r} is {len(found)} tokens of this model; give text that is one token, or its id")
         token = int(found[0])
     n = wrapped.model.cfg.d_vocab
-    if not 0 <= token < n:
+    if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n:
         raise InputError(f"token {token!r}: this model has the ids 0 to {n - 1}")
     return int(token)
 
