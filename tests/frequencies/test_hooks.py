@@ -1,5 +1,7 @@
 """Models under other frequencies: against models whose config has them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from families import FAMILIES, quick_families
@@ -65,6 +67,10 @@ def test_numbers_of_ones_own(mini):
         (lambda rope: Rope(), r"\[0\] values for 16"),
         ("linear 2", "give a Rule"),
         ([float("nan")] * 16, "finite"),
+        ([True] * 16, "give a Rule"),
+        (torch.ones(16, dtype=torch.complex64), "give a Rule"),
+        (lambda rope: replace(rope, scaling=float("nan")), "a scaling of nan"),
+        (Rule("ntk", 1e300), "too large"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

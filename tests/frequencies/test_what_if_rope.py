@@ -72,6 +72,7 @@ def test_a_peak_moves_by_the_factor_of_interpolation(mini, alice):
     assert (before > 0).any()
 
 
+@pytest.mark.slow
 def test_rises_are_those_of_each_head_alone(mini, alice):
     tokens = torch.stack(list(WhatIfRope().prompt_tokens(mini, alice, 24, 2)))
     result = WhatIfRope(rules=["ntk"], factors=[4], times=[2], check=True)(mini, tokens, **QUIET)
@@ -131,6 +132,7 @@ def test_moments_are_those_of_the_short_prompt(mini, alice):
     [
         ({"rules": ["given"], "values": [1.0, 0.5]}, r"layer 0: given: \[2\] values for 16 RoPE planes"),
         ({"rules": ["longrope"]}, "needs one value a plane"),
+        ({"rules": ["linear"], "values": [1.0]}, "neither is among its rules"),
         ({"factors": [0.5]}, "a number, 1 or more"),
         ({"rules": ["dynamic"]}, "one of 'linear'"),
         ({"times": [10**6]}, "tokens in all"),
@@ -159,3 +161,8 @@ def test_layers_without_rope_stay_as_they_are(family_model):
     still = [layer for layer in data["layer"].values if (data["distortion"].sel(layer=layer) == 0).all()]
     assert len(still) == 1
     assert (data["rise"].sel(layer=still[0]).fillna(0) == 0).all()
+
+
+def test_factors_that_are_nearly_alike_have_labels_of_their_own():
+    labels = list(WhatIfRope(rules=["linear"], factors=[2, 2.0000001], inside=8).labelled)
+    assert labels == ["unchanged", "linear 2", "linear 2.0000001"]

@@ -12,6 +12,7 @@ from tl_posgen.slash import BandAblation
 
 TEXT = "The White Rabbit put on his spectacles and looked at the King, and the King at the Queen. " * 3
 CUT = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
+THIRDS = BandAblation(schemes=("thirds",))
 
 
 def doubled(logits, tokens):
@@ -26,12 +27,13 @@ def last_logit(logits, tokens):
 @pytest.mark.parametrize(
     ("measure", "names"),
     [
-        (BandAblation(), ["loss"]),
-        (
+        (THIRDS, ["loss"]),
+        pytest.param(
             Perturbation(ratios=(0, 0.5), conditions=("tokens", "positions"), reaches=("uniform",), n_cloze=4),
             ["change"],
+            marks=pytest.mark.slow,
         ),
-        (Substitution(search=False), ["loss"]),
+        pytest.param(Substitution(search=False), ["loss"], marks=pytest.mark.slow),
     ],
 )
 def test_every_value_of_the_loss_is_that_of_the_metric(mini, measure, names):
@@ -51,12 +53,12 @@ def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
 
 
 def test_titles_sentences_and_provenance_name_the_metric(mini):
-    result = BandAblation()(mini, TEXT, metric=doubled, **{**CUT, "null_seeds": (0,)})
+    result = THIRDS(mini, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"
     assert "metric doubled" in result.findings()[-1]
     for kind in result.kinds:
         assert "loss = doubled" in result.plot(kind).layout.title.text
-    assert "metric" not in BandAblation()(mini, TEXT, **CUT).provenance
+    assert "metric" not in THIRDS(mini, TEXT, heads=["1.2"], **CUT).provenance
 
 
 def test_the_loss_comes_back_after_an_error(mini):
@@ -76,6 +78,7 @@ def test_the_loss_comes_back_after_an_error(mini):
         (lambda logits, tokens: logits, r"metric '<lambda>': gives \(1, 32, \d+\) for 1 prompts of 32 tokens"),
         (lambda logits, tokens: 0.5, "gives float"),
         (Metric("nothing", lambda logits, tokens: torch.full((len(logits),), torch.nan)), "not finite"),
+        (lambda logits, tokens: tokens[:, 1:] * 1j, "complex"),
     ],
 )
 def test_bad_metrics_are_refused(mini, metric, message):
@@ -94,10 +97,22 @@ def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
         tl_posgen.compare(known, other)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("token", "message"),
-    [(" spectacles and", "tokens of this model"), (10**6, "has the ids 0 to"), (-1, "has the ids")],
+    [
+        (" spectacles and", "tokens of this model"),
+        (10**6, "has the ids 0 to"),
+        (-1, "has the ids"),
+        (None, "token None"),
+        (" the", "one token"),
+    ],
 )
 def test_logit_difference_refuses_what_is_not_a_token(mini, token, message):
     with pytest.raises(InputError, match=message):
         tl_posgen.logit_difference(mini, token, " the")
+
+
+def test_only_what_has_a_loss_says_that_it_is_a_metric(mini):
+    found = tl_posgen.analyze(mini, TEXT, measures=["loss", "mean_key"], metric=doubled, **CUT)
+    assert ["is the metric" in " ".join(found[name].warnings) for name in ("loss", "mean_key")] == [True, False]

@@ -116,7 +116,8 @@ class Result:
             )
         if hooks := self.provenance.get("fwd_hooks"):
             found.append(f"{self.name}: measured under hooks, the random inits too: {', '.join(hooks)}.")
-        if metric := self.provenance.get("metric"):
+        metric = self.provenance.get("metric")
+        if metric and any("nats" in one.unit for one in self.measure.variables.values()):
             found.append(
                 f"{self.name}: what is called the loss, in nats, is the metric {metric}; perplexity is its exponential."
             )

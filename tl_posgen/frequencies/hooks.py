@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
+from tl_posgen.core.options import Positive, fits
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.frequencies.numbers.changed_frequencies import one_a_plane
 from tl_posgen.frequencies.rules import Rule
@@ -36,7 +37,7 @@ def with_frequencies(model: Model, frequencies: Frequencies, *, layers: Layers =
 
     Raises:
         InputError: another number of frequencies than a chosen layer has planes; a function that gives no `Rope` of
-            that many.
+            that many, or one whose scaling is not above 0.
         UnsupportedModelError: see `replace_scores`; also if no chosen layer has RoPE.
 
     Source: ours; the rules are those of the papers that `Rule` names.
@@ -88,6 +89,8 @@ def changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:
             theta = rope.inv_freq
         else:
             rope, theta = own, as_numbers(frequencies)
+        if not fits(rope.scaling, Positive):
+            raise InputError(f"frequencies gave a scaling of {rope.scaling!r}: give a number above 0")
         return replace(rope, inv_freq=one_a_plane(theta, own, "frequencies"), pairing=own.pairing)
     except InputError as error:
         raise InputError(f"layer {geometry.layer}: {error}") from error
@@ -96,6 +99,9 @@ def changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:
 def as_numbers(frequencies: Any) -> Tensor:
     """Return numbers of the user's as a tensor."""
     try:
-        return torch.as_tensor(frequencies, dtype=DOUBLE)
+        found = torch.as_tensor(frequencies)
+        if found.dtype == torch.bool or found.is_complex():
+            raise TypeError
+        return found.to(DOUBLE)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"frequencies={frequencies!r}: give a Rule, one number a plane, or a function") from error

@@ -68,7 +68,7 @@ class Rule:
     @property
     def label(self) -> str:
         """Its name as a label: "yarn 4"; "given" has no factor."""
-        return self.name if self.name == "given" else f"{self.name} {self.factor:g}"
+        return self.name if self.name == "given" else f"{self.name} {self.factor:.12g}"
 
     def __call__(self, rope: Rope) -> Rope:
         """Return the frequencies and the scaling of a layer under the rule; a layer without planes as it is."""
@@ -91,6 +91,9 @@ class Rule:
         if self.training_length is None and name not in ("linear", "ntk"):
             raise InputError(f"{name} depends on the training length: give Rule({name!r}, training_length=...)")
         where = rope.rotary_dim, base, self.training_length or 2**20
-        changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
+        try:
+            changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
+        except OverflowError as error:
+            raise InputError(f"{name}: factor = {self.factor!r} is too large to compute with") from error
         plain, _ = scaled_frequencies("linear", 1, *where)
         return changed / plain, scaling

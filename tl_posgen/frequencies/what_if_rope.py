@@ -122,7 +122,8 @@ class WhatIfRope(Measure):
         "map": head_map(
             *("distortion", ("distortion", {"change": "random"})),
             title="Distortion",
-            subtitle="sd of the change of scores over sd of scores; beside it, a random change of the same total angle",
+            subtitle="rule {rules[0]}, factor {factors[0]:g}: sd of the change of scores over sd of scores; beside it, "
+            "a random change of the same total angle",
             limits=None,
         ),
         "check": draw_check,
@@ -169,6 +170,8 @@ class WhatIfRope(Measure):
             with_frequencies(model, lambda rope: rope)
 
     def prepare(self, model: Any, tokens: Sequence[Tensor]) -> "WhatIfRope":
+        if len(self.values) and not {"longrope", "given"} & {*self.rules}:
+            raise InputError(f"{self.name}: values are those of longrope or given, and neither is among its rules")
         lengths, n_ctx = [len(row) for row in tokens], int(model.cfg.n_ctx)
         inside = min(self.inside or max(lengths), max(lengths))
         if self.check and inside > min(lengths):

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class Metric:
         """Return the values in float64, that of a whole prompt at each of its targets.
 
         Raises:
-            InputError: values of another shape, or not finite.
+            InputError: values of another shape, not finite, or complex.
         """
         found, (n, length) = self.value(logits, tokens), tokens.shape
         if not isinstance(found, Tensor) or found.shape not in ((n,), (n, length - 1)):
@@ -51,8 +52,8 @@ class Metric:
                 f"metric {self.name!r}: gives {shape} for {n} prompts of {length} tokens; give [{n}] or "
                 f"[{n}, {length - 1}], a value a prompt or a predicted token"
             )
-        if not bool(found.isfinite().all()):
-            raise InputError(f"metric {self.name!r}: gives values that are not finite")
+        if found.is_complex() or not bool(found.isfinite().all()):
+            raise InputError(f"metric {self.name!r}: gives values that are not finite, or complex")
         return double(found.reshape(n, -1)).expand(n, length - 1)
 
 
@@ -63,7 +64,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         right, wrong: ids, or text that is one token of the model's tokenizer, such as " Mary".
 
     Raises:
-        InputError: text that is not one token; ids that the model lacks.
+        InputError: text that is not one token; ids that the model lacks; one token twice; later, when the model is
+            judged: a prompt without a position `at`.
 
     Example:
         >>> from tl_posgen import analyze, load_model
@@ -75,7 +77,12 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         >>> report["loss"].findings()[1]
         "loss: what is called the loss, in nats, is the metric logit of ' and' - ' the'; perplexity is its exponential."
     """
+    if not isinstance(at, int):
+        raise InputError(f"at = {at!r}: give a whole number, the position of a token")
     ids = [token_id(model, one) for one in (right, wrong)]
+    if ids[0] == ids[1]:
+        raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
+    names = [one if isinstance(one, str) else int(one) for one in (right, wrong)]
 
     def difference(logits: Tensor, tokens: Tensor) -> Tensor:
         if not -tokens.shape[1] <= at < tokens.shape[1]:
@@ -83,7 +90,7 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         pair = double(logits[:, at, ids])
         return pair[:, 0] - pair[:, 1]
 
-    return Metric(f"logit of {right!r} - {wrong!r}", difference)
+    return Metric(f"logit of {names[0]!r} - {names[1]!r}", difference)
 
 
 def token_id(model: Any, token: str | int) -> int:
@@ -97,9 +104,9 @@ def token_id(model: Any, token: str | int) -> int:
             raise InputError(f"{token!r} is {len(found)} tokens of this model; give text that is one token, or its id")
         token = int(found[0])
     n = wrapped.model.cfg.d_vocab
-    if isinstance(token, bool) or not 0 <= token < n:
+    if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n:
         raise InputError(f"token {token!r}: this model has the ids 0 to {n - 1}")
-    return token
+    return int(token)
 
 
 CHOSEN: ContextVar[Metric | None] = ContextVar("CHOSEN", default=None)

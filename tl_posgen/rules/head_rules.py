@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pandas as pd
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE
 from tl_posgen.core.files import write_whole
+from tl_posgen.core.options import Count, Each, fits, require
 from tl_posgen.errors import InputError
 from tl_posgen.rules.numbers.rule_scores import N_SINKS, PREDICTING, RULES, Means, Rule, Weights
 
@@ -41,6 +42,13 @@ class HeadRule:
     budget: int | None
     means: Means | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what no hook could impose."""
+        if self.rule != ALL and not fits(self.budget, Count):
+            raise InputError(f"budget {self.budget!r} of {self.rule}: give a whole number, 1 or more")
+        if self.rule in PREDICTING and self.means is None:
+            raise InputError(f"{self.rule}: needs mean queries and a mean key, and has none")
+
     def as_json(self) -> dict[str, Any]:
         """Return its entry in the file of a table; see `RuleTable`."""
         parameters: dict[str, Any] = {"first": N_SINKS} if self.rule == "sinks" else {}
@@ -53,22 +61,26 @@ class HeadRule:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "HeadRule":
         """Return the rule of an entry."""
-        rule, budget, heads = entry["rule"], entry["budget"], tuple(entry["query_heads"])
+        rule, heads, found = entry["rule"], entry["query_heads"], entry["parameters"]
         if rule not in (*RULES, *REFERENCES, ALL):
             raise InputError(f"rule {rule!r}: choose from {', '.join((*RULES, *REFERENCES, ALL))}")
-        if rule != ALL and (not isinstance(budget, int) or budget < 1):
-            raise InputError(f"budget {budget!r} of {rule}: give a whole number, 1 or more")
-        means, found = None, entry["parameters"]
+        for name, kind in {"layer": int, "key_value_head": int, "budget": int | None}.items():
+            require(name, entry[name], kind)
+        require("query_heads", heads, Annotated[Sequence[int], Each()])
+        if rule == "sinks" and found["first"] != N_SINKS:
+            raise InputError(f"sinks: first = {found['first']!r}: the first {N_SINKS} keys are known")
+        means = None
         if rule in PREDICTING:
             q, k = (torch.tensor(found[name], dtype=DOUBLE) for name in ("mean_queries", "mean_key"))
-            if q.shape != (len(heads), *k.shape):
+            if k.ndim != 1 or q.shape != (len(heads), len(k)) or not (q + k).isfinite().all():
                 raise InputError(
-                    f"{rule}: mean queries {list(q.shape)} and mean key {list(k.shape)} of {len(heads)} heads"
+                    f"{rule}: mean queries {list(q.shape)} and mean key {list(k.shape)} of {len(heads)} heads; give a "
+                    "row of finite numbers for each head, and one row"
                 )
-            if found["weights"] not in get_args(Weights):
-                raise InputError(f"weights {found['weights']!r}: choose from {', '.join(get_args(Weights))}")
-            means = Means(q, k.expand(len(heads), -1), int(found["n_distances"]), found["weights"])
-        return cls(entry["layer"], entry["key_value_head"], heads, rule, budget, means)
+            require("n_distances", found["n_distances"], Count)
+            require("weights", found["weights"], Weights)
+            means = Means(q, k.expand(len(heads), -1), found["n_distances"], found["weights"])
+        return cls(entry["layer"], entry["key_value_head"], tuple(heads), rule, entry["budget"], means)
 
 
 @dataclass(frozen=True)
@@ -76,9 +88,10 @@ class RuleTable:
     """A rule for each key/value head, for `tl_posgen.apply_rules`.
 
     As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's name
-    and the fingerprint of its weights, the number, length and hash of the prompts. Each of the heads has its layer,
-    key_value_head, query_heads, rule, budget and parameters. A query sees its budget of keys with the largest r_ij
-    (d = i - j, ties to the later key; all where it has no more), for every query head of a key/value head the union:
+    and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of drawn keys. Each of
+    the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps as many keys as
+    its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it has no more).
+    The query heads of one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.
     - window: r = -d. sinks: the first `first` keys before all, then -d.
@@ -90,7 +103,7 @@ class RuleTable:
 
     Attributes:
         heads: rules; heads without one see every key.
-        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256".
+        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256", "seed" (of drawn keys).
     """
 
     heads: Sequence[HeadRule]
@@ -118,6 +131,8 @@ class RuleTable:
             found = json.loads(Path(path).read_text())
             if found["format"] != FORMAT:
                 raise InputError(f"{path}: its format is {found['format']!r}; {FORMAT!r} is known")
+            require("calibration", found["calibration"], Mapping)
+            require("heads", found["heads"], Sequence[Mapping])
             return cls([HeadRule.from_json(one) for one in found["heads"]], found["calibration"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
@@ -147,7 +162,7 @@ class RuleTable:
             if planned:
                 name = planned if rule is None else rule
                 heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
-        names = ("model", "weights", "prompts", "length", "tokens_sha256")
+        names = ("model", "weights", "prompts", "length", "tokens_sha256", "seed")
         return cls(heads, {name: result.provenance.get(name) for name in names})
 
 

@@ -11,14 +11,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_posgen.core.options import Count, require
+from tl_posgen.core.random_inits import check_seed
 from tl_posgen.errors import InputError
 from tl_posgen.hooks.replace_scores import HookList, RowByRow, replace_scores
+from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint
+from tl_posgen.models.selection import select_heads
 from tl_posgen.rules.head_rules import ALL, HeadRule, RuleTable
 from tl_posgen.rules.numbers.kept_keys import kept_keys
-from tl_posgen.rules.numbers.rule_scores import Means, distances_of, drawn_scores, rule_scores
+from tl_posgen.rules.numbers.rule_scores import PREDICTING, Means, distances_of, drawn_scores, rule_scores
 
 Table = Any  # a RuleTable, a result of `rules`, or a path
 
@@ -66,7 +69,8 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
             f"rules: calibrated on {table.calibration.get('model')}, weights {wanted}, and this model's are {found}; "
             "measure rules of this model"
         )
-    return hooks_of(model, table.heads)
+    check_heads(model, table.heads)
+    return hooks_of(model, table.heads, check_seed(table.calibration.get("seed", 0)))
 
 
 def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
@@ -76,6 +80,22 @@ def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
             raise InputError("budget and rule choose from a result; a table has its own: leave them out")
         return table if isinstance(table, RuleTable) else RuleTable.from_json(table)
     return RuleTable.from_result(table, budget, rule)
+
+
+def check_heads(model: Model, rules: Sequence[HeadRule]) -> None:
+    """Refuse rules of heads that a model lacks, that read other keys than the rule says, or that have two rules."""
+    seen: set[tuple[int, int]] = set()
+    for one in rules:
+        (geometry,) = geometry_of(model, [one.layer])
+        select_heads(model, None, [(one.layer, head) for head in one.heads])
+        place = f"rule of layer {one.layer}, key/value head {one.key_value_head}"
+        if any(geometry.key_head(head) != one.key_value_head for head in one.heads):
+            raise InputError(f"{place}: query heads {list(one.heads)} do not read it")
+        if not seen.isdisjoint(every := {(one.layer, head) for head in one.heads}):
+            raise InputError(f"{place}: one of the query heads {list(one.heads)} has a rule already; give it one")
+        seen |= every
+        if one.rule in PREDICTING and one.means is not None and one.means.q.shape[1] != geometry.d_head:
+            raise InputError(f"{place}: its means have {one.means.q.shape[1]} components, and heads {geometry.d_head}")
 
 
 def hooks_of(model: Model, rules: Sequence[HeadRule], seed: int = 0) -> HookList:

@@ -53,10 +53,10 @@ class Rules(Measure):
     with the key where both stand; position_and_content the query with the mean key where both stand, and with the key's
     deviation, turns averaged. Only the last one reads the query.
 
-    Every visible key counts, the first and the query's own too, none is kept for free; a query that sees no more than B
-    keys keeps them all, and does not count. A key/value head keeps the union over its query heads, `kept` keys, and
-    its recall is against as many best keys. Loss: with the rule in every head of the running model, over the tokens
-    behind the first B.
+    No key is kept for free: the first one and the query's own are ranked as all others. A query that sees no more than
+    B keys keeps them all, and is left out of the means. A key/value head keeps the union of what its query heads keep,
+    `kept` keys, and its recall is against as many best keys. Loss: with the rule in every head of the running model,
+    over the tokens behind the first B.
 
     The plan: at a threshold t each key/value head has the cheapest rule whose union recalls t on the calibrating
     prompts, or all keys; t is the lowest, by bisection over all recalls that occur, with which the loss on these
@@ -66,7 +66,8 @@ class Rules(Measure):
     Args:
         rules: which.
         budgets: keys that each query head may keep.
-        epsilon: nats per token that the plan may cost.
+        epsilon: nats per token that the plan may cost; with a metric in the place of the loss, how far it may move,
+            up or down.
         weights: of the distances over which turns are averaged: "near" 1 / (d + 1), as attention mostly is near;
             "causal", as often as they occur; "uniform".
         alone: the rise of the loss also with the rule in one layer, or one key/value head, alone.

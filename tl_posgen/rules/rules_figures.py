@@ -24,11 +24,12 @@ def draw_recall(result: Any) -> go.Figure:
             names = head_names(points["unit"].values) * len(rules)
             x = np.repeat([rule.replace("_", " ") for rule in rules], points.sizes["unit"])
             dots = go.Box(x=x, y=points.values.ravel(), text=names, name=side, boxpoints="all", pointpos=0, jitter=0.6)
-            dots.update(marker={"color": colour, "size": 4}, line={"width": 0}, fillcolor="rgba(0,0,0,0)")
+            dots.update(marker={"color": colour, "size": 4}, line={"width": 0}, fillcolor=f"{colour}40")
             panels.add(number, dots)
     panels.axes("", "recall").figure.update_layout(boxmode="group").update_yaxes(range=[0, 1.03])
     subtitle = (
-        "attention in a rule's keys / attention in as many best keys, on prompts it was not calibrated on; a dot a head"
+        "attention in the keys that a rule keeps / attention in as many best keys, on prompts it was not calibrated "
+        "on; a dot a head, the boxes are quartiles"
     )
     return panels.finish(f"Recall of rules · {model_label(result.own)}", subtitle)
 

@@ -14,6 +14,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.hooks.replace_scores import HookList
 from tl_posgen.models.layers.capture import LayerCapture
+from tl_posgen.models.metric import CHOSEN
 from tl_posgen.rules.calibration import calibrate
 from tl_posgen.rules.head_rules import ALL, HeadRule
 from tl_posgen.rules.hooks import hooks_of
@@ -152,7 +153,8 @@ class Trial:
         while low < high:
             middle = (low + high) // 2
             losses = self.losses(self.even, hooks_of(self.run.model, planned(middle), self.run.seed))[number]
-            if np.nanmean(losses - untouched) <= self.measure.epsilon:
+            rise = np.nanmean(losses - untouched)
+            if (rise if CHOSEN.get() is None else abs(rise)) <= self.measure.epsilon:
                 high = middle
             else:
                 low = middle + 1

@@ -10,8 +10,8 @@ import xarray as xr
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, at_labels, line, model_label, sides, thinned
 
 N_CURVES, N_HEADS = 6, 12  # heads shown
-LEAST_SHARE = 0.1  # of an arrow
-MLP, BIAS = -1.5, -2.5  # rows of what is no head
+LEAST_SHARE = 0.1  # of a line
+ATTENTION, MLP, BIAS = -0.8, -1.6, -2.4  # rows of what is no head
 
 
 def strongest(result: Any, n: int) -> list[tuple[int, int]]:
@@ -26,7 +26,7 @@ def draw_curves(result: Any) -> go.Figure:
     heads = strongest(result, N_CURVES)
     panels = Panels([f"L{layer}H{head}" for layer, head in heads], columns=3, row_height=260)
     data = thinned(result.own[["curve", "whole_curve", "pair_sources"]])
-    distance, colours = data["distance"].values, dict[str, str]()
+    distance, styles = data["distance"].values + 1, dict[str, tuple[str, str]]()
     for panel, (layer, head) in enumerate(heads):
         one = data.sel(layer=layer, head=head)
         panels.add(panel, line(distance, one["whole_curve"].values, "all sources", "black", width=2.4))
@@ -35,15 +35,20 @@ def draw_curves(result: Any) -> go.Figure:
             panels.add(panel, line(distance, null["whole_curve"].values, "random init, all sources", NULL_COLOUR))
         for pair, name in enumerate(one["pair_sources"].values):
             if name:
-                colour = colours.setdefault(str(name), COLOURS[len(colours) % len(COLOURS)])
-                panels.add(panel, line(distance, one["curve"].values[pair], str(name), colour, dash="dash"))
-    subtitle = "score of the mean query and mean key less its mean over distances; dashed: query source · key source"
-    figure = panels.axes("distance", "logits").finish(f"Curves of sources · {model_label(result.own)}", subtitle)
+                colour, dash = styles.setdefault(str(name), style_of(len(styles)))
+                panels.add(panel, line(distance, one["curve"].values[pair], str(name), colour, dash=dash))
+    subtitle = "score of the mean query and mean key less its mean over distances; broken: query source · key source"
+    figure = panels.axes("distance + 1", "logits").finish(f"Curves of sources · {model_label(result.own)}", subtitle)
     return figure.update_xaxes(type="log")
 
 
+def style_of(number: int) -> tuple[str, str]:
+    """Return a colour and a dash that no other of the first 24 pairs has."""
+    return COLOURS[number % len(COLOURS)], ("dash", "dot", "dashdot")[number // len(COLOURS) % 3]
+
+
 def draw_graph(result: Any) -> go.Figure:
-    """Draw an arrow from each source to each head whose term it writes a share of, the width by the share."""
+    """Draw a line from each source to each head whose term it writes a share of, the width by the share."""
     both = [(side, data) for side, data, _ in sides(result)]
     panels, heads = Panels([side for side, _ in both], columns=1, row_height=420), strongest(result, N_HEADS)
     for number, (_, data) in enumerate(both):
@@ -51,19 +56,23 @@ def draw_graph(result: Any) -> go.Figure:
         for layer, head in heads:
             of_head = shares.sel(layer=layer, head=head).dropna("source")
             panels.add(number, *arrows(of_head, (layer, head)))
-        names = [name for name in shares["source"].values.tolist() if name.endswith("MLP") or "H" in name]
-        places = [*map(place_of, ["embed", *names]), *heads]
-        marks = ["embed", *names, *(f"L{layer}H{head}" for layer, head in heads)]
+        names = shares["source"].values.tolist()
+        places = [*map(place_of, names), *heads]
+        marks = [*names, *(f"L{layer}H{head}" for layer, head in heads)]
         xs, ys = zip(*places, strict=True)
         style = {"mode": "markers", "marker": {"size": 9, "color": "black"}, "name": None, "showlegend": False}
         panels.add(number, go.Scatter(x=xs, y=ys, text=marks, hoverinfo="text", **style))
     layers, rows = [sorted({int(one) for one in result.own[dim].values}) for dim in ("layer", "head")]
-    ticks = {"tickvals": [MLP, BIAS, *rows], "ticktext": ["MLP", "bias", *map(str, rows)]}
+    ticks = {
+        "tickvals": [ATTENTION, MLP, BIAS, *rows],
+        "ticktext": ["attention", "MLP", "bias", *map(str, rows)],
+    }
     panels.axes("layer", "head").figure.update_yaxes(**ticks).update_xaxes(tickvals=[-0.6, *range(max(layers) + 1)])
     panels.figure.update_xaxes(ticktext=["embed", *map(str, range(max(layers) + 1))])
     words = {"k": "keys", "q": "queries"}[result.measure.usual()["side"]]
     subtitle = (
-        f"arrows: shares of at least {LEAST_SHARE:.0%}; red: negative; the {len(heads)} heads with the largest E w^2"
+        f"from each source to the {len(heads)} heads whose scores have most of it: shares of at least "
+        f"{LEAST_SHARE:.0%}, the width by the share; red: negative"
     )
     title = f"Who writes {result.measure.usual()['term']}, through {words} · {model_label(result.own)}"
     return panels.finish(title, subtitle)
@@ -91,12 +100,14 @@ def place_of(source: str) -> tuple[float, float]:
     """Return where a source stands: heads at their layer and number, what is no head below them, behind its layer.
 
     Example:
-        >>> place_of("L1H3"), place_of("L0 MLP"), place_of("embed + L0 MLP"), place_of("b_K")
-        ((1.0, 3.0), (0.4, -1.5), (-0.6, 0.0), (-0.6, -2.5))
+        >>> place_of("L1H3"), place_of("L0 MLP"), place_of("embed + L0 MLP"), place_of("pos_embed"), place_of("b_K")
+        ((1.0, 3.0), (0.4, -1.6), (-0.6, 0.0), (-0.6, 1.0), (-0.6, -2.4))
     """
     head = re.fullmatch(r"L(\d+)H(\d+)", source)
     if head:
         return float(head[1]), float(head[2])
     layer = re.match(r"L(\d+) ", source)
-    row = 0.0 if source.startswith("embed") or source.endswith("attention") else MLP if source.endswith("MLP") else BIAS
+    rows = {"embed": 0.0, "embed + L0 MLP": 0.0, "pos_embed": 1.0}
+    row = next((row for word, row in (("attention", ATTENTION), ("MLP", MLP)) if source.endswith(word)), BIAS)
+    row = rows.get(source, row)
     return (float(layer[1]) + 0.4 if layer else -0.6), row

@@ -74,7 +74,10 @@ def draw_shares(result: Any) -> go.Figure:
 
 def draw_places(result: Any) -> go.Figure:
     """Draw the shares that the key's place has in content and interaction of every head, beside what takes none."""
-    subtitle = "of all variance, q left out; dark: by where the key stands, light: by what it is; blue: d + qd"
+    subtitle = (
+        "shares of the variance of scores; the query's own is not shown, as softmax does not see it; dark: where the "
+        "key stands; light: what the key is"
+    )
     colours: dict[str, Any] = {"position": (COLOURS["d"], {"part": list(PARTS["position"])})}
     for part, dark, light in (("content", "#1f6b45", COLOURS["qk"]), ("interaction", "#a8431a", COLOURS["qkd"])):
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
