@@ -1,5 +1,6 @@
 """examples/interaction_penalty: the penalty is the interaction of `variance`, differences are paired by seed."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -48,3 +49,9 @@ def test_differences_are_paired_by_seed():
     assert found["split"]["less_rope"]["loss"]["of_seeds"] == [1.0, 1.5]
     assert found["split"]["loss"]["mean"] == 6.5
     assert "less_rope" not in found["rope"]
+
+
+def test_the_summary_is_that_of_the_rows():
+    rows = pd.read_csv(compare.HERE / "results.csv")
+    kept = json.loads((compare.HERE / "summary.json").read_text(encoding="utf-8"))
+    assert kept == json.loads(json.dumps(compare.summarise(rows)))
