@@ -98,7 +98,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     rows.to_csv(args.out / "results.csv", index=False, float_format="%.6g")
     summary = summarise(pd.read_csv(args.out / "results.csv"))
-    (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (args.out / "summary.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     columns = [*LOSSES, *SCORES]
     print(rows.groupby("run", sort=False)[columns].agg(["mean", "min", "max"]).round(3).T.to_string())
 
