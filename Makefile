@@ -16,7 +16,7 @@ TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test
 # numbers, notebooks, executors and the training script depend on no backend; they are tested once, on 3.9.0
 ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
 	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_encodings.py \
-	--ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py
+	--ignore=tests/test_interaction_penalty.py --ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =

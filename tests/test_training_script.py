@@ -86,6 +86,22 @@ def test_encodings_are_measured_as_far_as_they_are_trained(train, script, tmp_pa
     ElementTree.parse(tmp_path / "out" / "encodings.svg")
 
 
+def test_a_penalty_is_compared_as_far_as_it_is_trained(books, script, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script("interaction_penalty/compare.py", "--work", tmp_path / "runs", "--out", tmp_path / "none")
+    assert "no run is finished" in capsys.readouterr().err
+    shape = ("--steps", 4, "--context", 32, "--batch", 1, "--strengths", 100)
+    options = ("--books", books, "--work", tmp_path / "runs", "--vocab-size", 300, "--threads", 1, *shape)
+    script("interaction_penalty/train.py", *options, "--seeds", 0, "--until", 2)
+    script("interaction_penalty/train.py", *options, "--seeds", 0)
+    script("interaction_penalty/compare.py", "--work", tmp_path / "runs", "--out", tmp_path, "--windows", 1, *shape)
+    rows = pd.read_csv(tmp_path / "results.csv").set_index("run")
+    assert rows.index.tolist() == ["rope", "rope, penalty 100", "split", "alibi"]
+    assert rows["interaction"]["rope, penalty 100"] < rows["interaction"]["rope"] - 0.01
+    assert rows["interaction"][["split", "alibi"]].max() < 1e-12
+    assert (tmp_path / "summary.json").is_file()
+
+
 def test_models_of_every_shape_are_small_and_run(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     shapes = runpy.run_path(str(EXAMPLES / "shapes" / "train.py"))

@@ -175,6 +175,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
             dict.fromkeys(one["settings"]["version"] for one in numbers.values() if "results" in one)
         ),
         "training_log": training_log(),
+        "penalty": penalty(),
         "commands": list(commands()),
         "citations": citations(),
         "address": address(),
@@ -223,6 +224,11 @@ def training_log() -> Sequence[SimpleNamespace]:
     """The log of the bundled model's training: a row each time it was looked at."""
     log = ROOT / "examples" / "mini_model" / "log.jsonl"
     return [SimpleNamespace(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
+
+
+def penalty() -> dict[str, Any]:
+    """What examples/interaction_penalty found: settings, and every run over its seeds."""
+    return json.loads((ROOT / "examples" / "interaction_penalty" / "summary.json").read_text(encoding="utf-8"))
 
 
 def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> Iterator[tuple[Path, str]]:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -99,9 +100,9 @@ def mean_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: torch.nn.Module, stream: np.ndarray, n_windows: int = 32) -> float:
-    starts = np.linspace(0, len(stream) - CONTEXT, n_windows).astype(np.int64)
-    rows = windows(stream, starts)
+def held_out_loss(model: torch.nn.Module, stream: np.ndarray, n_windows: int = 32, length: int = CONTEXT) -> float:
+    starts = np.linspace(0, len(stream) - length, n_windows).astype(np.int64)
+    rows = windows(stream, starts, length)
     return float(np.mean([mean_loss(model, chunk).item() for chunk in rows.split(8)]))
 
 
@@ -155,8 +156,12 @@ def train(
     args: argparse.Namespace,
     checkpoints: tuple[int, ...] = CHECKPOINTS,
     dtype: torch.dtype = torch.float16,
+    loss_of: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = mean_loss,
 ) -> None:
-    """AdamW on `args.steps` batches, resumed from the state in `args.work`; checkpoints, and the last model, in `dtype`."""
+    """AdamW on `args.steps` batches, resumed from the state in `args.work`; checkpoints, and the last model, in `dtype`.
+
+    `loss_of` gives what is minimised, from the model and a batch of windows.
+    """
     torch.set_num_threads(args.threads)
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
@@ -173,8 +178,8 @@ def train(
         log_path.write_text("".join(line + "\n" for line in kept))
 
     def evaluate(step: int, train_loss: float | None) -> None:
-        record = {"step": step, "tokens": step * args.batch * CONTEXT, "train_loss": train_loss}
-        record |= {"held_out_loss": held_out_loss(model, held_out), "time": round(time.time())}
+        record = {"step": step, "tokens": step * args.batch * args.context, "train_loss": train_loss}
+        record |= {"held_out_loss": held_out_loss(model, held_out, length=args.context), "time": round(time.time())}
         with log_path.open("a") as log:
             log.write(json.dumps(record) + "\n")
         bar.set_postfix(held_out=f"{record['held_out_loss']:.3f}")
@@ -192,7 +197,8 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, args.steps, args.lr)
         rng = np.random.default_rng([args.seed, step])
-        loss = mean_loss(model, windows(stream, rng.integers(0, len(stream) - CONTEXT, args.batch)))
+        starts = rng.integers(0, len(stream) - args.context, args.batch)
+        loss = loss_of(model, windows(stream, starts, args.context))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -214,6 +220,7 @@ def options(description: str, work: Path, steps: int) -> argparse.ArgumentParser
     parser.add_argument("--until", type=int, help="stop here; the same command without it goes on")
     parser.add_argument("--every", type=int, default=200, help="steps from one saved state to the next")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of a window")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
