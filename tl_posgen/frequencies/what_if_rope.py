@@ -78,7 +78,7 @@ class WhatIfRope(Measure):
     Example:
         >>> short = {"null_seeds": (), "progress": False}
         >>> result = WhatIfRope(rules=["linear"], factors=[2])("mini", "Down, down, down.", **short)
-        >>> result.sel(rule="linear 2", times=1)["distortion"].dims
+        >>> result.sel(change="rule", rule="linear 2", times=1)["distortion"].dims
         ('layer', 'head')
     """
 
