@@ -17,6 +17,7 @@ from tl_posgen.hooks.replace_scores import replace_scores
 from tl_posgen.joining import Profiles
 from tl_posgen.joining.column_correlations import COLUMNS, PAIRS, SCOPES, beyond_null, columns_of, correlations
 from tl_posgen.joining.head_costs import without_distance
+from tl_posgen.joining.literature import LITERATURE
 from tl_posgen.joining.numbers.attention_mass import take_from_drawn_keys
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import to_prompts
@@ -24,7 +25,8 @@ from tl_posgen.position import Variance, all_positions, by_split, substitute
 
 pytestmark = pytest.mark.slow
 
-USUAL = [name for name in COLUMNS if name != "absolute"]  # which `variance` gives if asked for it
+ASKED_FOR = {"absolute", *(f"{name}_{side}" for name in LITERATURE for side in "qk"), *LITERATURE}
+USUAL = [name for name in COLUMNS if name not in ASKED_FOR]
 CUT = {"length": 48, "n_prompts": 4, "progress": False}
 
 
