@@ -20,6 +20,7 @@ from tl_posgen.residual.residual_sources import By, ResidualSources, SourceReade
 
 Letter = Literal["q", "k"]
 SIDES: dict[Letter, Side] = {"q": "query", "k": "key"}
+SIDE_WORDS: dict[str, str] = {"k": "keys", "q": "queries"}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tl_posgen.residual.residual_sources import By, ResidualSources
 from tl_posgen.sources.causal_check import CHECKED, PREDICTORS, check_sentence, checked, without_constants
 from tl_posgen.sources.mean_token import OF_MEAN_TOKEN, MeanToken
 from tl_posgen.sources.source_curves import CURVES, strongest_pairs
-from tl_posgen.sources.source_sums import Letter, SourcedSide, SourceSums, folded, read_prompts
+from tl_posgen.sources.source_sums import SIDE_WORDS, Letter, SourcedSide, SourceSums, folded, read_prompts
 from tl_posgen.sources.source_terms import (
     Factors,
     TermName,
@@ -40,7 +40,6 @@ from tl_posgen.sources.source_terms import (
 from tl_posgen.sources.sources_figures import draw_check, draw_heads, draw_layers
 from tl_posgen.sources.writers_figures import draw_curves, draw_graph
 
-SIDE_WORDS = {"k": "keys", "q": "queries"}
 WORDS = {"position": "position", "content": "content", "interaction": "the interaction", "key": "the key's own part"}
 DIMS = ("tokens", "side", "term", *HEAD)
 MOST_LAYERS, MOST_SOURCES = 8, 3  # that a sentence names; that a row of the table has

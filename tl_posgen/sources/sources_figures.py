@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.report.figures import DIVERGING, Panels, at_labels, colour_axis, head_rows, heat, model_label, sides
+from tl_posgen.sources.source_sums import SIDE_WORDS
 
 SUBTITLE = "shares sum to 1 along a row; negative where a source works against the others"
 OF_SOURCE = ("layer", "head", "source")
@@ -66,5 +67,5 @@ def maps(result: Any, both: list[tuple[str, xr.DataArray]], rows: str, height: i
     panels.figure.update_yaxes(type="category", autorange="reversed", title_text=rows)
     panels.figure.update_xaxes(type="category", tickangle=35)
     usual = result.measure.usual()
-    words = {"k": "keys", "q": "queries"}[usual["side"]]
+    words = SIDE_WORDS[usual["side"]]
     return panels.finish(f"Sources of {usual['term']}, {words} · {model_label(result.own)}", SUBTITLE)

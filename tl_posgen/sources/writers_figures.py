@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.report.figures import COLOURS, NULL_COLOUR, Panels, at_labels, line, model_label, sides, thinned
+from tl_posgen.sources.source_sums import SIDE_WORDS
 
 N_CURVES, N_HEADS = 6, 12  # heads shown
 LEAST_SHARE = 0.1  # of a line
@@ -69,7 +70,7 @@ def draw_graph(result: Any) -> go.Figure:
     }
     panels.axes("layer", "head").figure.update_yaxes(**ticks).update_xaxes(tickvals=[-0.6, *range(max(layers) + 1)])
     panels.figure.update_xaxes(ticktext=["embed", *map(str, range(max(layers) + 1))])
-    words = {"k": "keys", "q": "queries"}[result.measure.usual()["side"]]
+    words = SIDE_WORDS[result.measure.usual()["side"]]
     subtitle = (
         f"from each source to the {len(heads)} heads whose scores have most of it: shares of at least "
         f"{LEAST_SHARE:.0%}, the width by the share; red: negative"
