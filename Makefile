@@ -30,7 +30,7 @@ define set_up
 	$(1)/bin/python $(PIP) --constraint $(2) $(3)
 endef
 
-.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices docs families numbers pages \
+.PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices docs dist families numbers pages \
 	notebooks benchmark pre-commit clean
 
 help: ## this list
@@ -105,6 +105,9 @@ docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and 
 	$(VENV)/bin/python docs/regenerate.py --site
 	NO_COLOR=1 $(VENV)/bin/zensical build --clean --strict
 	$(VENV)/bin/python .ci/check_site.py site
+
+dist: ## sdist and wheel, into dist/; each is installed into an empty environment with each TransformerLens, and run
+	.ci/check_dist $(PYTHON)
 
 families: $(VENV)/installed-dev $(BRIDGE_VENV)/installed-dev ## every architecture of transformers on both versions
 	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/families.py

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jinja2
+import machines
 import measure_pages
 import numpy as np
 import yaml
@@ -182,6 +183,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "version": project()["version"],
         **families(),
         "matrices": matrices(),
+        "costs": machines.costs,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "zip": zip,
         "max": max,

@@ -37,6 +37,7 @@ SEEDS = (0, 1, 2)
 LONG = 4 * recipe.CONTEXT
 BLOCK = 64  # positions behind a point of the loss curve
 N_PROMPTS = 8  # windows whose scores are measured
+PLACES = (16, 128)  # windows that are compared place by place, and their tokens
 RUN = ["encoding", "seed"]
 LOSSES = ("loss", "loss_long", "loss_within", "loss_beyond", "rise")
 SCORES = {  # column of the tables -> measure, variable, tokens
@@ -131,6 +132,18 @@ def score_numbers(model: EncodedLlama, windows: torch.Tensor) -> tuple[dict[str,
     return {column: float(heads[column].mean()) for column in columns}, heads.reset_index()
 
 
+def place_share(model: EncodedLlama, stream: np.ndarray) -> float:
+    """Share of where the key stands, which its encoding did not put there, in what softmax sees: mean over heads."""
+    n, length = PLACES
+    feed = Feed([Variance(absolute=True)], intervals=False)
+    starts = np.linspace(0, len(stream) - length, n).astype(np.int64)
+    for prompt, tokens in enumerate(recipe.windows(stream, starts, length)):
+        for layer in captures(model, tokens, prompt):
+            feed(layer)
+    found = feed.datasets(model, model.config.encoding)["variance"]["absolute"]
+    return float(mean_of(found.sel(tokens="without first")).mean())
+
+
 # All runs
 
 
@@ -147,6 +160,7 @@ def measure(
         for step, model in ((0, new_model(trained.config.vocab_size, encoding, seed)), (steps, trained)):
             run = {"encoding": encoding, "seed": seed, "step": step}
             numbers, by_head = score_numbers(model, windows)
+            numbers["place"] = place_share(model, held_out)
             run["parameters"] = sum(parameter.numel() for parameter in model.parameters())
             rows.append(run | (loss_numbers(model, held_out, n_windows) if step else {}) | numbers)
             heads.append(by_head.assign(encoding=encoding, seed=seed, step=step))
@@ -188,6 +202,11 @@ def summarise(rows: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
             "parameters": int(trained["parameters"].iloc[0]),
             "trained": {name: spread(trained[name]) for name in (*LOSSES, *SCORES)},
             "random_init": {name: spread(init[name]) for name in SCORES},
+            "place": {
+                when: spread(places)
+                for when, one in (("trained", trained), ("random_init", init))
+                if len(places := one["place"].dropna() if "place" in one else ())
+            },
             "curve": curves[curves["encoding"] == encoding].groupby("block")["loss"].mean().tolist(),
         }
     by_run = rows[rows["step"] > 0].set_index(["encoding", "seed"])
