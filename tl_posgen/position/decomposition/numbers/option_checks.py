@@ -1,5 +1,6 @@
 """Checks of arguments that several measures and hooks share: refused before work starts, with place and remedy."""
 
+import sys
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -32,7 +33,7 @@ def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number, not negative and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def is_real_tensor(value: Any, ndim: int) -> bool:
