@@ -13,10 +13,12 @@ ALL_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal
 # files of numbers, which know nothing of a model: rope/planes.py, slash/numbers/cone_fit.py
 NUMBERS = $(sort $(shell cd tl_posgen && find rope stats */numbers */*/numbers -name '*.py'))
 TESTS_OF_NUMBERS = $(foreach file,$(NUMBERS),$(wildcard tests/$(dir $(file))test_$(notdir $(file))))
-# numbers, notebooks, executors and the training script depend on no backend; they are tested once, on 3.9.0
+# numbers, options, made-up results, files, notebooks and executors depend on no backend; they are tested once, on 3.9.0
 ON_BRIDGE = tests $(TESTS_OF_NUMBERS:%=--ignore=%) --ignore=tests/test_imports.py --ignore=tests/test_docs.py \
 	--ignore=tests/test_examples.py --ignore=tests/test_training_script.py --ignore=tests/test_encodings.py \
-	--ignore=tests/test_interaction_penalty.py --ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py
+	--ignore=tests/test_interaction_penalty.py --ignore=tests/studies/test_executors.py --ignore=tests/test_memory_of_measures.py \
+	$(patsubst %,--ignore=tests/%.py,core/test_declarations core/test_sums test_files test_kill test_devices test_arithmetic \
+	slash/test_slash_toy models/layers/test_fused models/geometry/test_compared_rows report/test_circuits)
 # bytecode of what is imported is written when it is, and not for the 20,000 files that are not
 PIP = -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
@@ -96,9 +98,10 @@ lint: $(VENV)/installed-dev ## ruff, import contracts, pyright
 
 # what a simulated accelerator is compiled with
 COMPILER = command -v g++ > /dev/null && test -e "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
-devices: $(VENV)/installed-dev ## every measure, and other paths, on simulated CUDA, two of them, and MPS; SLOW=1: bridges, bfloat16 and TF32 too
+# what one CUDA device refuses, two refuse: operands of the host beside those of a device, a host that is not asked to wait
+devices: $(VENV)/installed-dev ## every measure, and other paths, on two simulated CUDA devices and on MPS; SLOW=1: one device, bridges, bfloat16 and TF32 too
 	@$(COMPILER) || echo "not tested: accelerators, as there is no g++ or no Python.h"
-	if $(COMPILER); then for device in cuda two mps $(if $(SLOW),tf32); do \
+	if $(COMPILER); then for device in two mps $(if $(SLOW),cuda tf32); do \
 		OMP_NUM_THREADS=1 $(VENV)/bin/python $(ALL_TESTS) $(if $(SLOW),$(EVERY)) tests/devices --device $$device || exit 1; done; fi
 
 docs: $(VENV)/installed-docs ## the site, into site/; broken links, anchors and pictures fail; needs npm

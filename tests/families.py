@@ -141,6 +141,24 @@ def quick_families(*quick: str, without: Sequence[str] = ()) -> list[Any]:
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
+LLAMAS = ("llama3", "llama_linear", "llama_dynamic")  # Llamas of other frequencies, and of nothing else
+
+
+def family_cases(*quick: str, without: Sequence[str] = ()) -> list[Any]:
+    """Families as parameters (name, backend) of a test: each once, on its backends in turn; these few on both, and all
+    others slow. Of Llamas that differ in their frequencies alone one is enough for what is computed with any."""
+    import pytest
+
+    cases = []
+    for number, (name, family) in enumerate(FAMILIES.items()):
+        if name in (*without, *LLAMAS):
+            continue
+        backends = [backend for backend in ("hooked", "bridge") if getattr(family, backend)]
+        chosen, marks = (backends, ()) if name in quick else ([backends[number % len(backends)]], pytest.mark.slow)
+        cases += [pytest.param(name, backend, marks=marks) for backend in chosen]
+    return cases
+
+
 def lively(config: Any, seed: int = 0):
     """The config's Hugging Face model with lively random weights, float32, in evaluation mode."""
     from transformers import AutoModelForCausalLM

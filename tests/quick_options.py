@@ -1,5 +1,9 @@
-"""Options by measure that take less time than the usual ones, for prompts of 18 tokens."""
+"""The measures, those of a model and prompts, and options that take less time than the usual ones, of 18 tokens."""
 
+from tl_posgen.core import registry
+
+KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
+NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 OPTIONS = {
     "substitution": {"widths": (4,), "dummy_distances": (), "search_steps": 1, "search_prompts": 5},
     "slash_ablation": {"schemes": ("thirds",)},

@@ -16,7 +16,10 @@ from tl_posgen.rules import Rules, recalls
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
-SHORTER = {"residual": 96, "perturbation": 96, "dummy_distance": 96, "band_ablation": 128, "substitution": 64}
+SHORTER = {  # at which one matrix more than declared is found as at `LENGTH`
+    **dict.fromkeys(("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation"), 96),
+    **{"band_ablation": 96, "substitution": 64, "profiles": 64, "rules": 64},
+}
 PROMPTS = {"across_prompts": 2, "length_extrapolation": 2, "rules": 2}  # at least
 NAMES = [name for name in registry.BUILT_IN if registry.find(name).is_fed or registry.find(name).runs_model]
 

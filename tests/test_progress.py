@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 import torch
@@ -50,8 +49,8 @@ def analyses(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def of_backend(small):
-    return cache(lambda backend: tl_posgen.load_model(small, backend=backend))
+def small_bridge(small):
+    return tl_posgen.load_model(small, backend="bridge")
 
 
 def measures_named(*names):
@@ -63,8 +62,8 @@ def measures_named(*names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCEDURES)
-def test_every_measure_makes_the_passes_that_it_plans(analyses, of_backend, backend, name):
-    tl_posgen.analyze(of_backend(backend), bundled_text(), measures=measures_named(name), **CUT)
+def test_every_measure_makes_the_passes_that_it_plans(analyses, small_model, name):
+    tl_posgen.analyze(small_model, bundled_text(), measures=measures_named(name), **CUT)
     (passes,) = analyses
     assert 0 < passes.asked == passes.done
 
@@ -82,18 +81,19 @@ def test_so_do_models_without_rope_and_with_windows(analyses, family_model, fami
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coupling", "token_coupling"])
-def test_contexts_read_in_pieces_are_counted(analyses, of_backend, monkeypatch, name):
-    monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", 18 * 5)
-    tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=measures_named(name), **CUT)
-    assert analyses[0].asked == analyses[0].done
+def test_contexts_of_a_bridge_are_counted_whole_and_in_pieces(analyses, small_bridge, monkeypatch, name):
+    for at_once in (2**20, 18 * 5):
+        monkeypatch.setattr("tl_posgen.coupling.jacobians._SCORES_AT_ONCE", at_once)
+        tl_posgen.analyze(small_bridge, bundled_text(), measures=measures_named(name), **CUT)
+    assert all(0 < one.asked == one.done for one in analyses)
 
 
 @pytest.mark.slow
-def test_chosen_heads_are_fewer_passes(analyses, of_backend):
+def test_chosen_heads_are_fewer_passes(analyses, small_bridge):
     few = {**CUT, "n_prompts": 2, "null_seeds": ()}
     asked = measures_named("profiles", "key_cut", "plane_perturbation")
     for heads in (None, [(1, 0), (1, 3)]):
-        tl_posgen.analyze(of_backend("bridge"), bundled_text(), measures=asked, heads=heads, **few)
+        tl_posgen.analyze(small_bridge, bundled_text(), measures=asked, heads=heads, **few)
     every, some = analyses
     assert some.asked == some.done < every.asked == every.done
 

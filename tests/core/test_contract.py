@@ -1,31 +1,23 @@
-"""What every measure keeps to: its dataset, words, tables and pictures, files, options and command."""
+"""What every measure's result keeps to: its dataset, words, tables and pictures, files."""
 
 import json
 import re
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from functools import cache
 from html import unescape
 
 import numpy as np
-import option_values
 import pandas as pd
 import pytest
 import xarray as xr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from quick_options import OPTIONS
+from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
-from tl_posgen.cli.measure_commands import argument_help, as_words, built, command_of_measure, is_writable, value_of
-from tl_posgen.core import registry
-from tl_posgen.core.measure import HEAD, LABELS, Measure, paragraphs_of
-from tl_posgen.core.options import annotations_of
+from tl_posgen.core.measure import HEAD, LABELS, Measure
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.caveats import ENCODINGS
 
-KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
-NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
 ENGINE = {"init", "group"}  # dims that the engine makes
 WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
@@ -276,103 +268,3 @@ def test_every_measure_is_on_the_page(result):
     page = tl_posgen.Report({result.name: result}, result.provenance).html()
     assert f'id="{result.name}"' in page
     assert result.measure.question in unescape(page)
-
-
-# Options
-
-ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-FIELDS = [(name, one.name) for name, kind in KINDS.items() for one in fields(kind)]
-
-
-def annotation_of(name, option):
-    return annotations_of(KINDS[name])[option]
-
-
-def refusal_of(name, option, value):
-    """The message of the refusal; None where the value is accepted."""
-    needed = {one.name for one in fields(KINDS[name]) if one.default is MISSING and one.default_factory is MISSING}
-    assert needed <= {option}
-    try:
-        KINDS[name].with_options({option: value})
-    except InputError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "option"), FIELDS)
-@settings(max_examples=25, **ANY)
-@given(data=st.data())
-def test_wrong_values_of_an_option_are_refused_in_one_line(name, option, data):
-    value = data.draw(option_values.wrong(annotation_of(name, option)))
-    refused = refusal_of(name, option, value) or "accepted"
-    assert refused.startswith(f"{name}: {option} = ")
-    assert is_one_line(refused)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "option"), FIELDS)
-@settings(max_examples=25, **ANY)
-@given(data=st.data())
-def test_right_values_of_an_option_are_accepted_and_kept(name, option, data):
-    value = data.draw(option_values.right(annotation_of(name, option)))
-    refused = refusal_of(name, option, value)
-    assert refused is None or name in BETWEEN_OPTIONS, refused
-    if refused is None:
-        json.dumps(KINDS[name].with_options({option: value}).options(), allow_nan=False)
-
-
-BETWEEN_OPTIONS = {  # measures that refuse what the annotation of one option cannot say
-    "slash_toy": "what the toy is made of has to fit together",
-    "any_distance": "functions are those of distance",
-    "token_coupling": "two positions at least",
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_unknown_options_are_named_with_those_there_are(name):
-    with pytest.raises(InputError, match=f"{name} has no option 'no_such'; it has"):
-        KINDS[name].with_options({"no_such": 1})
-
-
-# Declarations and commands
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_docstring_describes_the_measure_once(name):
-    kind = KINDS[name]
-    first, *more = paragraphs_of(kind)
-    assert kind.name == name
-    assert first.endswith((".", ":", ";"))
-    assert not re.match(r"(How|What|Which|Whether|The same|A measure)\b", first), first
-    assert more
-    assert not more[0].startswith(("Args:", "Source:", "Example:"))
-    assert [one for one in more if one.startswith("Source: ")]
-    assert kind.question
-    if name in NAMES:  # the settings of the others are the arguments of their functions
-        assert argument_help(kind).keys() == {one.name for one in fields(kind)}
-    assert all(words.endswith((".", "")) for words in argument_help(kind).values())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_one_of_the_command(name):
-    kind, annotations = KINDS[name], annotations_of(KINDS[name])
-    command = built(name, command_of_measure(name.replace("_", "-")))
-    parameters = {one.name: one for one in command.params}
-    for one in fields(kind):
-        if not is_writable(annotations[one.name]):
-            continue
-        parameter, default = parameters[one.name], getattr(kind(), one.name)
-        assert parameter.default is None, one.name
-        assert parameter.help, one.name
-        if default is not None and not isinstance(default, bool):
-            words = as_words(default)
-            assert parameter.help.endswith(f"{words} if left out."), one.name
-            given = value_of(words, annotations[one.name], f"--{one.name}")
-            assert replace(kind(), **{one.name: given}).options() == kind().options(), one.name
-
-
-def test_every_measure_is_one():
-    assert all(isinstance(kind, type) and issubclass(kind, Measure) for kind in KINDS.values())
-    assert set(OPTIONS) <= set(NAMES)
-    assert registry.measurable() == sorted({*NAMES} | {point.name for point in registry.plug_ins()})

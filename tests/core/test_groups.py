@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from quick_options import OPTIONS
 
 import tl_posgen
 from tl_posgen.core import registry
@@ -32,8 +33,10 @@ def with_groups(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, prompts, name):
+    measure = registry.find(name).with_options(OPTIONS.get(name, {}))
+
     def of(kept):
-        return tl_posgen.analyze(mini, [prompts[n] for n in kept], measures=name, **QUICK)[name]
+        return measure(mini, [prompts[n] for n in kept], layers=[1], **QUICK)
 
     result, groups = of(range(N_PROMPTS)), np.arange(N_PROMPTS) // prompts_per_group(N_PROMPTS)
     data = result.dataset.sel(init="trained")

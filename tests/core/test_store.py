@@ -58,7 +58,7 @@ def stop_at(monkeypatch, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", range(1, FILES + 1))
+@pytest.mark.parametrize("n", [1, 2, SHARED + 1, FILES])  # none kept, some shared, all shared, all but one
 def test_a_stopped_analysis_goes_on_with_the_same_numbers(small_model, whole, tmp_path, monkeypatch, capsys, n):
     with monkeypatch.context() as patched:
         stop_at(patched, n)

@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-from quick_options import OPTIONS
+from quick_options import KINDS, NAMES, OPTIONS
 
-from tl_posgen.core import registry
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import ThreeAxis, Variance
 
-KINDS = {name: kind for name in registry.BUILT_IN if (kind := registry.find(name)) is not None}
-NAMES = [name for name, kind in KINDS.items() if kind.is_fed or kind.runs_model]
 ROUNDING = ("triplet_residual",)  # quantities that are nothing but rounding
 SEARCHED = (
     "search_loss",

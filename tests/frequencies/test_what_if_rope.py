@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, quick_families
+from families import family_cases
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import InputError, UnsupportedModelError
@@ -27,10 +27,8 @@ def brute(capture, u):
     return w - w.mean((2, 3), keepdim=True)
 
 
-@pytest.mark.parametrize("name", quick_families("neox", "gemma3", without=WITHOUT))
-def test_distortions_are_those_of_every_query_key_and_distance(family_model, backend, name):
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
+@pytest.mark.parametrize(("name", "backend"), family_cases("neox", "gemma3", without=WITHOUT))
+def test_distortions_are_those_of_every_query_key_and_distance(family_model, name, backend):
     model, row, captures = family_model(name, backend), TOKENS[:1], []
     data = WhatIfRope(**FEW)(model, row, **QUIET).sel(change="rule", rule="linear 2")
     run_capture(model, row, captures.append)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, quick_families
+from families import family_cases
 
 import tl_posgen
 from tl_posgen.errors import InputError
@@ -23,11 +23,9 @@ def scores_of(model, tokens, layer):
     return found[0].attn_scores.numpy()
 
 
-@pytest.mark.parametrize("name", quick_families("llama", "gemma2"))
+@pytest.mark.parametrize(("name", "backend"), family_cases("llama", "gemma2"))
 @pytest.mark.parametrize("layer", [0, 1])
-def test_parts_add_up_to_the_models_own_scores(family_model, backend, name, layer):
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
+def test_parts_add_up_to_the_models_own_scores(family_model, name, backend, layer):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
     parts = tl_posgen.split(model, tokens, layer=layer, reference=TEXT)
     total = parts.position + parts.key_part + parts.query_key + parts.interaction

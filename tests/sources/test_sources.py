@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, quick_families
+from families import family_cases
 
 from tl_posgen.core.engine import analyze
 from tl_posgen.errors import UnsupportedModelError
@@ -53,10 +53,8 @@ def brute_shares(sides, geometry, side, term):
     return products / products.sum(0)
 
 
-@pytest.mark.parametrize("name", quick_families("neox", "gemma3", without=["llama4"]))
-def test_shares_are_those_of_every_query_key_and_distance(family_model, backend, name):
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
+@pytest.mark.parametrize(("name", "backend"), family_cases("neox", "gemma3", without=["llama4"]))
+def test_shares_are_those_of_every_query_key_and_distance(family_model, name, backend):
     model = family_model(name, backend)
     result = Sources(**EVERY, by="head")(model, TOKENS, **QUIET)
     sides, geometry = vectors_of(model, 1)
@@ -175,11 +173,9 @@ def test_what_cannot_be_traced_is_refused(family_model):
         Sources()(family_model("llama4", "bridge"), TOKENS, **QUIET)
 
 
-@pytest.mark.parametrize("name", quick_families("neox", "gemma3", without=["llama4"]))
-def test_curves_of_pairs_are_those_of_every_query_key_and_distance(family_model, backend, name):
+@pytest.mark.parametrize(("name", "backend"), family_cases("neox", "gemma3", without=["llama4"]))
+def test_curves_of_pairs_are_those_of_every_query_key_and_distance(family_model, name, backend):
     """a_st(d) - mean over d, of each of the strongest pairs and of all; shares of all pairs sum to one."""
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
     model = family_model(name, backend)
     own = Sources(sides=("k", "q"), by="head")(model, TOKENS, **QUIET).own
     for layer in own["layer"].values:
@@ -203,10 +199,8 @@ def test_curves_of_pairs_are_those_of_every_query_key_and_distance(family_model,
                 np.testing.assert_allclose(one["curve"].values[pair, :n], curves[head, s, t], atol=2e-6)
 
 
-@pytest.mark.parametrize("name", quick_families("gpt2", without=["llama4"]))
-def test_the_mean_token_is_the_mean_embedding_at_every_place(family_model, backend, name):
-    if not getattr(FAMILIES[name], backend):
-        pytest.skip("not described on this backend")
+@pytest.mark.parametrize(("name", "backend"), family_cases("gpt2", without=["llama4"]))
+def test_the_mean_token_is_the_mean_embedding_at_every_place(family_model, name, backend):
     model = family_model(name, backend)
     own = Sources()(model, TOKENS, **QUIET).own["of_mean_token"].sel(side="k")
     embeddings = torch.cat([residual_sources(model, row, 1).values[0, 1:] for row in TOKENS]).mean(0)

@@ -50,13 +50,6 @@ def test_a_cache_without_its_batch_dimension_is_read_alike(llama, tokens):
         assert torch.equal(getattr(capture, part), getattr(expected, part)), part
 
 
-def test_a_cache_that_lacks_queries_says_how_to_get_them(llama, tokens):
-    with torch.no_grad():
-        _, cache = llama.run_with_cache(tokens, names_filter=["blocks.0.attn.hook_q"])
-    with pytest.raises(InputError, match=r"no blocks\.0\.attn\.hook_k \(3 names .*needed_names"):
-        list(captures_from_cache(cache, llama, tokens=tokens))
-
-
 def test_a_cache_that_lacks_what_a_measure_needs_says_what_and_how(llama, tokens):
     cache = cached(llama, tokens, frozenset({"attn_scores"}))
     message = (

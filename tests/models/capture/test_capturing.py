@@ -24,12 +24,6 @@ def captured(model, tokens=None, **options):
     return captures
 
 
-@pytest.mark.parametrize("name", ["neox", "gemma2", "bloom"])
-def test_scores_recomputed_from_a_capture_are_the_models(family_model, backend, name):
-    for capture in captured(family_model(name, backend), needs=EVERYTHING):
-        torch.testing.assert_close(capture.scores(), capture.attn_scores, rtol=1e-4, atol=1e-5)
-
-
 def processed(model, backend):
     model.process_weights_() if backend == "hooked" else model.enable_compatibility_mode(disable_warnings=True)
 
@@ -189,11 +183,6 @@ def test_captures_need_no_gradient_and_share_no_memory_with_the_model(llama):
 def test_what_does_not_exist_is_refused_before_the_model_runs(llama, unchecked, options, message):
     with pytest.raises(InputError, match=message), capturing(llama, print, **options):
         pass
-
-
-def test_generation_with_a_cache_is_refused(llama):
-    with pytest.raises(InputError, match="KV cache"), capturing(llama, lambda capture: None):
-        llama.generate(some_tokens(1), max_new_tokens=3, use_past_kv_cache=True, verbose=False, stop_at_eos=False)
 
 
 @pytest.mark.parametrize(("name", "backend"), [("gpt2", "bridge"), ("gpt2", "hooked"), ("llama_dynamic", "bridge")])

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_posgen.core.engine import analyze
 from tl_posgen.position.decomposition import AcrossPrompts, Residual
 from tl_posgen.position.decomposition.layer_fits import fit_capture
 from tl_posgen.position.decomposition.layer_residuals import residual_sums
@@ -81,9 +80,3 @@ def test_identical_prompts_are_position_and_constant_scores_are_nothing(family_m
         assert bool(result.own[name].sel(layer=1).isnull().all())
     np.testing.assert_allclose(result.own["position"].sel(layer=0), 1, atol=1e-9)
     assert "not defined" not in result.findings()[0]
-
-
-@pytest.mark.slow
-def test_a_report_of_a_text_of_one_token_is_written(mini, tmp_path):
-    report = analyze(mini, torch.full((1, 24), 7), null_seeds=(0,), progress=False, measures=["residual", "three_axis"])
-    assert report.write(tmp_path / "report").is_file()
