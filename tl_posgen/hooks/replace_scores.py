@@ -33,9 +33,9 @@ class RowByRow:
     """Function whose scores w_ij depend only on query i and on the keys up to i.
 
     Such a function also works with a KV cache under `replace_scores`: it gets a capture whose `q` holds the last tokens
-    only, at `capture.query_positions`, and whose `k` holds all tokens. Under `tl_posgen.streaming` no [query, key] matrix
-    is formed for it: it is called for one block of consecutive queries after the other, with the keys up to the last of
-    these (for the whole prompt where the pass is also captured).
+    only, at `capture.query_positions`, and whose `k` holds all tokens. Under `tl_posgen.streaming` no [query, key]
+    matrix is formed for it: it is called for one block of consecutive queries after the other, with the keys up to the
+    last of these (for the whole prompt where the pass is also captured).
 
     Example:
         >>> from tl_posgen import load_model

@@ -90,7 +90,8 @@ class RuleTable:
     As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's
     name, its backend and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of
     drawn keys. Each of the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps
-    as many keys as its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it has no more).
+    as many keys as its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it
+    has no more).
     The query heads of one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.

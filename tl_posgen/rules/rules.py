@@ -65,8 +65,6 @@ class Rules(Measure):
 
     Where passes are streamed, as long ones are, memory is linear in the length, by every rule.
 
-    Memory is linear in the length, by every rule, where passes are streamed: as long ones are, of themselves.
-
     Args:
         rules: which.
         budgets: keys that each query head may keep.
