@@ -8,6 +8,7 @@ from live_memory import LiveMemory
 import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.joining import KeyCut, Profiles
+from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation, Substitution
 from tl_posgen.position.decomposition import layer_residuals
 from tl_posgen.position.decomposition.numbers import pair_moments
@@ -44,7 +45,7 @@ def request_of(name, n):
         "substitution": Substitution(search=False),
         "profiles": Profiles(costs=True, cost_prompts=1),
         "key_cut": KeyCut(shares=[0], controls=1),
-        "rules": Rules(budgets=[32], epsilon=0),
+        "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budgets=[32], epsilon=0),
     }
     return registry.measure_from(options.get(name, name))
 
@@ -69,6 +70,7 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
         (layer_residuals, "SPECTRUM_CROP", 128),
         (pair_moments, *ROWS),
         (recalls, "BLOCK", 8),
+        (fused, "SCORES_AT_ONCE", 2**16),
     )
     for module, bound, size in bounds:
         monkeypatch.setattr(module, bound, size)  # heads one by one, of which these are parts: as in long prompts

@@ -1,5 +1,7 @@
 """Generation under interventions: row by row with a KV cache as without one, refused for scores of whole prompts."""
 
+from functools import partial
+
 import pytest
 import torch
 from families import FAMILIES
@@ -8,10 +10,11 @@ from interventions import OF_THE_PROMPT, ROW_BY_ROW, N
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.capturing import capturing
+from tl_posgen.models.layers import fused
 from tl_posgen.models.layers.capture import finished_scores
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import load_model
-from tl_posgen.models.streaming.stream import streaming_if_chosen
+from tl_posgen.models.streaming.stream import streaming, streaming_if_chosen
 from tl_posgen.models.wrapped import wrap
 from tl_posgen.position import lm_infinite, triangle
 from tl_posgen.rope.rotation import Rope
@@ -50,6 +53,56 @@ def test_a_model_writes_the_same_with_a_cache(name, backend, family_model):
     model = family_model("llama", backend)
     hooks = ROW_BY_ROW[name](model)
     assert torch.equal(written(model, hooks, True, TOKENS), written(model, hooks, False, TOKENS))
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_streamed_rows_are_edited_as_whole_matrices_are(name, backend, family_model, monkeypatch):
+    model = family_model("llama", backend)
+    hooks = ROW_BY_ROW[name](model)
+    monkeypatch.setattr(fused, "SCORES_AT_ONCE", 1200)
+    with torch.no_grad():
+        own, whole = model.run_with_hooks(TOKENS, fwd_hooks=hooks), written(model, hooks, False, TOKENS)
+        with streaming(model):
+            torch.testing.assert_close(model.run_with_hooks(TOKENS, fwd_hooks=hooks), own, atol=2e-5, rtol=1e-4)
+            assert torch.equal(written(model, hooks, True, TOKENS), whole)
+
+
+STREAMED = [pair for pair in BOTH if pair not in (("mpt", "bridge"), ("gpt2", "bridge"))]
+
+
+@pytest.mark.parametrize(("name", "backend"), STREAMED)
+def test_rows_of_every_family_are_edited_in_blocks(family_model, name, backend, monkeypatch):
+    model, sizes = family_model(name, backend), []
+
+    def halved(capture):
+        sizes.append(capture.q.shape[1])
+        return 0.5 * capture.scores()
+
+    hooks = replace_scores(model, RowByRow(halved))
+    with torch.no_grad(), streaming_if_chosen(wrap(model), N):
+        own = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    monkeypatch.setattr(fused, "SCORES_AT_ONCE", 1200)
+    sizes.clear()
+    with torch.no_grad(), streaming(model):
+        found = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        assert max(sizes) < N
+        torch.testing.assert_close(found, own, atol=1e-4 * float(own.abs().max()), rtol=1e-4)
+        sizes.clear()
+        seen = [("blocks.0.attn.hook_pattern", lambda pattern, hook: None)]
+        torch.testing.assert_close(model.run_with_hooks(TOKENS, fwd_hooks=[*hooks, *seen]), found, atol=1e-4, rtol=1e-4)
+        assert max(sizes) == N  # a layer that others look at is formed whole
+
+
+def test_padded_prompts_are_edited_in_blocks_of_their_own_text(backend, family_model, monkeypatch):
+    model, mask = family_model("llama", backend), torch.ones_like(TOKENS)
+    mask[1, :7] = 0
+    hooks = lm_infinite(model, 6, 1)
+    run = partial(model.run_with_hooks, TOKENS, attention_mask=mask, fwd_hooks=hooks)
+    with torch.no_grad():
+        own = run()
+        monkeypatch.setattr(fused, "SCORES_AT_ONCE", 1200)
+        with streaming(model):
+            torch.testing.assert_close(run()[mask.bool()], own[mask.bool()], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -155,7 +155,10 @@ def test_tables_go_through_files_and_give_the_same_hooks(result, mini, rows, tmp
 
 def test_what_is_no_table_or_of_another_model_is_refused(result, mini, tmp_path):
     table = RuleTable.from_result(result, BUDGET, "slashes")
-    with pytest.raises(InputError, match=r"calibrated on mini, weights .*, and this model's are"):
+    with pytest.raises(
+        InputError,
+        match=r"calibrated on mini, weights .*, and this model's are .* \(hooked, and this model's is hooked\)",
+    ):
         apply_rules(tl_posgen.random_like(mini, 0), table)
     found = json.loads(table.to_json(tmp_path / "rules.json").read_text())
     wrong = {

@@ -19,6 +19,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 
+HOST = torch.device("cpu")
 N_POINTS = 192  # distances at which curves are kept, evenly spread on a logarithmic axis
 
 
@@ -72,7 +73,7 @@ class LayerForecast:
         changed, sizes = self.conditions.changed(own), (2, len(self.conditions.rules), len(n))
         ropes = [own, *changed, *self.conditions.elsewhere(own, changed)]
         frozen = tuple((tuple(one.inv_freq.tolist()), one.scaling) for one in ropes)
-        known = turning_of(frozen, tuple(n), self.geometry.d_head, self.moments.q.mean.device)
+        known = turning_of(frozen, tuple(n), self.geometry.d_head).to(self.moments.q.mean.device)
         variances, times = visible_variances(self.moments, known, scale), prod(sizes)
         seen, parts, change = variances.split([1, times, times], -1)
         seen, mean = seen.sum(0), mean_waves(self.moments, scale)
@@ -87,17 +88,17 @@ class LayerForecast:
 
 @lru_cache(maxsize=2)
 def turning_of(
-    ropes: tuple[tuple[tuple[float, ...], float], ...], n_distances: tuple[int, ...], d_head: int, device: torch.device
+    ropes: tuple[tuple[tuple[float, ...], float], ...], n_distances: tuple[int, ...], d_head: int
 ) -> Turning:
     """Return the moments of own turning factors at the first number of distances, then those of all ropes but the first
-    at all numbers, then those of their change from the first. Layers and groups of prompts share them.
+    at all numbers, then those of their change from the first, on the CPU. Layers and groups of prompts share them.
 
     Args:
         ropes: frequencies and scaling, the layer's own first.
     """
     own, *others = (Rope(torch.tensor(theta, dtype=DOUBLE), scaling=scaling) for theta, scaling in ropes)
-    short = Waves.of_ropes([own], n_distances[:1], d_head, device)
-    waves, before = (Waves.of_ropes(one, n_distances, d_head, device) for one in (others, [own] * len(others)))
+    short = Waves.of_ropes([own], n_distances[:1], d_head, HOST)
+    waves, before = (Waves.of_ropes(one, n_distances, d_head, HOST) for one in (others, [own] * len(others)))
     return Turning.joined([short.turning(), waves.turning(), waves.change_from(before)])
 
 

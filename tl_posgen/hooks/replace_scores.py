@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.sites import plain_scores
-from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_scores
+from tl_posgen.models.backends.sites import is_hooked, offer_row_edit, plain_scores
+from tl_posgen.models.capture.padding import WITHOUT_CACHE, spans_of_rows, spans_of_scores
 from tl_posgen.models.capture.reading import layer_capture
 from tl_posgen.models.geometry.pass_proof import as_used
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, finished_scores
+from tl_posgen.models.layers.fused import Mask, RowEdit
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.wrapped import WrappedModel, wrap
@@ -32,7 +33,9 @@ class RowByRow:
     """Function whose scores w_ij depend only on query i and on the keys up to i.
 
     Such a function also works with a KV cache under `replace_scores`: it gets a capture whose `q` holds the last tokens
-    only, at `capture.query_positions`, and whose `k` holds all tokens.
+    only, at `capture.query_positions`, and whose `k` holds all tokens. Under `tl_posgen.streaming` no [query, key]
+    matrix is formed for it: it is called for one block of consecutive queries after the other, with the keys up to the
+    last of these (for the whole prompt where the pass is also captured).
 
     Example:
         >>> from tl_posgen import load_model
@@ -67,7 +70,7 @@ def replace_scores(
         scores_of: function of a layer's capture (q and k before RoPE, after qk-norm; geometry) that returns scores
             [head, query, key] of the heads in `capture.heads`. -inf hides a visible key. Entries outside the causal
             mask are ignored: they keep the model's mask value. It is called once per layer and prompt; a `RowByRow`
-            with a KV cache once per layer and forward pass.
+            with a KV cache once per layer and forward pass, and for every block of rows where attention is streamed.
         layers, heads: chosen layers and heads; all if left out. Heads are indices, chosen in every chosen layer, or
             (layer, head) pairs, or a frame with the columns layer and head, such as a measure's result.
         needs_positions: refuse layers whose positions are added to the residual stream: their scores do not depend on
@@ -116,6 +119,7 @@ class _LayerEdit:
         self.wrapped, self.probed, self.scores_of, self.heads = wrapped, probed, scores_of, heads
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
+        self.attn = wrapped.attention(probed.geometry.layer)
         self.cache_fault = wrapped.cached_difference()  # proved here, as no pass may run inside another
 
     def hooks(self) -> HookList:
@@ -124,11 +128,26 @@ class _LayerEdit:
 
     def keep(self, part: str, value: Tensor, hook: object) -> None:
         self.parts[part] = self.probed.sites.read(part, value)
+        by = self.wrapped.streamed.by
+        if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
+            offer_row_edit(self.attn, self)
 
     def edit(self, attn_scores: Tensor, hook: object) -> Tensor:
+        if not is_hooked(self.attn):
+            return attn_scores  # rows are edited as they are formed
         self.wrapped.require_shown(self.probed)
+        dtype, (n_queries, n_keys) = self.parts["q"].dtype, attn_scores.shape[-2:]
+        spans_of = partial(spans_of_scores, self.probed.geometry, attn_scores, dtype)
+        return self.rows_of_pass(n_queries, n_keys, spans_of)(attn_scores, n_keys)
+
+    def of_rows(self, mask: Mask, n_queries: int, n_keys: int) -> RowEdit:
+        """Return the edit of blocks of rows of a streamed pass."""
+        spans_of = partial(spans_of_rows, self.probed.geometry, mask, len(self.parts["q"]), n_keys)
+        return self.rows_of_pass(n_queries, n_keys, spans_of)
+
+    def rows_of_pass(self, n_queries: int, n_keys: int, spans_of: Callable[[], list[slice]]) -> "_PassEdit":
+        """Take q and k of one pass, and the text of every prompt."""
         q, k = self.parts.pop("q"), self.parts.pop("k")
-        dtype, (n_queries, n_keys) = q.dtype, attn_scores.shape[-2:]
         cached = n_queries != n_keys
         if self.cache_fault and (cached or n_keys == 1):  # a faulty cache may show a step its own key alone
             raise UnsupportedModelError(
@@ -136,35 +155,24 @@ class _LayerEdit:
                 f"is not to be trusted: {self.cache_fault}; {WITHOUT_CACHE}, and from two tokens on"
             )
         if cached:
-            k, starts = self.with_past(k, attn_scores)
+            k, starts = self.with_past(k, n_queries, n_keys)
             spans = [slice(start, k.shape[2]) for start in starts]
-            attn_scores = pad(attn_scores, (k.shape[2] - n_keys, 0), value=-torch.inf)
         else:
-            spans = spans_of_scores(self.probed.geometry, attn_scores, dtype)
+            spans = spans_of()
         if isinstance(self.scores_of, RowByRow):
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
-        edited = attn_scores.clone()
-        for row, span in enumerate(spans):
-            rows = slice(None) if cached else span
-            capture = layer_capture(
-                self.probed, {"q": q[row, :, rows], "k": k[row, :, span]}, self.heads, (), row, None
-            )
-            if cached:
-                self.require_past(capture, attn_scores[row, ..., span], dtype)
-            scores, own = self.scores_of(capture), attn_scores[row, self.heads, rows, span]
-            if not isinstance(scores, Tensor) or scores.shape != own.shape:
-                raise InputError(
-                    f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
-                    f"and {list(own.shape)} [head, query, key] are needed"
-                )
-            visible = plain_scores(own, dtype) != -torch.inf
-            edited[row, self.heads, rows, span] = torch.where(visible, scores.to(own), own)
-        return edited[..., -n_keys:]
+        queries = [slice(None) if cached else span for span in spans]
+        captures = [
+            layer_capture(self.probed, {"q": q[row, :, queries[row]], "k": k[row, :, span]}, self.heads, (), row, None)
+            for row, span in enumerate(spans)
+        ]
+        return _PassEdit(self.scores_of, spans, captures, k.shape[2] - n_keys, cached, q.dtype)
 
-    def with_past(self, k: Tensor, attn_scores: Tensor) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:
+    def with_past(
+        self, k: Tensor, n_queries: int, n_keys: int
+    ) -> tuple[Float[Tensor, "batch head key d_head"], list[int]]:
         """Return all keys, those of earlier passes included, and the index at which each prompt begins."""
         layer, window = self.probed.geometry.layer, self.probed.geometry.window
-        n_queries, n_keys = attn_scores.shape[-2:]
         seen = f"layer {layer}: {n_queries} queries see {n_keys} keys, so a KV cache is in use"
         if not isinstance(self.scores_of, RowByRow):
             raise InputError(f"{seen}, and these scores are made of whole prompts; {WITHOUT_CACHE}")
@@ -182,9 +190,62 @@ class _LayerEdit:
             )
         return k, starts
 
-    def require_past(self, capture: LayerCapture, attn_scores: Tensor, dtype: torch.dtype) -> None:
+
+@dataclass(frozen=True)
+class _PassEdit:
+    """Edit of one layer's scores in one pass, whole or a block of rows at a time.
+
+    Attributes:
+        spans: text of every prompt among all keys, those of earlier passes included.
+        captures: of these texts; with a KV cache, q of the last tokens only.
+        before: how many of all keys the model's cache has dropped.
+        dtype: the model's.
+    """
+
+    scores_of: ScoresOf
+    spans: list[slice]
+    captures: list[LayerCapture]
+    before: int
+    cached: bool
+    dtype: torch.dtype
+
+    def __call__(self, own: Float[Tensor, "batch head row key"], stop: int) -> Float[Tensor, "batch head row key"]:
+        """Return the scores of some queries, the last of which has its own key at stop - 1, new in the chosen heads.
+
+        Args:
+            own: the pass's, over the last of the keys before `stop`.
+        """
+        n_rows, n_own = own.shape[-2:]
+        stop += self.before
+        start = stop - n_rows
+        edited = pad(own, (stop - n_own, 0), value=-torch.inf) if n_own < stop else own.clone()
+        for prompt, (span, whole) in enumerate(zip(self.spans, self.captures, strict=True)):
+            first, last = max(span.start, start), min(span.stop, stop)
+            if first >= last:
+                continue  # padding
+            rows, keys = slice(first - start, last - start), slice(span.start, last)
+            begin = span.stop - whole.q.shape[1]
+            capture, old = whole.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
+            if self.cached:
+                self.require_past(capture, old)
+            edited[prompt, list(capture.heads), rows, keys] = self.new_scores(capture, old[list(capture.heads)])
+        return edited[..., -n_own:]
+
+    def new_scores(
+        self, capture: LayerCapture, old: Float[Tensor, "head query key"]
+    ) -> Float[Tensor, "head query key"]:
+        """Return the new scores, where a key is visible."""
+        scores = self.scores_of(capture)
+        if not isinstance(scores, Tensor) or scores.shape != old.shape:
+            raise InputError(
+                f"layer {capture.layer}: the new scores are {list(getattr(scores, 'shape', [])) or repr(scores)}, "
+                f"and {list(old.shape)} [head, query, key] are needed"
+            )
+        return torch.where(plain_scores(old, self.dtype) != -torch.inf, scores.to(old), old)
+
+    def require_past(self, capture: LayerCapture, attn_scores: Tensor) -> None:
         """Refuse stored keys that do not reproduce the last query's scores: another prompt's, or edited ones."""
-        used = as_used(capture, attn_scores, dtype)
+        used = as_used(capture, attn_scores, self.dtype)
         if isinstance(used, EditedCapture):
             raise InputError(
                 f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; {WITHOUT_CACHE}"

@@ -24,6 +24,13 @@ def turning_factors(
     return torch.polar(gain.expand_as(angles).contiguous(), angles)
 
 
+def along_distances(
+    products: Complex[Tensor, "*batch plane"], turn: Complex[Tensor, "distance plane"]
+) -> Float[Tensor, "*batch distance"]:
+    """a(d) = Re sum_m c_m u_m(d): with c = z^q conj(z^k) and `turning_factors`, <R_d q, R_0 k>."""
+    return (products @ turn.to(products).mT).real
+
+
 @dataclass(frozen=True)
 class SecondMoments:
     """plain_lm = E[x_l x_m] and conjugate_lm = E[x_l conj(x_m)], which determine every E (Re sum_m z_m x_m)^2."""

@@ -87,10 +87,11 @@ class HeadRule:
 class RuleTable:
     """A rule for each key/value head, for `tl_posgen.apply_rules`.
 
-    As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's name
-    and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of drawn keys. Each of
-    the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps as many keys as
-    its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it has no more).
+    As JSON: {"format": "tl_posgen rules 1", "calibration": {...}, "heads": [...]}. The calibration has the model's
+    name, its backend and the fingerprint of its weights, the number, length and hash of the prompts, and the seed of
+    drawn keys. Each of the heads has its layer, key_value_head, query_heads, rule, budget and parameters. A query keeps
+    as many keys as its budget says, those with the largest r_ij (d = i - j; of equals the later key; all keys where it
+    has no more).
     The query heads of one key/value head all see the union of what each of them keeps:
 
     - all: no budget; every key.
@@ -103,7 +104,8 @@ class RuleTable:
 
     Attributes:
         heads: rules; heads without one see every key.
-        calibration: "model", "weights" (its fingerprint), "prompts", "length", "tokens_sha256", "seed" (of drawn keys).
+        calibration: "model", "backend" (hooked or bridge), "weights" (its fingerprint), "prompts", "length",
+            "tokens_sha256", "seed" (of drawn keys).
     """
 
     heads: Sequence[HeadRule]
@@ -162,7 +164,7 @@ class RuleTable:
             if planned:
                 name = planned if rule is None else rule
                 heads.append(head_rule(data.sel(layer=layer), int(group), name, budget, result.measure.weights))
-        names = ("model", "weights", "prompts", "length", "tokens_sha256", "seed")
+        names = ("model", "backend", "weights", "prompts", "length", "tokens_sha256", "seed")
         return cls(heads, {name: result.provenance.get(name) for name in names})
 
 

@@ -19,6 +19,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.selection import select_heads
+from tl_posgen.models.wrapped import wrap
 from tl_posgen.rules.head_rules import ALL, HeadRule, RuleTable
 from tl_posgen.rules.numbers.kept_keys import kept_keys
 from tl_posgen.rules.numbers.rule_scores import PREDICTING, Means, distances_of, drawn_scores, rule_scores
@@ -39,8 +40,9 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
 
     Returns:
         Hooks for `model.hooks(fwd_hooks=...)` or `run_with_hooks`, alone or joined to others. They work row by row, so
-        a model also writes on under them with a KV cache. They say what the rule does to the model, and save nothing: a
-        layer's scores are formed whole, also in streamed passes, one layer at a time.
+        a model also writes on under them with a KV cache, and under `tl_posgen.streaming` memory is linear in the
+        number of tokens, by any rule: scores are formed, ranked and masked a block of rows at a time. They say what
+        the rule does to the model, and save no time.
 
     Raises:
         InputError: a table that was calibrated on other weights; a head that does not exist; no such table, budget or
@@ -67,10 +69,17 @@ def apply_rules(model: Model, table: Table, budget: int | None = None, rule: str
     if found != wanted:
         raise InputError(
             f"rules: calibrated on {table.calibration.get('model')}, weights {wanted}, and this model's are {found}; "
-            "measure rules of this model"
+            "measure rules of this model. HookedTransformer and TransformerBridge hold the same weights in other "
+            f"matrices: give the backend on which they were calibrated{backends(table, model)}"
         )
     check_heads(model, table.heads)
     return hooks_of(model, table.heads, check_seed(table.calibration.get("seed", 0)))
+
+
+def backends(table: RuleTable, model: Model) -> str:
+    """Return both backends in words, where the table says its own."""
+    own = table.calibration.get("backend")
+    return f" ({own}, and this model's is {wrap(model).backend.name})" if own else ""
 
 
 def table_of(table: Table, budget: int | None, rule: str | None) -> RuleTable:
@@ -126,22 +135,15 @@ def masked(rules: Sequence[HeadRule], seed: int, capture: LayerCapture) -> Float
 
 
 def ranks_by(
-    rule: Any,
-    capture: LayerCapture,
-    places: Sequence[int],
-    means: Means | None,
-    seed: int,
-    start: int = 0,
-    stop: Any = None,
+    rule: Any, capture: LayerCapture, places: Sequence[int], means: Means | None, seed: int
 ) -> Float[Tensor, "head query key"]:
-    """Return the numbers by which a rule, or the drawn one, ranks keys before `stop` for queries start .. stop - 1.
+    """Return the numbers by which a rule, or the drawn one, ranks the keys of each query.
 
     Args:
         places: of the heads along the axis of the capture.
         means: of these heads.
-        start, stop: rows of the capture's queries; all if left out.
     """
-    q, k, geometry = capture.q[places, start:stop], capture.k[places, :stop], capture.geometry
+    q, k, geometry = capture.q[places], capture.k[places], capture.geometry
     heads = torch.tensor([capture.heads[place] for place in places], device=q.device)
     if rule == "drawn":
         return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)

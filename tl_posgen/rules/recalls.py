@@ -32,7 +32,7 @@ def recalls_of(
         rows = Rows(capture, start, stop)
         for number, rule in enumerate(rules):
             is_oracle = rule == "oracle"
-            scores = rows.scores if is_oracle else ranks_by(rule, capture, rows.places, means, seed, start, stop)
+            scores = rows.scores if is_oracle else ranks_by(rule, rows.capture, rows.places, means, seed)
             if rule in PREDICTING:
                 sums.products[number] += squared_correlations(scores, rows.scores, rows.visible).to(sums.device)
             for place, budget in enumerate(budgets):
@@ -46,6 +46,7 @@ class Rows:
     def __init__(self, capture: LayerCapture, start: int, stop: int):
         self.places, self.groups = list(range(len(capture.heads))), groups_of(capture.geometry, capture.heads)
         self.members = [[capture.heads.index(head) for head in of] for of in self.groups.values()]
+        self.capture = capture.of_rows(start, stop)
         self.scores, pattern = capture.score_rows(start, stop), double(capture.pattern_rows(start, stop))
         self.visible = capture.geometry.sees(distances_of(stop - start, stop, self.scores.device))
         self.own = pattern, best_masses(pattern)

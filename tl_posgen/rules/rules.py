@@ -63,6 +63,8 @@ class Rules(Measure):
     prompts rises by no more than epsilon nats. Its rise is measured on the odd ones. R^2 (of the rule's number with the
     score, within queries) stands beside recall only: it does not tell how a head ranks.
 
+    Where passes are streamed, as long ones are, memory is linear in the length, by every rule.
+
     Args:
         rules: which.
         budgets: keys that each query head may keep.
@@ -97,7 +99,6 @@ class Rules(Measure):
     alone: Literal["none", "layer", "head"] = "none"
 
     question = "Which cheap rule of attention does a head obey, and what does it cost?"
-    matrices = 12
     rows = CELL
     whole_rows = True
     variables = {

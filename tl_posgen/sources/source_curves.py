@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_posgen.core.measure import HEAD, TOKENS, Variable
 from tl_posgen.core.sums import Sums
 from tl_posgen.position.decomposition.numbers.variance_shares import DistanceWeights, turning
+from tl_posgen.rope.planes import along_distances
 from tl_posgen.rope.rotation import complex_planes
 
 N_PAIRS = 4
@@ -64,13 +65,13 @@ def curves_of_pairs(
         weights: of distances, which add up to 1.
     """
     products = torch.einsum("shm,thm->hstm", zq, zk.conj()).flatten(1, 2)
-    whole = (products.sum(1) @ turn.mT).real
+    whole = along_distances(products.sum(1), turn)
     along = (weights.to(whole) * whole).to(turn) @ turn
     covariance = torch.einsum("hpm,hm->hp", products, along).real
     shares = covariance / (weights * whole.square()).sum(-1, keepdim=True)
     places = shares.abs().nan_to_num().topk(min(N_PAIRS, shares.shape[1]), dim=-1).indices
     chosen = products.take_along_dim(places[..., None], 1)
-    return shares.take_along_dim(places, 1), places, (chosen @ turn.mT).real, whole
+    return shares.take_along_dim(places, 1), places, along_distances(chosen, turn), whole
 
 
 def arrays(sums: Sums, found: Mapping[str, Mapping[int, Any]]) -> dict[str, xr.DataArray]:

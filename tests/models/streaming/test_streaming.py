@@ -9,6 +9,7 @@ from families import FAMILIES
 from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.hooks.replace_scores import RowByRow, replace_scores
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import check
 from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
@@ -79,6 +80,15 @@ def test_a_capture_takes_the_edited_scores_of_a_streamed_pass(backend, family_mo
     torch.testing.assert_close(edited.scores(), 2 * edited.scores() / 2)
     with pytest.raises(UnsupportedModelError, match="hook that edits"):
         _ = edited.q
+
+
+def test_a_capture_takes_rows_that_were_edited_for_edited_scores(backend, family_model):
+    model = family_model("llama", backend)
+    tokens, seen = torch.randint(model.cfg.d_vocab, (1, 20), generator=torch.Generator().manual_seed(2)), []
+    hooks = replace_scores(model, RowByRow(lambda capture: 2 * capture.scores()), layers=[1])
+    with streaming(model), capturing(model, seen.append), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    assert [type(one).__name__ for one in seen] == ["StreamedCapture", "EditedCapture"]
 
 
 def test_the_model_is_as_it_was(backend, family_model):

@@ -13,7 +13,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments
-from tl_posgen.rope.planes import SecondMoments, turning_factors
+from tl_posgen.rope.planes import SecondMoments, along_distances, turning_factors
 from tl_posgen.rope.rotation import Rope, complex_frequencies
 
 PARTS = ("position", "content", "interaction")
@@ -37,6 +37,13 @@ class Turning:
         every = ((one.mean, one.moments.plain, one.moments.conjugate) for one in parts)
         mean, plain, conjugate = (torch.cat(one) for one in zip(*every, strict=True))
         return cls(mean, SecondMoments(plain, conjugate))
+
+    def to(self, device: torch.device) -> "Turning":
+        """Return these moments on a device."""
+        if self.mean.device == device:
+            return self
+        plain, conjugate = self.moments.plain.to(device), self.moments.conjugate.to(device)
+        return Turning(self.mean.to(device), SecondMoments(plain, conjugate))
 
     @cached_property
     def of_mean(self) -> SecondMoments:
@@ -133,7 +140,7 @@ def mean_curves(
     waves: Complex[Tensor, "head plane"], rope: Rope, n_distances: int, d_head: int
 ) -> Float[Tensor, "head distance"]:
     """a(d) = Re sum_m c_m u_m(d) for d = 0 .. n_distances - 1."""
-    return (waves @ turning_factors(torch.arange(n_distances, device=waves.device), rope, d_head).mT).real
+    return along_distances(waves, turning_factors(torch.arange(n_distances, device=waves.device), rope, d_head))
 
 
 def overshoot(curves: Float[Tensor, "head distance"], inside: Float[Tensor, "head known"]) -> Float[Tensor, " head"]:

@@ -56,10 +56,25 @@ def hook_points(model: Model, names: Iterable[str]) -> dict[str, Any]:
     return {name: points[name] for name in names}
 
 
+ROW_EDITS = "_tl_posgen_row_edits"  # attribute of an attention module between its queries and its scores
+
+
+def offer_row_edit(attn: Any, edit: Any) -> None:
+    """Let a hook on the scores of this streamed module be replaced, in this pass, by an edit of blocks of rows."""
+    vars(attn).setdefault(ROW_EDITS, {})[edit] = None
+
+
+def take_row_edits(attn: Any) -> list[Any]:
+    """Return the edits offered in this pass, in order, and forget them."""
+    return list(vars(attn).pop(ROW_EDITS, ()))
+
+
 def is_hooked(attn: Any) -> bool:
-    """Tell whether any hook sees or edits the scores or the pattern of this attention module."""
-    points = (attn.hook_attn_scores, attn.hook_pattern)
-    return any(point._forward_hooks or point._forward_pre_hooks or point._backward_hooks for point in points)
+    """Tell whether any hook sees or edits the scores or the pattern of this attention module, other than row edits."""
+    scores, pattern = attn.hook_attn_scores, attn.hook_pattern
+    if len(scores._forward_hooks) != len(vars(attn).get(ROW_EDITS, ())) or pattern._forward_hooks:
+        return True
+    return any(point._forward_pre_hooks or point._backward_hooks for point in (scores, pattern))
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

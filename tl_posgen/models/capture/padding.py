@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.backends.sites import plain_scores
+from tl_posgen.models.layers.fused import Mask, row_blocks
 from tl_posgen.models.layers.geometry import LayerGeometry
 
 WITHOUT_CACHE = "generate with use_past_kv_cache=False"
@@ -122,11 +123,30 @@ def spans_of_scores(
             "cleanly; run prompts one at a time"
         )
     if extra:
-        raise UnsupportedModelError(
-            f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
-            f"(window {geometry.window}), should hide from them"
-        )
+        raise sees_too_much(geometry)
     return spans_of_mask(torch.tensor(seen, device="cpu").unflatten(0, (len(attn_scores), -1)))
+
+
+def sees_too_much(geometry: LayerGeometry) -> UnsupportedModelError:
+    """Return the error of a pass whose mask is wider than the layer's."""
+    return UnsupportedModelError(
+        f"layer {geometry.layer}: queries see keys that the causal mask, or the window that was probed "
+        f"(window {geometry.window}), should hide from them"
+    )
+
+
+def spans_of_rows(geometry: LayerGeometry, mask: Mask, n_prompts: int, n: int) -> list[slice]:
+    """Find the text of every prompt by the mask that a streamed pass uses, a block of rows at a time."""
+    if mask.causal and geometry.window is None:
+        return [slice(0, n)] * n_prompts
+    found = torch.zeros(n_prompts, n, dtype=torch.bool, device="cpu")
+    for start, stop in row_blocks(1, n, n):
+        seen = mask.rows(start, stop)[:, 0]
+        position = torch.arange(n, device=seen.device)
+        if (seen > geometry.sees(position[start:stop, None] - position)).any():
+            raise sees_too_much(geometry)
+        found |= seen.any(1).cpu()
+    return spans_of_mask(found)
 
 
 def mask_leaves(

@@ -76,6 +76,17 @@ class LayerCapture:
         rotated = {name: x[part] for name, x in self._rotated.items()}
         return LayerCapture(**held | {"heads": list(self.heads)[part], "_rotated": rotated})
 
+    def of_rows(self, start: int, stop: int) -> "LayerCapture":
+        """Return q of the queries start .. stop - 1 and k of the keys that the last of them may see, as a step with a
+        KV cache has them."""
+        n_queries = self.q.shape[1]
+        if (start, stop) == (0, n_queries):
+            return self
+        keys = self.length - n_queries + stop
+        rotated = {"q": self.rotated_q[:, start:stop], "k": self.rotated_k[:, :keys]}
+        q, k = self.q[:, start:stop], self.k[:, :keys]
+        return LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _rotated=rotated)
+
     @property
     def length(self) -> int:
         return self.k.shape[1]

@@ -20,6 +20,8 @@ SCORES_AT_ONCE = 2**21  # entries of a block of rows, all heads of a batch toget
 
 Rows: TypeAlias = Callable[[int, int], Bool[Tensor, "#batch 1 row key"]]
 Finish: TypeAlias = Callable[[Float[Tensor, "batch head row key"], Int[Tensor, "row key"]], Tensor]
+# (scores, stop) -> scores of some consecutive queries, the last of which has its own key at stop - 1
+RowEdit: TypeAlias = Callable[[Float[Tensor, "batch head row key"], int], Tensor]
 # (q, k, v, mask, scale, finish=None, sinks=None, **formed) -> z, in the place of one layer's attention; q, k rotated,
 # mask is a `Mask` or what transformers hands over, formed are z, scores and pattern as hooks left them, if they did
 Attention: TypeAlias = Callable[..., Float[Tensor, "batch head pos d_value"]]
@@ -114,6 +116,7 @@ def attend(
     mask: Mask,
     finish: Finish | None = None,
     sinks: Float[Tensor, " head"] | None = None,
+    edits: Sequence[RowEdit] = (),
 ) -> Float[Tensor, "batch head pos d_value"]:
     """z_i = sum_j softmax_j(finish(scale <q_i, k_j>)) v_j over the keys j that query i sees; 0 where it sees none.
 
@@ -123,6 +126,7 @@ def attend(
         q, k: after RoPE; a head of k and v serves as many consecutive heads of q as there are.
         finish: what becomes of a block of scores, given the distance of each pair: soft cap, ALiBi.
         sinks: logits that join each row's softmax and carry no value.
+        edits: what then becomes of a block of scores, -inf where a key is not seen.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 3, 2)
@@ -131,13 +135,15 @@ def attend(
         [0.0, 0.5, 1.0]
     """
     group, before = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]  # keys of earlier passes
-    if mask.causal and finish is None and sinks is None and q.shape[-1] == v.shape[-1]:
+    if mask.causal and finish is None and sinks is None and not edits and q.shape[-1] == v.shape[-1]:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=group > 1)
     blocks = []
     for start, stop in row_blocks(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]):
         seen = mask.rows(start, stop).to(q.device)
         keys = slice(first_seen(seen), before + stop)
         scores = block_of_scores(q, k, scale, start, keys, finish)
+        for edit in edits:
+            scores = edit(scores.masked_fill(~seen[..., keys], -torch.inf), keys.stop)
         pattern = masked_softmax(scores, seen[..., keys], sinks)
         blocks.append(per_key_head(pattern.to(v.dtype), group, v[:, :, keys]))
     return torch.cat(blocks, 2)

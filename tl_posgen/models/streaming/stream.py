@@ -3,7 +3,8 @@
     with tl_posgen.streaming(model):
         model(tokens)                      # and run_with_hooks, run_with_cache, attach, analyze, ...
 
-Every hook goes on firing. A layer whose scores or pattern are hooked forms them, as always; the others do not.
+Every hook goes on firing. A layer whose scores or pattern are hooked forms them, as always, unless all its hooks
+edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`); the others do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import rounding_unit
 from tl_posgen.errors import InputError, PosgenError, UnsupportedModelError
-from tl_posgen.models.backends.sites import is_hooked
+from tl_posgen.models.backends.sites import is_hooked, take_row_edits
 from tl_posgen.models.conversion.source import first_line
 from tl_posgen.models.geometry.plain_proof import without_hooks
 from tl_posgen.models.geometry.probe import Probed
@@ -47,8 +48,10 @@ def streaming(model: Model | WrappedModel) -> Iterator[None]:
     """While the block runs, every forward pass of the model computes attention without a [query, key] matrix.
 
     Attention is torch's fused kernel under a causal mask, and blocks of query rows under anything else: windows,
-    padding, soft cap, ALiBi, sinks. A layer whose hook_attn_scores or hook_pattern has hooks forms its scores, so
-    interventions work as they do without. Gradients flow. The model is as it was afterwards, whatever happens.
+    padding, soft cap, ALiBi, sinks. Interventions that edit row by row (`tl_posgen.hooks.replace_scores.RowByRow`) edit
+    these blocks, unless the pass is captured too. A layer whose hook_attn_scores or hook_pattern has other hooks forms
+    its scores, so interventions work as they do without. Gradients flow. The model is as it was afterwards, whatever
+    happens.
 
     It is proved before it is used: the logits of 48 random tokens are those of the model as it is, up to rounding. And
     in every pass: in each layer the output of some rows, the last one always, is what that layer's geometry gives.
@@ -152,6 +155,7 @@ class Stream:
 
     def end(self) -> None:
         self.wrapped.streamed.by = None
+        self.forget_edits()
         self.replaced.close()
 
     @contextmanager
@@ -163,9 +167,15 @@ class Stream:
         finally:
             self.begin()
 
+    def forget_edits(self) -> None:
+        """Drop the edits that a pass which a hook ended left behind."""
+        for layer in self.geometries:
+            take_row_edits(self.wrapped.attention(layer))
+
     def refuse_silent(self, *_: Any) -> None:
         if self.wrapped.streamed.by is None:
             return
+        self.forget_edits()
         points = self.wrapped.backend.model.hook_dict
         for name in self.wrapped.streamed.silent:
             if points[name]._forward_hooks or points[name]._backward_hooks:
@@ -192,11 +202,14 @@ class Stream:
         attn = self.wrapped.attention(layer)
         if not formed and is_hooked(attn):
             formed = form(attn, q, k, v, by, mask, finish, sinks)
+        edits = take_row_edits(attn)
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
-            done = LayerAttention(q, k, v, attend(q, k, v, by, mask, finish=finish, sinks=sinks), mask, sinks)
-            if geometry is not None:
+            edits = [edit.of_rows(mask, q.shape[2], k.shape[2]) for edit in edits]
+            z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=edits)
+            done = LayerAttention(q, k, v, z, mask, sinks)
+            if geometry is not None and not edits:
                 prove_rows(geometry, done)
         for listener in self.listeners:
             listener(layer, done)
