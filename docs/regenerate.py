@@ -29,7 +29,9 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="render README.md and docs/*.md")
     parser.add_argument("--pictures", action="store_true", help="draw docs/*.png; needs chromium")
     parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="run these notebooks, or all; needs chromium")
-    parser.add_argument("--how-to", nargs="*", metavar="NAME", help="run these pages of docs/how_to, or all; needs chromium")
+    parser.add_argument(
+        "--how-to", nargs="*", metavar="NAME", help="run these pages of docs/how_to, or all; needs chromium"
+    )
     parser.add_argument("--site", action="store_true", help="write docs/notebooks and docs/katex; needs npm")
     chosen = parser.parse_args()
     listed = (chosen.notebooks, chosen.how_to)

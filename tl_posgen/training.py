@@ -57,13 +57,13 @@ def headline_means(report: Report) -> dict[str, float]:
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
     """Put back the random states of Python, numpy and torch when the block ends."""
-    python, of_numpy = random.getstate(), np.random.get_state()
+    python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, the state that others draw from
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             yield
         finally:
             random.setstate(python)
-            np.random.set_state(of_numpy)
+            np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 class PositionCallback(TrainerCallback):
@@ -96,7 +96,9 @@ class PositionCallback(TrainerCallback):
         if not all(isinstance(step, int) and step >= isinstance(at, int) for step in steps):
             raise InputError(f"at={at!r}: give a number of steps, 1 or more, or a collection of steps")
         if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
-            raise InputError("PositionCallback: FSDP and DeepSpeed shard the weights; measure saved checkpoints instead")
+            raise InputError(
+                "PositionCallback: FSDP and DeepSpeed shard the weights; measure saved checkpoints instead"
+            )
         self.tokenizer = trainer.processing_class if tokenizer is None else tokenizer
         if self.tokenizer is None:
             raise InputError("PositionCallback: this trainer has no processing_class; give tokenizer=")

@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 ON_MINI = {  # what a page asks the Hub or a GPU for -> what CI, and this script, run in its place
     'tl_posgen.load_model("EleutherAI/pythia-160m", device="cuda")': 'tl_posgen.load_model("mini")',
     'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M")': 'tl_posgen.load_model("mini")',
-    'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")': 'tl_posgen.random_like(base, seed=0)',
+    'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")': "tl_posgen.random_like(base, seed=0)",
 }
 
 

@@ -16,13 +16,28 @@ PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 4
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
-        "three_axis", "variance", "mean_key", "attention_examples", "residual", "across_prompts",
+        "three_axis",
+        "variance",
+        "mean_key",
+        "attention_examples",
+        "residual",
+        "across_prompts",
     ),
     "Which planes of RoPE carry it?": (
-        "planes", "plane_sufficiency", "plane_interaction", "plane_perturbation", "slash_planes", "cone",
+        "planes",
+        "plane_sufficiency",
+        "plane_interaction",
+        "plane_perturbation",
+        "slash_planes",
+        "cone",
     ),
     "What if distances, order or scores were others?": (
-        "any_distance", "dummy_distance", "substitution", "split_examples", "perturbation", "key_cut",
+        "any_distance",
+        "dummy_distance",
+        "substitution",
+        "split_examples",
+        "perturbation",
+        "key_cut",
     ),
     "What does it do at other lengths and frequencies?": ("length_extrapolation", "what_if_rope", "loss"),
     "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),

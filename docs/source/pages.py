@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jinja2
 import how_to
+import jinja2
 import measure_pages
 import numpy as np
 import yaml

@@ -43,7 +43,9 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
     if tokenizer is None:
         raise InputError(f"{type(inner).__name__}: give its tokenizer, which tokenises prompts and names tokens")
     if name := next((name for name, one in inner.named_parameters() if one.is_meta), None):
-        raise InputError(f"{name} is on the device meta, which holds no numbers; measure a model whose weights are here")
+        raise InputError(
+            f"{name} is on the device meta, which holds no numbers; measure a model whose weights are here"
+        )
     weight, name = next(inner.parameters()), inner.config.name_or_path or type(inner).__name__
 
     def make() -> Any:
