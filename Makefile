@@ -33,7 +33,7 @@ define set_up
 endef
 
 .PHONY: help demo study test test-quick test-slow test-bridge oldest coverage mutants screenshots soak lint devices docs dist families numbers pages \
-	notebooks benchmark pre-commit clean
+	notebooks how-to benchmark pre-commit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -124,6 +124,9 @@ pages: $(VENV)/installed-dev ## README.md, docs/*.md and docs/*.png from what wa
 
 notebooks: $(VENV)/installed-dev ## examples/*.ipynb from examples/*.py, run and with pictures; needs chromium
 	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/regenerate.py --notebooks
+
+how-to: $(VENV)/installed-dev ## what the pages of docs/how_to print and draw; needs chromium
+	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/regenerate.py --how-to --pages
 
 BENCHMARKS = $(patsubst benchmarks/%.py,--part "benchmark %",$(wildcard benchmarks/*.py))
 benchmark: $(VENV)/installed-bench ## every file of benchmarks/ beside its peers, into docs/benchmarks.md; half an hour

@@ -6,6 +6,7 @@
     python docs/regenerate.py --pages                 # README.md and docs/*.md from docs/source and docs/numbers.json
     python docs/regenerate.py --pictures              # docs/*.png from what was measured
     python docs/regenerate.py --notebooks             # examples/*.ipynb from examples/*.py, run on the mini model
+    python docs/regenerate.py --how-to                # what the pages of docs/how_to print and draw, on the mini model
     python docs/regenerate.py --site                  # what the site needs beside its pages: notebooks, KaTeX
 
 Measuring keeps every finished part in build/numbers, so a second run goes on where the first one stopped. Parts whose
@@ -28,10 +29,14 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="render README.md and docs/*.md")
     parser.add_argument("--pictures", action="store_true", help="draw docs/*.png; needs chromium")
     parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="run these notebooks, or all; needs chromium")
+    parser.add_argument(
+        "--how-to", nargs="*", metavar="NAME", help="run these pages of docs/how_to, or all; needs chromium"
+    )
     parser.add_argument("--site", action="store_true", help="write docs/notebooks and docs/katex; needs npm")
     chosen = parser.parse_args()
-    if not (chosen.measure or chosen.pages or chosen.pictures or chosen.notebooks is not None or chosen.site):
-        parser.error("choose --measure, --pages, --pictures, --notebooks or --site")
+    listed = (chosen.notebooks, chosen.how_to)
+    if not (chosen.measure or chosen.pages or chosen.pictures or chosen.site or any(one is not None for one in listed)):
+        parser.error("choose --measure, --pages, --pictures, --notebooks, --how-to or --site")
     if chosen.measure:
         from measuring import measure
         from parts import PARTS
@@ -40,6 +45,10 @@ def main() -> None:
         if unknown := set(chosen.part or ()) - set(PARTS):
             parser.error(f"no part {min(unknown)!r}; there are {', '.join(PARTS)}")
         measure([name for name in names if not chosen.part or name in chosen.part], again=chosen.again)
+    if chosen.how_to is not None:
+        from how_to import write_how_to
+
+        write_how_to(chosen.how_to)
     if chosen.pages:
         from pages import write_pages
 

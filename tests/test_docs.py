@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -19,12 +20,14 @@ from tl_posgen.core import registry
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "source"))
+import how_to  # noqa: E402  # pyright: ignore[reportMissingImports]
 import numbers_file  # noqa: E402  # pyright: ignore[reportMissingImports]
 import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-OF_SITE = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "measures").glob("*.md"))]
+FOLDERS = [DOCS, *(DOCS / name for name in ("how_to", "measures", "reference"))]
+OF_SITE = [path for place in FOLDERS for path in sorted(place.glob("*.md")) if path.name != "changelog.md"]  # a copy
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OF_SITE]
-PICTURES = [path for kind in ("*.png", "*.svg") for place in (DOCS, DOCS / "measures") for path in place.glob(kind)]
+PICTURES = [path for kind in ("*.png", "*.svg") for place in FOLDERS for path in place.glob(kind)]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -78,6 +81,24 @@ def test_what_is_said_to_be_told_is_what_is_bold(scope):
     for n, pairs in zip((3, 2, 1, 0), lists, strict=True):
         names = {re.sub(r" \(.*\)$", "", pair) for pair in pairs.split("; ")}
         assert names - {"no pair"} == {name for name, count in bold.items() if count == n}
+
+
+def test_every_measure_answers_one_question_of_the_navigation():
+    grouped = [name for names in pages.measure_pages.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(one.name for one in pages.measure_pages.measured_of_models())
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for question, names in pages.measure_pages.GROUPS.items():
+        pages_of = "".join(f"          - {name}: measures/{name}.md\n" for name in names)
+        assert f'      - "{question}":\n{pages_of}' in navigation
+
+
+def test_every_how_to_has_a_picture_what_was_printed_and_what_to_read_next():
+    for path in sorted((DOCS / "how_to").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        assert len(python_blocks(path)) == len(json.loads(how_to.PRINTED.read_text(encoding="utf-8"))[path.stem])
+        assert f"]({path.stem}.png)" in text
+        assert "```text\n" in text
+        assert "\nNext: [" in text
 
 
 def test_a_number_that_is_not_there_is_an_error_with_its_name():
@@ -163,7 +184,16 @@ def test_every_option_in_the_text_exists():
     names = [one.name for one in pages.commands()] + [one.command for one in pages.environment().globals["measures"]]
     parameters = [one for name in names for one in command_named(name).params]
     known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
-    known |= {"--measure", "--model", "--pages", "--pictures", "--notebooks", "--site", "--books"}  # of scripts
+    known |= {
+        "--measure",
+        "--model",
+        "--pages",
+        "--pictures",
+        "--notebooks",
+        "--site",
+        "--books",
+        "--how-to",
+    }  # of scripts
     known |= {"--help", "--no-deps"}  # of every command, and of pip
     for path in PAGES:
         prose = BLOCK.sub("", path.read_text(encoding="utf-8"))
@@ -189,9 +219,9 @@ def test_the_regenerating_script_has_the_options_that_stand_in_the_docs():
     said = " ".join(
         line for path in PAGES for line in re.findall(r"regenerate\.py [^`\n]*", path.read_text(encoding="utf-8"))
     )
-    options = set(re.findall(r"--\w+", said))
+    options = set(re.findall(r"--[\w-]+", said))
     assert options
-    assert options <= set(re.findall(r"--\w+", told))
+    assert options <= set(re.findall(r"--[\w-]+", told))
 
 
 # Code
@@ -204,6 +234,7 @@ def small(tmp_path, monkeypatch, mini, alice):
     names = {"loaded": mini, "some_text": alice[:20000]}
 
     def run(block: str) -> None:
+        block = how_to.on_mini(block).replace("budgets=[32]", "budgets=[16]")
         block = re.sub(r'(length"?[=:] ?)\d+', r"\g<1>32", block)
         fewest = 2 if "Rules(" in block else 1  # one calibrates, the other is measured
         block = re.sub(r'(n_prompts"?[=:] ?)\d+', rf"\g<1>{fewest}", block).replace(
@@ -218,6 +249,7 @@ def small(tmp_path, monkeypatch, mini, alice):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'pin_memory':UserWarning")  # Trainer, where there is no GPU
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=of_page)
 def test_the_python_blocks_run(path, small):
     for block in python_blocks(path):

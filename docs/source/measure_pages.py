@@ -14,6 +14,36 @@ from tl_posgen.core.options import annotations_of, in_words
 
 PART = "measures"  # whose numbers these pages show
 MOST_FINDINGS = 4
+GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
+    "How much is position, how much content?": (
+        "three_axis",
+        "variance",
+        "mean_key",
+        "attention_examples",
+        "residual",
+        "across_prompts",
+    ),
+    "Which planes of RoPE carry it?": (
+        "planes",
+        "plane_sufficiency",
+        "plane_interaction",
+        "plane_perturbation",
+        "slash_planes",
+        "cone",
+    ),
+    "What if distances, order or scores were others?": (
+        "any_distance",
+        "dummy_distance",
+        "substitution",
+        "split_examples",
+        "perturbation",
+        "key_cut",
+    ),
+    "What does it do at other lengths and frequencies?": ("length_extrapolation", "what_if_rope", "loss"),
+    "Which heads attend a fixed distance back?": ("slash", "slash_ablation", "slash_transfer", "band_ablation"),
+    "Do layers act along the same directions?": ("coupling", "token_coupling"),
+    "What is a head, and what would replace it?": ("profiles", "sources", "rules"),
+}
 SECTIONS = ("Args", "Attributes", "Raises", "Source", "Example")
 
 
@@ -39,6 +69,7 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             source=in_table(measure.source.removesuffix(".")),
             needs=", ".join(["q", "k", *sorted(measure.needs)]),
             after=[one.name for one in measure.after],
+            package="core" if measure.name == "loss" else measure.__module__.split(".")[1],
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
             caveats=[(encoding, as_markdown(words)) for encoding, words in measure.caveats.items()],
             measured=bool(found),

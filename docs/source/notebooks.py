@@ -112,7 +112,7 @@ def drawn(output: Any, browser: Any) -> None:
 
 
 def write_site() -> None:
-    """docs/notebooks/*.md and their pictures."""
+    """docs/notebooks/*.md and their pictures, and docs/changelog.md."""
     PAGES.mkdir(exist_ok=True)
     for old in PAGES.iterdir():
         old.unlink()
@@ -120,6 +120,10 @@ def write_site() -> None:
         notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
         parts = list(parts_of(notebook, source.stem))
         (PAGES / f"{source.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    changes = (PAGES.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = re.sub(r"\]\(examples/(\w+)\.ipynb\)", r"](notebooks/\1.md)", changes)
+    changes = re.sub(r"\[([^\]]+)\]\(CONTRIBUTING\.md[^)]*\)", r"\1", changes).replace("](docs/", "](")
+    (PAGES.parent / "changelog.md").write_text(changes, encoding="utf-8")
 
 
 def parts_of(notebook: Any, name: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import how_to
 import jinja2
 import machines
 import measure_pages
@@ -184,6 +185,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         **families(),
         "matrices": matrices(),
         "costs": machines.costs,
+        "own_measure": own_measure(),
+        "groups": measure_pages.GROUPS,
         "measures": list(measure_pages.pages_of(numbers[measure_pages.PART])),
         "zip": zip,
         "max": max,
@@ -192,6 +195,12 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "round": round,
     }
     return made
+
+
+def own_measure() -> str:
+    """The measure that CONTRIBUTING has, which prints its sentence and draws."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return text.partition("```python\n")[2].partition("\n```")[0]
 
 
 def families() -> dict[str, Any]:
@@ -238,6 +247,10 @@ def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = 
     made = environment(numbers, shown)
     for page in made.globals["measures"]:
         yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
+    for template in sorted((HERE / "how_to").glob("*.md.j2")):
+        name = template.name.removesuffix(".md.j2")
+        text = made.get_template(f"how_to/{template.name}").render()
+        yield DOCS / "how_to" / f"{name}.md", how_to.with_output(name, text)
     for template in sorted(HERE.glob("*.md.j2")):
         if template.name == "measure.md.j2":
             continue

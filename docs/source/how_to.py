@@ -1,0 +1,80 @@
+"""docs/how_to/*.md: questions, answered by code that was run here, with what it printed and drew."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+HERE = Path(__file__).parent / "how_to"
+PRINTED = HERE / "printed.json"
+DOCS = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+ON_MINI = {  # what a page asks the Hub or a GPU for -> what CI, and this script, run in its place
+    'tl_posgen.load_model("EleutherAI/pythia-160m", device="cuda")': 'tl_posgen.load_model("mini")',
+    'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M")': 'tl_posgen.load_model("mini")',
+    'tl_posgen.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")': "tl_posgen.random_like(base, seed=0)",
+}
+
+
+def on_mini(block: str) -> str:
+    """Return the block for the bundled model on the CPU."""
+    for asked, here in ON_MINI.items():
+        block = block.replace(asked, here)
+    return block
+
+
+def with_output(name: str, text: str) -> str:
+    """Return the page with what each block printed below it."""
+    told = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
+    outputs = iter(told.get(name, ()))
+
+    def below(match: re.Match[str]) -> str:
+        printed = next(outputs, "")
+        return match[0] + (f"\n```text\n{printed}\n```\n" if printed else "")
+
+    return BLOCK.sub(below, text)
+
+
+def run(text: str) -> tuple[list[str], go.Figure | None]:
+    """Run the blocks of a page one after the other: what each printed, and the last figure that ended one."""
+    names: dict[str, Any] = {}
+    printed, figure, before = [], None, Path.cwd()
+    with tempfile.TemporaryDirectory() as place:
+        os.chdir(place)
+        try:
+            for block in BLOCK.findall(text):
+                *lines, last = on_mini(block).rstrip().split("\n")
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    if ".plot(" in last:
+                        exec("\n".join(lines), names)
+                        figure = eval(last, names)
+                    else:
+                        exec("\n".join([*lines, last]), names)
+                printed.append("\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines()))
+        finally:
+            os.chdir(before)
+    return printed, figure
+
+
+def write_how_to(chosen: list[str]) -> None:
+    """Run these pages, or all: their output into printed.json, their last figure into docs/how_to."""
+    from pages import environment
+    from pictures import browser_of, photograph
+
+    made = environment()
+    told = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
+    names = chosen or [path.name.removesuffix(".md.j2") for path in sorted(HERE.glob("*.md.j2"))]
+    with browser_of() as browser:
+        for name in names:
+            told[name], figure = run(made.get_template(f"how_to/{name}.md.j2").render())
+            if figure is not None:
+                (DOCS / "how_to" / f"{name}.png").write_bytes(photograph(browser, figure, 1000))
+            text = json.dumps(dict(sorted(told.items())), indent=1, ensure_ascii=False) + "\n"
+            PRINTED.write_text(text, encoding="utf-8")
+            print(f"ran {name}", flush=True)

@@ -1,0 +1,126 @@
+"""Measures of a model while it is trained: in a loop of one's own, and as a callback of transformers' Trainer."""
+
+import random
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from tl_posgen.core import registry
+from tl_posgen.core.engine import analyze
+from tl_posgen.core.report import Report
+from tl_posgen.errors import InputError
+from tl_posgen.models.loading.snapshot import snapshot
+from tl_posgen.report.tables import head_means, head_table
+
+
+def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings: Any) -> Report:
+    """Run `analyze` on a copy of the current weights, and leave the model and all random states as they are.
+
+    Mode, dtype, device, gradients and weights of the model stay untouched, as only the copy is run, in evaluation mode
+    and outside of autocast. The random states of Python, numpy and torch (CPU, CUDA) are put back.
+
+    Args:
+        hf_model, tokenizer: as `tl_posgen.models.loading.snapshot.snapshot` takes them.
+        prompts: as `analyze` takes them.
+        settings: of `analyze`; null_seeds=() and progress=False if left out.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+        >>> from tl_posgen.models.conversion.source import MINI
+        >>> model, tokenizer = AutoModelForCausalLM.from_pretrained(MINI), AutoTokenizer.from_pretrained(MINI)
+        >>> report = analyze_in_training(model, tokenizer, "The White Rabbit.", measures="three_axis")
+        >>> list(headline_means(report))
+        ['three_axis_r', 'three_axis_r_within_rows']
+    """
+    device = next(hf_model.parameters()).device
+    with random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
+        model = snapshot(hf_model, tokenizer)
+        return analyze(model, prompts, **{"null_seeds": (), "progress": False} | settings)
+
+
+def headline_means(report: Report) -> dict[str, float]:
+    """Return the mean over heads of every headline of a report, by the name that `report.frame()` gives it; of a
+    measure without numbers of heads, the mean over prompts of what has one value a prompt."""
+    found = head_means(head_table(report.results))
+    for name, result in report.items():
+        if result.headline_frame() is None:
+            plain = {key: one for key, one in result.own.data_vars.items() if one.dims == ("prompt",)}
+            found |= {name if key == name else f"{name}_{key}": float(one.mean()) for key, one in plain.items()}
+    return found
+
+
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Put back the random states of Python, numpy and torch when the block ends."""
+    python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, the state that others draw from
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+class PositionCallback(TrainerCallback):
+    """Measures of the model in training, logged at chosen steps beside the loss.
+
+    `trainer.add_callback(PositionCallback(trainer, text, at=100, measures=["slash"]))`. The means over heads of the
+    measures' headlines go to `trainer.log` as "position/slash_score" and so on, hence to TensorBoard, W&B and
+    `trainer.state.log_history`; "position/seconds" is what they took. Training goes on as without it, bit by bit: see
+    `analyze_in_training`. Of several processes the first one measures.
+
+    Args:
+        trainer: the `transformers.Trainer` to whose log numbers are written; its model, and its tokenizer
+            (`processing_class`), are measured.
+        prompts: as `analyze` takes them.
+        at: every so many optimiser steps, from step 0 on; or the steps.
+        tokenizer: where the trainer has none.
+        settings: of `analyze`: measures, length, n_prompts, ...; null_seeds=() if left out.
+
+    Attributes:
+        reports: step -> `Report`, of everything that was measured.
+
+    Raises:
+        InputError: unknown measures, steps that are none, no tokenizer, a trainer that shards its weights.
+    """
+
+    def __init__(
+        self, trainer: Any, prompts: Any, *, at: int | Collection[int] = 100, tokenizer: Any = None, **settings: Any
+    ):
+        steps = [at] if isinstance(at, int) else list(at)
+        if not all(isinstance(step, int) and step >= isinstance(at, int) for step in steps):
+            raise InputError(f"at={at!r}: give a number of steps, 1 or more, or a collection of steps")
+        if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
+            raise InputError(
+                "PositionCallback: FSDP and DeepSpeed shard the weights; measure saved checkpoints instead"
+            )
+        self.tokenizer = trainer.processing_class if tokenizer is None else tokenizer
+        if self.tokenizer is None:
+            raise InputError("PositionCallback: this trainer has no processing_class; give tokenizer=")
+        registry.requested(settings.get("measures"))
+        self.trainer, self.prompts, self.at, self.settings = trainer, prompts, at, settings
+        self.reports: dict[int, Report] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:  # and not resumed
+            self.on_step_end(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        chosen = step % self.at == 0 if isinstance(self.at, int) else step in self.at
+        if not chosen or not state.is_world_process_zero:
+            return
+        began = time.perf_counter()
+        model = kwargs["model"]
+        with random_states_kept(next(model.parameters()).device):
+            report = analyze_in_training(model, self.tokenizer, self.prompts, **self.settings)
+            logs = headline_means(report) | {"seconds": time.perf_counter() - began}
+        self.reports[step] = report
+        will_log = control.should_log  # logging clears the flag by which the loss of this step is logged
+        self.trainer.log({f"position/{name}": value for name, value in logs.items()})
+        control.should_log = will_log
